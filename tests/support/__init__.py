@@ -1,0 +1,1 @@
+"""Real servers and worlds that several tests share."""
