@@ -1,0 +1,82 @@
+"""What can go wrong, in words a person can act on.
+
+Every error says what was tried, on what, what happened and what to do next.
+The two borders (driver and control handlers) turn these into recorded outcomes
+and answers; nothing else catches them broadly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RolloutdError(Exception):
+    """The root of all errors that rolloutd raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a file that a person wrote.
+
+    `line` and `column` count from 1; `path` is dotted (`spec.maintain.timeout`).
+    """
+
+    file: str
+    line: int
+    column: int
+    path: str
+    found: str
+    allowed: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.path}: {self.message} (found {self.found}; allowed: {self.allowed})"
+
+
+class InvalidFile(RolloutdError):
+    """A plan or settings file has mistakes; all of them, never only the first."""
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        super().__init__("\n".join(str(mistake) for mistake in mistakes))
+        self.mistakes = mistakes
+
+
+class Refused(RolloutdError):
+    """The answer is no: the request is well formed, but not now, or not so."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class NotAllowed(RolloutdError):
+    """This person may not do this; says who may."""
+
+
+class NotFound(RolloutdError):
+    """There is no such rollout, node, gate or run."""
+
+
+class SourceFailed(RolloutdError):
+    """An inventory or a playbook source did not answer usefully."""
+
+
+class NodeUnreachable(RolloutdError):
+    """A node did not answer; says by which way it was asked and what happened."""
+
+
+class HostKeyChanged(NodeUnreachable):
+    """A node answered with a host key that known_hosts does not have for it."""
+
+
+class StoreFailed(RolloutdError):
+    """The store could not write (a full disk, a lost tenure); nothing was changed."""
+
+
+class Conflict(StoreFailed):
+    """A row was not as expected: somebody else moved first; nothing was changed."""
+
+
+class AlreadyRunning(RolloutdError):
+    """Another daemon holds this state directory."""
