@@ -62,7 +62,9 @@ class Failure:
     @property
     def signature(self) -> str:
         """What makes two failures of the same sort: the step and the message without its numbers."""
-        text = "".join(char for char in self.message if not char.isdigit()).replace(self.node.rstrip("0123456789"), "")
+        text = "".join(char for char in self.message if not char.isdigit()).replace(
+            self.node.rstrip("0123456789"), ""
+        )
         return f"{self.step}:{text.strip().lower()[:200]}"
 
 
@@ -101,6 +103,7 @@ class Target:
     failure: Failure | None = None
     order: Order | None = None
     order_by: Actor | None = None
+    ordered_at: float = 0.0
     joined: bool = False
     needs_vote_of: str | None = None
     maybe_current: bool = False

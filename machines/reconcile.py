@@ -1,0 +1,513 @@
+"""The next step of one node, from what was recorded of it.
+
+Level-based: `next_action` looks at the phase and at the step records and says
+what comes next, never what came before.  A daemon that was killed anywhere asks
+the same question of the same records and gets the same answer, so a restart
+needs no code of its own.  It knows no adapter: a step is a name, a kind and
+parameters.
+
+The order within the phases:
+
+- isolating: every isolator, in the plan's order;
+- maintaining: see that no older run is left, then the playbook of each stage;
+- verifying: infra checks, the team's checks, put back (isolators undone in
+  reverse), in-service checks, probation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from machines.events import StepAction, StepRecord, StepState
+from machines.plan import OnUnknown, Plan, Stage, StepSpec
+from machines.rollout import Order, Target
+from machines.states import Outcome, Phase, Trigger
+
+BUSY_RETRY_S = 30.0
+"""How long to wait before an isolator that found the node busy is asked again."""
+
+PUT_BACK_BACKOFF_S = 60.0
+"""The first wait of a node that was put back; doubled with each put-back."""
+
+PUT_BACK_BACKOFF_MOST_S = 3600.0
+"""The longest wait of a node that was put back: an hour still meets most windows."""
+
+UNKNOWN_TRIES = 3
+"""How often a step whose answer was lost is asked again before a person must look."""
+
+ALIVE_KINDS = frozenset({"reachable", "kubernetes"})
+"""Checks that say a node is alive whatever change it carries."""
+
+
+# -- what may come next ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """Take the node out of service; `prior` is known from an earlier try, if `prior_known`.
+
+    `gentle` keeps new work away and drives nothing off.
+    """
+
+    spec: StepSpec
+    number: int
+    prior_known: bool = False
+    prior: Any = None
+    gentle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """Restore what the isolator found; `last` when nothing else of ours is left on the node."""
+
+    spec: StepSpec
+    number: int
+    prior: Any
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """See to it that no process of an older run is left on the node."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run (or find again) the playbook of a stage; `begun` says the intent is recorded."""
+
+    stage: Stage
+    number: int
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Judge the node by one check; recorded under `step`."""
+
+    spec: StepSpec
+    step: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before this instant (epoch seconds)."""
+
+    until: float
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take this edge; `step` and `text` say where and why a failure happened."""
+
+    trigger: Trigger
+    outcome: Outcome | None = None
+    step: str = ""
+    text: str = ""
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The person's order is carried out, or (`done` false) could not be."""
+
+    done: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """This node needs nobody."""
+
+
+Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Settle | Idle
+
+
+# -- the question -----------------------------------------------------------------
+
+
+def next_action(
+    plan: Plan,
+    target: Target,
+    records: Sequence[StepRecord],
+    now: float,
+    *,
+    elapsed_s: float,
+    unclean: bool,
+    withdraw: str = "",
+) -> Action:
+    """Return what comes next for one node.
+
+    `records` are the node's step records in this rollout, oldest first.
+    `elapsed_s` is how long it has been in its phase while a daemon was there to
+    see.  `unclean` says that an older run may still have processes there.
+    `withdraw` is a sentence that asks for an isolating node to be put back.
+    """
+    asked = _Asked(plan, target, tuple(records), now, elapsed_s, unclean, withdraw)
+    if target.order is Order.RETURN and target.phase not in (
+        Phase.ISOLATING,
+        Phase.MAINTAINING,
+        Phase.VERIFYING,
+    ):
+        return asked.returning()
+    match target.phase:
+        case Phase.ISOLATING:
+            return asked.isolating()
+        case Phase.MAINTAINING:
+            return asked.maintaining()
+        case Phase.VERIFYING:
+            return asked.verifying()
+        case Phase.PENDING | Phase.DONE | Phase.FAILED:
+            return Idle()
+
+
+def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[tuple[StepSpec, Any], ...]:
+    """Return the isolators that were begun and not undone, with what was there before them.
+
+    The prior state is that of the first `do` since the last finished `undo`: a
+    second look at a node that we isolated would find our own doing.
+    """
+    found = []
+    for spec in specs:
+        first: StepRecord | None = None
+        for record in records:
+            if record.step != spec.name:
+                continue
+            if record.action is StepAction.DO and first is None:
+                first = record
+            elif record.action is StepAction.UNDO and record.state is StepState.OK:
+                first = None
+        if first is not None:
+            found.append((spec, first.prior))
+    return tuple(found)
+
+
+def backoff_s(put_backs: int) -> float:
+    """Return how long a node waits that has been put back so often."""
+    return float(min(PUT_BACK_BACKOFF_S * 2 ** min(put_backs, 10), PUT_BACK_BACKOFF_MOST_S))
+
+
+# -- its answers, phase by phase ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    plan: Plan
+    target: Target
+    records: tuple[StepRecord, ...]
+    now: float
+    elapsed_s: float
+    unclean: bool
+    withdraw: str
+
+    # isolating
+
+    def isolating(self) -> Action:
+        late = self.elapsed_s >= self.plan.isolate_timeout_s
+        turned = any(r.action is StepAction.UNDO and r.attempt == self.target.attempt for r in self.records)
+        if self.withdraw or late or turned:
+            return self._putting_back(self.withdraw or self._late_text())
+        for spec in self.plan.isolate:
+            action = self._isolate(spec)
+            if action is not None:
+                return action
+        return Move(Trigger.ISOLATED)
+
+    def _late_text(self) -> str:
+        busy = [
+            r.text for r in self.records if r.attempt == self.target.attempt and r.state is StepState.BUSY
+        ]
+        why = f": {busy[-1]}" if busy else ""
+        return f"not isolated within {self.plan.isolate_timeout_s:.0f} s{why}"
+
+    def _isolate(self, spec: StepSpec) -> Action | None:
+        """Return what one isolator still needs in this attempt, None when it stands."""
+        latest = self._latest(spec.name, StepAction.DO)
+        if latest is None:
+            return self._isolate_now(spec, 1)
+        again = latest.number + 1
+        match latest.state:
+            case StepState.OK:
+                return None
+            case StepState.INTENDED:
+                return self._isolate_now(spec, latest.number)
+            case StepState.BUSY:
+                if self.now < latest.at + BUSY_RETRY_S:
+                    return Wait(latest.at + BUSY_RETRY_S, spec.name)
+                return self._isolate_now(spec, again)
+            case StepState.UNKNOWN if latest.number < UNKNOWN_TRIES:
+                return self._isolate_now(spec, again)
+            case StepState.UNKNOWN | StepState.FAILED:
+                return Move(Trigger.FAILED, step=spec.name, text=latest.text)
+
+    def _isolate_now(self, spec: StepSpec, number: int) -> Isolate:
+        for stands, prior in standing([spec], self.records):
+            if stands.name == spec.name:
+                return Isolate(spec, number, prior_known=True, prior=prior)
+        return Isolate(spec, number)
+
+    def _putting_back(self, why: str) -> Action:
+        action = self._undoing()
+        if action is not None:
+            return action
+        return Move(Trigger.PUT_BACK, text=why, not_before=self.now + backoff_s(self.target.put_backs))
+
+    def _undoing(self) -> Action | None:
+        """Return the next thing on the way back into service, None when there is nothing left."""
+        left = standing(self.plan.isolate, self.records)
+        if not left:
+            return None
+        if self.unclean:
+            return self._clear()
+        spec, prior = left[-1]
+        done = self._latest(spec.name, StepAction.DO)
+        latest = self._latest(spec.name, StepAction.UNDO)
+        began = 1 if done is None else done.number
+        last = len(left) == 1
+        if latest is None or latest.number < began:
+            return Undo(spec, began, prior, last)
+        match latest.state:
+            case StepState.INTENDED:
+                return Undo(spec, latest.number, prior, last)
+            case StepState.UNKNOWN | StepState.BUSY if latest.number < began + UNKNOWN_TRIES:
+                return Undo(spec, latest.number + 1, prior, last)
+            case _ if self._ordered_after(latest):
+                return Undo(spec, latest.number + 1, prior, last)
+            case _:
+                return self._stuck(spec.name, latest.text)
+
+    def _ordered_after(self, record: StepRecord) -> bool:
+        """Whether a person asked for the node's return after this was tried."""
+        return self.target.order is not None and record.at < self.target.ordered_at
+
+    def _stuck(self, step: str, text: str) -> Action:
+        if self.target.order is not None:
+            return Settle(done=False, text=f"{step} could not be undone: {text}")
+        return Move(Trigger.FAILED, step=step, text=f"could not be put back: {text}")
+
+    def _clear(self) -> Action:
+        latest = self._latest("clear", StepAction.CLEAR)
+        if latest is None:
+            return Clear(1)
+        if latest.state is StepState.INTENDED:
+            return Clear(latest.number)
+        if latest.state is StepState.OK or self._ordered_after(latest):
+            return Clear(latest.number + 1)
+        return self._stuck("clear", latest.text)
+
+    # maintaining
+
+    def maintaining(self) -> Action:
+        for stage in self._stages():
+            action = self._run(stage)
+            if action is not None:
+                return action
+        return Move(Trigger.MAINTAINED)
+
+    def _stages(self) -> tuple[Stage, ...]:
+        if not self.target.rolling_back:
+            return self.plan.stages
+        return () if self.plan.rollback is None else (self.plan.rollback,)
+
+    def _run(self, stage: Stage) -> Action | None:
+        latest = self._latest(_run_step(stage), StepAction.RUN)
+        if latest is None:
+            return self._begin(stage, 1)
+        match latest.state:
+            case StepState.OK:
+                return None
+            case StepState.INTENDED:
+                return Run(stage, latest.number, begun=True)
+            case StepState.FAILED | StepState.BUSY:
+                return Move(Trigger.FAILED, step=_run_step(stage), text=latest.text)
+            case StepState.UNKNOWN:
+                return self._unknown(stage, latest)
+
+    def _begin(self, stage: Stage, number: int) -> Action:
+        if self.unclean:
+            return self._clear()
+        return Run(stage, number, begun=False)
+
+    def _unknown(self, stage: Stage, latest: StepRecord) -> Action | None:
+        """Judge a run of which nobody can say how it ended, as its stage asks."""
+        if stage.on_unknown is OnUnknown.PAUSE:
+            return Move(Trigger.FAILED, step=_run_step(stage), text=latest.text)
+        if self.unclean:
+            return self._clear()
+        last = stage is self._stages()[-1]
+        if stage.on_unknown is OnUnknown.VERIFY and last:
+            verdict = self._probe(latest.number)
+            if verdict is True:
+                return None
+            if verdict is not False:
+                return verdict
+        if latest.number > 1:
+            return Move(Trigger.FAILED, step=_run_step(stage), text=f"{latest.text}; and so did its rerun")
+        return Run(stage, latest.number + 1, begun=False)
+
+    def _probe(self, run: int) -> Action | bool:
+        """Let the checks decide whether an unknown run did its work; a bool is their verdict."""
+        for spec in self._checks():
+            step = f"probe.{run}.{spec.name}"
+            record = self._latest(step, StepAction.CHECK)
+            if record is None:
+                return Verify(spec, step, 1)
+            if record.state is not StepState.OK:
+                return False
+        return True
+
+    # verifying
+
+    def verifying(self) -> Action:
+        red = self._red()
+        if red is not None:
+            return self._reisolating(red)
+        for spec in self._checks():
+            action = self._check(spec, spec.name)
+            if action is not None:
+                return action
+        action = self._undoing()
+        if action is not None:
+            return action
+        for spec in self._in_service():
+            action = self._check(spec, spec.name)
+            if action is not None:
+                return action
+        action = self._probation()
+        if action is not None:
+            return action
+        outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
+        return Move(Trigger.VERIFIED, outcome)
+
+    def _checks(self) -> tuple[StepSpec, ...]:
+        """The checks while the node is isolated: the infra team's, then the node's team's."""
+        return tuple(spec for spec in self._all_checks() if not spec.in_service)
+
+    def _in_service(self) -> tuple[StepSpec, ...]:
+        return tuple(spec for spec in self._all_checks() if spec.in_service)
+
+    def _all_checks(self) -> tuple[StepSpec, ...]:
+        return checks_of(self.plan, self.target)
+
+    def _check(self, spec: StepSpec, step: str) -> Action | None:
+        record = self._latest(step, StepAction.CHECK)
+        if record is None:
+            return Verify(spec, step, 1)
+        match record.state:
+            case StepState.OK:
+                return None
+            case StepState.UNKNOWN if record.number < UNKNOWN_TRIES:
+                return Verify(spec, step, record.number + 1)
+            case StepState.INTENDED:
+                return Verify(spec, step, record.number)
+            case StepState.FAILED | StepState.BUSY | StepState.UNKNOWN:
+                return Move(Trigger.FAILED, step=step, text=record.text)
+
+    def _probation(self) -> Action | None:
+        """Wait out the probation, then judge once more what is in service."""
+        if self.plan.probation_s <= 0:
+            return None
+        until = self._in_service_since() + self.plan.probation_s
+        if self.now < until:
+            return Wait(until, "probation")
+        for spec in self._in_service() or _alive(self._all_checks()):
+            action = self._check(spec, f"probation.{spec.name}")
+            if action is not None:
+                return action
+        return None
+
+    def _in_service_since(self) -> float:
+        undone = [
+            record.at
+            for record in self.records
+            if record.attempt == self.target.attempt
+            and record.action in (StepAction.UNDO, StepAction.CHECK)
+            and record.state is StepState.OK
+            and not record.step.startswith("probation.")
+        ]
+        return max(undone, default=self.target.since)
+
+    def _red(self) -> StepRecord | None:
+        """Return the check that failed after the node was put back, if one did."""
+        late = {spec.name for spec in self._in_service()}
+        for record in self.records:
+            if record.attempt != self.target.attempt or record.action is not StepAction.CHECK:
+                continue
+            if record.step not in late and not record.step.startswith("probation."):
+                continue
+            spent = record.state is StepState.UNKNOWN and record.number >= UNKNOWN_TRIES
+            if record.state is StepState.FAILED or spent:
+                return record
+        return None
+
+    def _reisolating(self, red: StepRecord) -> Action:
+        """Isolate a node again whose check turned red in service, then fail it."""
+        later = self.records[self.records.index(red) :]
+        for spec in self.plan.isolate:
+            done = [r for r in later if r.step == spec.name and r.action is StepAction.DO]
+            if not done:
+                latest = self._latest(spec.name, StepAction.DO)
+                number = 1 if latest is None else latest.number + 1
+                return replace(self._isolate_now(spec, number), gentle=True)
+            if done[-1].state is StepState.INTENDED:
+                return replace(self._isolate_now(spec, done[-1].number), gentle=True)
+        return Move(Trigger.FAILED, step=red.step, text=red.text)
+
+    # returning, by a person's order
+
+    def returning(self) -> Action:
+        """Put a node back because a person said so: undo, then see that it is alive."""
+        action = self._undoing()
+        if action is not None:
+            return action
+        for spec in _alive(self._all_checks()):
+            step = f"return.{spec.name}"
+            record = self._latest(step, StepAction.CHECK)
+            if record is None or self._ordered_after(record):
+                return Verify(spec, step, 1 if record is None else record.number + 1)
+            if record.state is not StepState.OK:
+                return Settle(done=False, text=f"{spec.name}: {record.text}")
+        return Settle(done=True, text="returned")
+
+    # what was recorded
+
+    def _latest(self, step: str, action: StepAction) -> StepRecord | None:
+        for record in reversed(self.records):
+            if record.step == step and record.action is action and record.attempt == self.target.attempt:
+                return record
+        return None
+
+
+def checks_of(plan: Plan, target: Target) -> tuple[StepSpec, ...]:
+    """Return the checks that judge this node, in order; those of other teams left out."""
+    infra = plan.rollback_verify if target.rolling_back else tuple(s for s in plan.verify if s.team is None)
+    team = tuple(s for s in plan.verify if s.team is not None and s.team == target.team)
+    return infra + team
+
+
+def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
+    """Return the records with this one added, or in the place of its own intent."""
+    kept = list(records)
+    for place in range(len(kept) - 1, -1, -1):
+        if _key(kept[place]) == _key(record):
+            kept[place] = replace(record, began_at=kept[place].began_at)
+            return tuple(kept)
+    kept.append(record)
+    return tuple(kept)
+
+
+def _key(record: StepRecord) -> tuple[int, str, StepAction, int]:
+    return (record.attempt, record.step, record.action, record.number)
+
+
+def _run_step(stage: Stage) -> str:
+    return f"run.{stage.name}"
+
+
+def _alive(specs: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
+    return tuple(spec for spec in specs if spec.kind in ALIVE_KINDS and spec.team is None)

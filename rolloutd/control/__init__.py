@@ -1,0 +1,1 @@
+"""The daemon's HTTP API on its Unix socket, and the client that speaks it."""

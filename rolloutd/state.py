@@ -1,0 +1,121 @@
+"""What the daemon knows now, and the one way to change it.
+
+The index holds the facts decisions are made from; the store holds the same
+facts for ever.  Every change goes through `State.commit`: judged by the
+invariants, written, applied, published, in this order and one at a time, so
+that nobody decides on facts that are already older than what is written.
+It knows no socket, no adapter and no driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from machines.events import Actor, Event
+from machines.index import Index
+from machines.invariants import violation
+from machines.rollout import DAEMON, Reason
+from rolloutd.errors import StoreFailed
+from rolloutd.feed import Feed
+from rolloutd.ports import JSON, Clock, Entry, Host, Store
+from rolloutd.settings import Settings
+
+
+class InvariantBroken(StoreFailed):
+    """A change was refused because it would break what must never happen; nothing was written."""
+
+
+@dataclass(slots=True)
+class Live:
+    """What a node in flight is doing this moment; never stored."""
+
+    step: str = ""
+    percent: float = 0.0
+    task: str = ""
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class SourceState:
+    """How the last refresh of an inventory source went."""
+
+    source: str
+    refreshed_at: float | None = None
+    nodes: int = 0
+    error: str = ""
+    failing_since: float | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """The facts of this daemon, shared by its loop, its drivers and its handlers."""
+
+    index: Index
+    store: Store
+    clock: Clock
+    settings: Settings
+    feed: Feed
+    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    live: dict[tuple[str, str], Live] = field(default_factory=dict)
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    trouble: str = ""
+    poke: Callable[[], None] = lambda: None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+        return self.clock.now()
+
+    def host(self, node: str) -> Host:
+        """Return a node and how to reach it."""
+        known = self.index.nodes[node]
+        return Host(node, known.kind, known.labels, self.connections.get(node, {}))
+
+    async def commit(
+        self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str
+    ) -> tuple[Entry, ...]:
+        """Write and apply the events, all or none.
+
+        Raises InvariantBroken, Conflict or StoreFailed; then nothing has changed.
+        """
+        async with self._writing:
+            return await self._commit(events, actor, cause)
+
+    @asynccontextmanager
+    async def deciding(self) -> AsyncIterator[Callable[[Sequence[Event], str], object]]:
+        """Hold all other changes back while something is decided and written.
+
+        Yields a function that commits on behalf of the daemon.
+        """
+        async with self._writing:
+            yield lambda events, cause: self._commit(events, DAEMON, cause)
+
+    async def _commit(self, events: Sequence[Event], actor: Actor, cause: str) -> tuple[Entry, ...]:
+        if not events:
+            return ()
+        now = self.now()
+        for event in events:
+            broken = violation(self.index, event, now)
+            if broken is not None:
+                raise InvariantBroken(broken)
+        writing = asyncio.ensure_future(self.store.commit(events, actor=actor, cause=cause, at=now))
+        try:
+            entries = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The write goes on without us; what it wrote must reach the index all the same.
+            entries = await writing
+            self._applied(events, entries)
+            raise
+        self._applied(events, entries)
+        return entries
+
+    def _applied(self, events: Sequence[Event], entries: tuple[Entry, ...]) -> None:
+        for event in events:
+            self.index.apply(event)
+        self.feed.committed(entries)
+        self.poke()
