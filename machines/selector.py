@@ -33,8 +33,8 @@ _END = "the end"
 
 _KEY_RULE = "a label key: [dns-prefix/]name, letters, digits, '-', '_' and '.', at most 63 characters"
 _VALUE_RULE = (
-    "a label value: letters, digits, '-', '_' and '.', a letter or digit at both ends, at most 63 characters, "
-    "or nothing"
+    "a label value: letters, digits, '-', '_' and '.', a letter or digit at both ends, "
+    "at most 63 characters, or nothing"
 )
 
 
