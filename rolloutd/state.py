@@ -10,7 +10,7 @@ It knows no socket, no adapter and no driver.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -22,6 +22,10 @@ from rolloutd.errors import StoreFailed
 from rolloutd.feed import Feed
 from rolloutd.ports import JSON, Clock, Entry, Host, Store
 from rolloutd.settings import Settings
+
+
+Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
+"""Commits events with their cause."""
 
 
 class InvariantBroken(StoreFailed):
@@ -87,13 +91,13 @@ class State:
             return await self._commit(events, actor, cause)
 
     @asynccontextmanager
-    async def deciding(self) -> AsyncIterator[Callable[[Sequence[Event], str], object]]:
+    async def deciding(self, actor: Actor = DAEMON) -> AsyncIterator[Committing]:
         """Hold all other changes back while something is decided and written.
 
-        Yields a function that commits on behalf of the daemon.
+        Yields a function that commits on behalf of the actor.
         """
         async with self._writing:
-            yield lambda events, cause: self._commit(events, DAEMON, cause)
+            yield lambda events, cause: self._commit(events, actor, cause)
 
     async def _commit(self, events: Sequence[Event], actor: Actor, cause: str) -> tuple[Entry, ...]:
         if not events:
