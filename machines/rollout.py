@@ -83,6 +83,8 @@ class Target:
     be tried again; `needs_vote_of` names the team that a joiner waits for;
     `maybe_current` asks for a look, before it is admitted, whether it needs the
     change at all.  `attempt` counts from 1; 0 means never admitted.
+    `admitted_at` is when its latest attempt began: done nodes say by it how long
+    a node takes.
     """
 
     rollout: str
@@ -107,6 +109,7 @@ class Target:
     joined: bool = False
     needs_vote_of: str | None = None
     maybe_current: bool = False
+    admitted_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
