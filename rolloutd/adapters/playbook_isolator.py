@@ -1,0 +1,85 @@
+"""The isolator `playbook`: a node is taken out of service, and put back, by playbooks of the plan's tree.
+
+Parameters: `file` and `undo`, relative to the tree.  Whether a node is isolated
+cannot be seen from outside a playbook, so `file` is always run: both must be
+idempotent.  A run's name follows from the step's key, so a step repeated after
+a crash finds its run again and starts no second one.  How a run is started and
+judged is the runner's affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rolloutd.ports import JSON, Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
+
+KEY_LENGTH = 60
+"""Kept of a key in a run's name, for people; its hash makes the name unique."""
+
+MIN_RUN_S = 60.0
+"""A put-back whose deadline has passed is tried all the same, and a playbook starts in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventorySnapshot:
+    """The whole static inventory of the last refresh: host variables by node, nodes by group."""
+
+    hosts: Mapping[str, Mapping[str, JSON]]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def make(runner: Runner, inventory: Callable[[], InventorySnapshot], clock: Clock) -> PlaybookIsolator:
+    """Return the isolator `playbook`."""
+    return PlaybookIsolator(runner, inventory, clock)
+
+
+class PlaybookIsolator:
+    """ports.Isolator with the parameters `file` and `undo`; `inventory` gives the last refresh."""
+
+    def __init__(self, runner: Runner, inventory: Callable[[], InventorySnapshot], clock: Clock) -> None:
+        self._runner = runner
+        self._inventory = inventory
+        self._clock = clock
+
+    async def look(self, ctx: StepContext) -> Look:
+        """Say that nobody can tell."""
+        return Look(done=False, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case")
+
+    async def do(self, ctx: StepContext) -> StepResult:
+        """Run `file` on the node, or wait for the run that a daemon before us started."""
+        return await self._run(ctx, "file", "do")
+
+    async def undo(self, ctx: StepContext) -> StepResult:
+        """Run `undo` on the node, or wait for the run that a daemon before us started."""
+        return await self._run(ctx, "undo", "undo")
+
+    async def _run(self, ctx: StepContext, param: str, action: str) -> StepResult:
+        playbook = str(ctx.params.get(param) or "")
+        if not playbook or ctx.tree is None:
+            return Failed(f"the isolator playbook has no `{param}`, or its plan has no tree")
+        snapshot = self._inventory()
+        handle = await self._runner.start(
+            RunRequest(
+                run=run_name(ctx.key, action),
+                node=ctx.host.name,
+                tree=ctx.tree,
+                playbook=playbook,
+                inventory=snapshot.hosts,
+                groups=snapshot.groups,
+                variables=ctx.variables,
+                timeout_s=max(MIN_RUN_S, ctx.deadline - self._clock.now()),
+            )
+        )
+        state = await self._runner.observe(handle)
+        while state.result is None:
+            state = await self._runner.wait(handle)
+        return state.result
+
+
+def run_name(key: str, action: str) -> str:
+    """Return a run's name, safe as a file name: the same key and action give the same run."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.")[:KEY_LENGTH]
+    return f"{readable}-{hashlib.sha256(key.encode()).hexdigest()[:12]}-{action}"

@@ -1,0 +1,1 @@
+"""Everything that speaks ssh outside Ansible: the shell, checks, an isolator, the observer."""
