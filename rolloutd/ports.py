@@ -167,6 +167,14 @@ class Store(Protocol):
         """Return the step records of a node, oldest first; of one attempt if named."""
         ...
 
+    async def unclean(self, node: str) -> bool:
+        """Say whether a run on the node is not known to have ended and was not cleared since.
+
+        True when any rollout's RUN step there is intended, failed or unknown with
+        no later CLEAR that is ok.
+        """
+        ...
+
     async def head(self) -> Entry | None:
         """Return the latest audit entry."""
         ...
@@ -370,9 +378,9 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands: `result` is None while it runs."""
+    """Where a run stands: `result` is None while it runs, Busy if it never started and never will."""
 
-    result: Ok | Failed | Unknown | None
+    result: Ok | Failed | Unknown | Busy | None
     percent: float = 0.0
     task: str = ""
     started_at: float | None = None
@@ -392,8 +400,13 @@ class RunEvent:
 class Runner(Protocol):
     """Runs playbooks; a run outlives the daemon and is found again by its handle."""
 
-    async def start(self, request: RunRequest) -> str:
-        """Start the run and return its handle; a run that has a claim is not started again."""
+    async def start(self, request: RunRequest, *, begun: bool = False) -> str:
+        """Start the run and return its handle; a run that has a claim is not started again.
+
+        `begun` says that an earlier life of the daemon recorded this run: it is
+        found by its claim; without one it is claimed here, so that its late
+        wrapper never runs, and observed as Busy: it never started.
+        """
         ...
 
     async def observe(self, handle: str) -> RunState:

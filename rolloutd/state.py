@@ -14,15 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from machines.invariants import violation
+
 from machines.events import Actor, Event
 from machines.index import Index
-from machines.invariants import violation
 from machines.rollout import DAEMON, Reason
 from rolloutd.errors import StoreFailed
 from rolloutd.feed import Feed
 from rolloutd.ports import JSON, Clock, Entry, Host, Store
 from rolloutd.settings import Settings
-
 
 Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
 """Commits events with their cause."""
@@ -69,6 +69,7 @@ class State:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     trouble: str = ""
     poke: Callable[[], None] = lambda: None
+    submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def now(self) -> float:

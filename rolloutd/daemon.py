@@ -1,0 +1,210 @@
+"""The loop: ask the core what to do now, write it down, let the drivers do it.
+
+The loop decides nothing and does nothing itself; it carries decisions out and
+sees to it that every node that needs a driver has one.  Whatever pokes it (a
+commit, an observation, an alarm, a refresh) only makes it ask again.  It knows
+ports and the core, never an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from machines.amend import amendments
+from machines.schedule import decide
+
+from machines.decision import Decision, Look
+from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
+from machines.reconcile import checks_of
+from machines.rollout import Target
+from machines.states import BUSY, Outcome, Phase, Trigger
+from rolloutd.driver import Driver, Gear, needs_driver
+from rolloutd.errors import StoreFailed
+from rolloutd.observing import Observing
+from rolloutd.ports import Alarm, Inventory, Observer, Ok
+from rolloutd.refreshing import Refreshing
+from rolloutd.soaking import Soaking
+from rolloutd.state import State
+
+log = logging.getLogger("rolloutd.daemon")
+
+LEAST_PAUSE_S = 0.01
+"""Between two decisions: pokes that come in a burst are answered by one decision."""
+
+STORE_RETRY_S = 5.0
+"""How long to wait before deciding again when the store could not write."""
+
+
+class Daemon:
+    """Carries out decisions until it is cancelled."""
+
+    def __init__(
+        self,
+        state: State,
+        gear: Gear,
+        *,
+        inventories: Sequence[Inventory],
+        observers: Sequence[Observer],
+        alarm: Alarm,
+    ) -> None:
+        self._state = state
+        self._gear = gear
+        self._alarm = alarm
+        self._bell = asyncio.Event()
+        self._began_at = state.now()
+        self._drivers: dict[tuple[str, str], Driver] = {}
+        self._looks: set[tuple[str, str]] = set()
+        self._observing = Observing(state, observers)
+        self._refreshing = Refreshing(state, inventories, self._amend)
+        self._soaking = Soaking(state, gear)
+        self.settled = asyncio.Event()
+        state.poke = self._bell.set
+
+    async def run(self) -> None:
+        """Refresh the inventory, then decide whenever something has changed."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await self._refreshing.refresh()
+            self._alarm.every("inventory", self._state.settings.inventory_refresh_s, self.refresh)
+            self._alarm.every("soak", self._soaking.every_s, self._watch_soaks)
+            self._drive()
+            self._bell.set()
+            while True:
+                await self._bell.wait()
+                self._bell.clear()
+                await self._turn()
+                await self._state.clock.sleep(LEAST_PAUSE_S)
+
+    def refresh(self) -> None:
+        """Ask the inventory sources again, beside the loop."""
+        self._tasks.create_task(self._refreshing.refresh())
+
+    # -- one turn of the loop
+
+    async def _turn(self) -> None:
+        try:
+            decision = await self._decide()
+        except StoreFailed as failure:
+            log.error("a decision could not be written: %s", failure)
+            self._state.trouble = str(failure)
+            self._alarm.at("store", self._state.now() + STORE_RETRY_S, self._bell.set)
+            return
+        self._state.reasons = decision.reasons
+        for back in decision.put_backs:
+            driver = self._drivers.get((back.rollout, back.node))
+            if driver is not None:
+                driver.put_back(back.reason.text)
+        if decision.observe:
+            self._observing.ask(self._tasks, decision.observe)
+        for look in decision.looks:
+            self._look(look)
+        if decision.wake_at is not None:
+            self._alarm.at("wake", decision.wake_at, self._bell.set)
+        self._drive()
+        self.settled.set()
+
+    async def _decide(self) -> Decision:
+        """Decide and write the decision with nothing else written in between."""
+        async with self._state.deciding() as commit:
+            now = self._state.now()
+            decision = decide(self._state.index, now)
+            events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.opens]
+            events += [
+                self._admitted(self._state.index.target(s.rollout, s.node), now) for s in decision.starts
+            ]
+            events += [RolloutEnded(rollout, now) for rollout in decision.ends]
+            await commit(events, "decided")
+            for event in events:
+                log.info("decided: %s", event)
+        return decision
+
+    def _admitted(self, target: Target, now: float) -> PhaseMoved:
+        return PhaseMoved(
+            rollout=target.rollout,
+            node=target.node,
+            trigger=Trigger.ADMITTED,
+            source=target.phase,
+            target=Phase.ISOLATING,
+            attempt=target.attempt + 1,
+            at=now,
+        )
+
+    # -- drivers
+
+    def _drive(self) -> None:
+        """See to it that every node that needs a driver has one."""
+        for target in needs_driver(self._state.index.busy()):
+            key = (target.rollout, target.node)
+            if key in self._drivers:
+                continue
+            driver = Driver(self._state, self._gear, *key, alive_since=self._began_at)
+            self._drivers[key] = driver
+            self._tasks.create_task(self._driven(key, driver), name=f"drive {key[0]}/{key[1]}")
+        for key, driver in self._drivers.items():
+            if self._state.index.target(*key).phase not in BUSY:
+                driver.turn()
+
+    async def _driven(self, key: tuple[str, str], driver: Driver) -> None:
+        try:
+            await driver.drive()
+        finally:
+            del self._drivers[key]
+            self._bell.set()
+
+    # -- what happens beside the nodes in flight
+
+    def _look(self, look: Look) -> None:
+        key = (look.rollout, look.node)
+        if key not in self._looks:
+            self._looks.add(key)
+            self._tasks.create_task(self._looked(key))
+
+    async def _looked(self, key: tuple[str, str]) -> None:
+        """Judge by the plan's checks whether a pending node needs the change at all."""
+        try:
+            target = self._state.index.target(*key)
+            plan = self._state.index.rollout(key[0]).plan
+            red = ""
+            for spec in checks_of(plan, target):
+                result = await self._soaking.judge(key, spec)
+                if not isinstance(result, Ok):
+                    red = f"{spec.name}: {result.text}"
+                    break
+            await self._tell_look(target, red)
+        except StoreFailed as failure:
+            self._state.trouble = str(failure)
+        finally:
+            self._looks.discard(key)
+
+    async def _tell_look(self, target: Target, red: str) -> None:
+        now = self._state.now()
+        if self._state.index.target(target.rollout, target.node).phase is not Phase.PENDING:
+            return
+        if red:
+            await self._state.commit(
+                [LookedCurrent(target.rollout, target.node, now, red)], cause=f"needs the change: {red}"
+            )
+            return
+        current = PhaseMoved(
+            rollout=target.rollout,
+            node=target.node,
+            trigger=Trigger.FOUND_CURRENT,
+            source=Phase.PENDING,
+            target=Phase.DONE,
+            attempt=target.attempt,
+            at=now,
+            outcome=Outcome.ALREADY_CURRENT,
+            text="all checks pass without the change",
+        )
+        await self._state.commit([current], cause="already current")
+
+    def _watch_soaks(self) -> None:
+        self._soaking.watch(self._tasks)
+
+    async def _amend(self) -> None:
+        """After a refresh: who joined, who left, who changed team or pool."""
+        events = amendments(self._state.index, self._state.now())
+        if events:
+            await self._state.commit(events, cause="inventory changed")

@@ -1,0 +1,490 @@
+"""Drives one node through one rollout: look, decide, record the intent, act, record the outcome.
+
+The driver decides nothing: machines.reconcile says what comes next, from the
+records; the driver does it and writes down how it ended.  It may be killed
+between any two lines: whoever drives the node next reads the same records.
+This is one of the two borders where an unexpected exception becomes a recorded
+outcome.  It knows ports, never an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from machines import reconcile
+from machines.events import (
+    Event,
+    HoldReleased,
+    NodeOrdered,
+    PhaseMoved,
+    StepAction,
+    StepRecord,
+    StepRecorded,
+    StepState,
+)
+from machines.plan import StepSpec
+from machines.rollout import Failure, Order, Target
+from machines.states import BUSY, Outcome, Phase, Trigger, edge
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import (
+    Busy,
+    Check,
+    Failed,
+    Isolator,
+    Ok,
+    Runner,
+    RunRequest,
+    StepContext,
+    StepResult,
+    Unknown,
+)
+from rolloutd.render import render
+from rolloutd.state import InvariantBroken, Live, State
+
+log = logging.getLogger("rolloutd.driver")
+
+CHECK_EVERY_S = 1.0
+"""The first pause between two tries of a check that may take a while to turn green."""
+
+CHECK_EVERY_MOST_S = 5.0
+"""The longest such pause: a node that is back is noticed within five seconds."""
+
+CLEAR_TIMEOUT_S = 120.0
+"""How long an older run on a node is waited for before its processes are ended."""
+
+STORE_RETRY_S = 5.0
+"""How long to wait before writing again when the store could not: a full disk is emptied by a person."""
+
+OUTPUT_KEPT = 64 * 1024
+"""Characters of evidence kept of one step: enough for a stack trace, not for a log."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Gear:
+    """The adapters a driver works with."""
+
+    runner: Runner
+    isolators: Mapping[str, Isolator]
+    checks: Mapping[str, Check]
+    tree: Callable[[str], Awaitable[Path]]
+
+
+class Driver:
+    """One node of one rollout, from its admission to where it needs nobody."""
+
+    def __init__(self, state: State, gear: Gear, rollout: str, node: str, *, alive_since: float) -> None:
+        self.rollout = rollout
+        self.node = node
+        self._state = state
+        self._gear = gear
+        self._alive_since = alive_since
+        self._withdraw = ""
+        self._turned = asyncio.Event()
+        self._records: tuple[StepRecord, ...] = ()
+        self._unclean = False
+
+    # -- what the daemon says to it
+
+    def put_back(self, why: str) -> None:
+        """Ask for the node to be put back, if it is still isolating."""
+        if not self._withdraw:
+            self._withdraw = why
+            self._turned.set()
+
+    def turn(self) -> None:
+        """Look again: the target was changed by somebody else."""
+        self._turned.set()
+
+    # -- its life
+
+    async def drive(self) -> None:
+        """Do what comes next until the node needs nobody."""
+        try:
+            await self._load()
+            while await self._one():
+                pass
+        finally:
+            self._state.live.pop((self.rollout, self.node), None)
+
+    async def _load(self) -> None:
+        self._records = tuple(await self._state.store.steps(self.rollout, self.node))
+        self._unclean = await self._state.store.unclean(self.node)
+
+    async def _one(self) -> bool:
+        """Do one thing; say whether there is more."""
+        action = self._next()
+        if isinstance(action, reconcile.Idle):
+            return False
+        try:
+            await self._act(action)
+        except InvariantBroken as refusal:
+            # Doing the same again would be refused again: a person must look.
+            log.critical("%s/%s: stopped: %s", self.rollout, self.node, refusal)
+            self._state.trouble = f"{self.node} of {self.rollout} is not driven any more: {refusal}"
+            return False
+        except StoreFailed as failure:
+            log.error("%s/%s: the store could not write: %s", self.rollout, self.node, failure)
+            self._state.trouble = str(failure)
+            await self._pause(STORE_RETRY_S)
+            await self._load()
+        else:
+            if not isinstance(action, reconcile.Wait):
+                self._state.trouble = ""
+        return True
+
+    def _next(self) -> reconcile.Action:
+        target = self._target
+        now = self._state.now()
+        return reconcile.next_action(
+            self._plan,
+            target,
+            self._records,
+            now,
+            elapsed_s=now - max(target.since, self._alive_since),
+            unclean=self._unclean,
+            withdraw=self._withdraw,
+        )
+
+    async def _act(self, action: reconcile.Action) -> None:
+        self._show(action)
+        match action:
+            case reconcile.Isolate():
+                await self._isolate(action)
+            case reconcile.Undo():
+                await self._undo(action)
+            case reconcile.Clear():
+                await self._clear(action)
+            case reconcile.Run():
+                await self._run(action)
+            case reconcile.Verify():
+                await self._verify(action)
+            case reconcile.Wait():
+                await self._pause(max(0.0, action.until - self._state.now()))
+            case reconcile.Move():
+                await self._move(action)
+            case reconcile.Settle():
+                await self._settle(action)
+            case reconcile.Idle():
+                pass
+
+    # -- out of service and back
+
+    async def _isolate(self, action: reconcile.Isolate) -> StepResult:
+        spec = action.spec
+        isolator = self._gear.isolators[spec.kind]
+        ctx = await self._context(spec, spec.name, prior=action.prior, gentle=action.gentle)
+        record = self._record(spec.name, StepAction.DO, action.number)
+        look = await self._try(isolator.look(ctx))
+        if isinstance(look, Ok | Failed | Busy | Unknown):
+            await self._write(self._ended(record, _not_ok(look)))
+            return look
+        prior = action.prior if action.prior_known else look.prior
+        record = replace(record, prior=prior)
+        await self._write(record, isolated=True)
+        if look.done and action.prior_known:
+            result: StepResult = Ok(look.text or "still isolated")
+        else:
+            result = await self._try(isolator.do(replace(ctx, prior=prior)))
+        await self._write(self._ended(record, result))
+        return result
+
+    async def _undo(self, action: reconcile.Undo) -> None:
+        spec = action.spec
+        record = self._record(spec.name, StepAction.UNDO, action.number)
+        ctx = await self._context(spec, spec.name, prior=action.prior)
+        await self._write(record)
+        result = await self._try(self._gear.isolators[spec.kind].undo(ctx))
+        back = action.last and isinstance(result, Ok)
+        await self._write(self._ended(record, result), isolated=False if back else None)
+
+    async def _clear(self, action: reconcile.Clear) -> None:
+        record = self._record("clear", StepAction.CLEAR, action.number)
+        host = self._state.host(self.node)
+        result = await self._try(self._gear.runner.clear(host, keep=None, timeout_s=CLEAR_TIMEOUT_S))
+        await self._write(self._ended(record, result))
+        if isinstance(result, Ok):
+            self._unclean = False
+
+    async def _still_isolated(self) -> StepResult:
+        """Look at the isolation just before something disruptive; have it again where it was lost."""
+        for spec, prior in reconcile.standing(self._plan.isolate, self._records):
+            ctx = await self._context(spec, spec.name, prior=prior)
+            look = await self._try(self._gear.isolators[spec.kind].look(ctx))
+            if isinstance(look, Failed | Busy | Unknown):
+                return Failed(f"whether {self.node} is still isolated cannot be told: {look.text}")
+            if isinstance(look, Ok) or look.done is not False:
+                continue
+            number = 1 + max(r.number for r in self._records if r.step == spec.name)
+            again = reconcile.Isolate(spec, number, prior_known=True, prior=prior)
+            result = await self._isolate(again)
+            if not isinstance(result, Ok):
+                return Failed(f"{self.node} is no longer isolated and could not be again: {result.text}")
+        return Ok()
+
+    # -- the playbook
+
+    async def _run(self, action: reconcile.Run) -> None:
+        step = f"run.{action.stage.name}"
+        run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
+        record = self._record(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
+        if not action.begun:
+            guard = await self._still_isolated()
+            if not isinstance(guard, Ok):
+                await self._write(self._ended(record, guard))
+                return
+            await self._write(record)
+        self._unclean = True
+        result = await self._try(self._follow(await self._request(action, run), begun=action.begun))
+        if result is None:
+            return
+        await self._write(self._ended(record, result))
+        self._unclean = await self._state.store.unclean(self.node)
+
+    async def _request(self, action: reconcile.Run, run: str) -> RunRequest:
+        stage = action.stage
+        return RunRequest(
+            run=run,
+            node=self.node,
+            tree=await self._gear.tree(self.rollout),
+            playbook=stage.playbook,
+            inventory=self._state.connections,
+            groups=self._state.groups,
+            variables=dict(stage.variables),
+            timeout_s=stage.timeout_s,
+        )
+
+    async def _follow(self, request: RunRequest, *, begun: bool) -> StepResult | None:
+        """Start or find the run and wait for its end; None when the node left meanwhile."""
+        runner = self._gear.runner
+        handle = await runner.start(request, begun=begun)
+        while True:
+            seen = await runner.observe(handle)
+            live = self._live()
+            if (live.percent, live.task) != (seen.percent, seen.task):
+                live.percent, live.task = seen.percent, seen.task
+                self._state.feed.progressed()
+            if seen.result is not None:
+                return seen.result
+            if self._target.phase not in BUSY:
+                await runner.cancel(handle)
+                return None
+            await self._unless_turned(runner.wait(handle))
+
+    # -- checks
+
+    async def _verify(self, action: reconcile.Verify) -> None:
+        spec = action.spec
+        record = self._record(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
+        check = self._gear.checks[spec.kind]
+        ctx = await self._context(spec, action.step)
+        # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
+        result = await self._try(self._until_green(check, ctx))
+        await self._write(self._ended(record, result))
+
+    async def _until_green(self, check: Check, ctx: StepContext) -> StepResult:
+        pause_s = CHECK_EVERY_S
+        while True:
+            result = await self._try(check.check(ctx))
+            left_s = ctx.deadline - self._state.now()
+            if isinstance(result, Ok) or left_s <= 0 or self._target.phase in (Phase.DONE,):
+                return result
+            await self._state.clock.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 2, CHECK_EVERY_MOST_S)
+
+    # -- along the table
+
+    async def _move(self, action: reconcile.Move) -> None:
+        target = self._target
+        way = edge(action.trigger, target.phase, action.outcome)
+        failure = None
+        if way.target is Phase.FAILED:
+            failure = Failure(
+                f"{self.node}#{target.attempt}",
+                self.node,
+                target.attempt,
+                action.step,
+                action.text,
+                self._state.now(),
+            )
+        moved = PhaseMoved(
+            rollout=self.rollout,
+            node=self.node,
+            trigger=action.trigger,
+            source=target.phase,
+            target=way.target,
+            attempt=target.attempt,
+            at=self._state.now(),
+            outcome=action.outcome,
+            failure=failure,
+            rolling_back=target.rolling_back and way.target is not Phase.DONE,
+            not_before=action.not_before,
+            text=action.text,
+        )
+        await self._state.commit([moved], cause=action.text or action.trigger.value)
+        log.info(
+            "%s/%s: %s -> %s (%s)",
+            self.rollout,
+            self.node,
+            target.phase,
+            way.target,
+            action.text or action.trigger,
+        )
+
+    async def _settle(self, action: reconcile.Settle) -> None:
+        target = self._target
+        now = self._state.now()
+        by = target.order_by
+        assert by is not None
+        events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
+        if action.done and target.phase is Phase.FAILED:
+            events.append(
+                PhaseMoved(
+                    rollout=self.rollout,
+                    node=self.node,
+                    trigger=Trigger.SKIPPED,
+                    source=target.phase,
+                    target=Phase.DONE,
+                    attempt=target.attempt,
+                    at=now,
+                    outcome=Outcome.SKIPPED,
+                    text=action.text,
+                )
+            )
+        if action.done:
+            events += [
+                HoldReleased(hold.node, hold.source, hold.id, by, now)
+                for hold in self._state.index.holds
+                if hold.node == self.node and hold.source == "left" and hold.id.startswith(f"{self.rollout}/")
+            ]
+        await self._state.commit(events, actor=by, cause=f"return: {action.text}")
+
+    # -- small things
+
+    @property
+    def _target(self) -> Target:
+        return self._state.index.target(self.rollout, self.node)
+
+    @property
+    def _plan(self) -> Any:
+        return self._state.index.rollout(self.rollout).plan
+
+    def _live(self) -> Live:
+        return self._state.live.setdefault((self.rollout, self.node), Live())
+
+    def _show(self, action: reconcile.Action) -> None:
+        """Let everybody see which step the node is in."""
+        match action:
+            case reconcile.Isolate() | reconcile.Undo():
+                step = ("put back " if isinstance(action, reconcile.Undo) else "") + action.spec.name
+            case reconcile.Clear():
+                step = "waiting for an older run to end"
+            case reconcile.Run():
+                step = f"run.{action.stage.name}"
+            case reconcile.Verify() | reconcile.Wait():
+                step = action.step
+            case _:
+                return
+        live = self._live()
+        if live.step != step:
+            live.step, live.percent, live.task, live.since = step, 0.0, "", self._state.now()
+            self._state.feed.progressed()
+
+    async def _context(
+        self, spec: StepSpec, step: str, *, prior: Any = None, gentle: bool = False
+    ) -> StepContext:
+        host = self._state.host(self.node)
+        target = self._target
+        variables = dict(self._plan.stages[0].variables)
+        params = render(spec.params, node=host.name, labels=host.labels, variables=variables)
+        return StepContext(
+            host=host,
+            rollout=self.rollout,
+            attempt=target.attempt,
+            step=step,
+            key=f"{self.rollout}.{self.node}.{target.attempt}.{step}",
+            params=params,
+            deadline=self._state.now() + spec.timeout_s,
+            tree=await self._gear.tree(self.rollout),
+            prior=prior,
+            variables=variables,
+            gentle=gentle,
+        )
+
+    def _record(self, step: str, action: StepAction, number: int, **more: Any) -> StepRecord:
+        now = self._state.now()
+        return StepRecord(
+            self.rollout,
+            self.node,
+            self._target.attempt,
+            step,
+            action,
+            number,
+            StepState.INTENDED,
+            at=now,
+            began_at=now,
+            **more,
+        )
+
+    def _ended(self, record: StepRecord, result: StepResult) -> StepRecord:
+        state = _STATES[type(result)]
+        output = result.output[-OUTPUT_KEPT:] if isinstance(result, Ok | Failed) else ""
+        return replace(record, state=state, at=self._state.now(), text=result.text, output=output)
+
+    async def _write(self, record: StepRecord, *, isolated: bool | None = None) -> None:
+        await self._state.commit([StepRecorded(record, isolated)], cause=f"{record.step} {record.state}")
+        self._records = reconcile.put(self._records, record)
+
+    async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:
+        """Act; make of every error an outcome in words.  The driver's border."""
+        try:
+            return await acting
+        except TimeoutError as late:
+            return Unknown(str(late) or "no answer in time")
+        except StoreFailed:
+            raise
+        except RolloutdError as error:
+            return Failed(str(error))
+        except Exception as error:
+            log.exception("%s/%s: unexpected error in a step", self.rollout, self.node)
+            return Failed(f"unexpected {type(error).__name__}: {error}")
+
+    async def _pause(self, seconds: float) -> None:
+        await self._unless_turned(self._state.clock.sleep(seconds))
+
+    async def _unless_turned(self, waiting: Awaitable[Any]) -> None:
+        """Wait, but no longer than until somebody turns to this driver."""
+        turned = asyncio.ensure_future(self._turned.wait())
+        waited = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait({turned, waited}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            turned.cancel()
+            waited.cancel()
+        self._turned.clear()
+        if waited.done() and not waited.cancelled():
+            waited.result()
+
+
+_STATES: Mapping[type[Any], StepState] = {
+    Ok: StepState.OK,
+    Failed: StepState.FAILED,
+    Busy: StepState.BUSY,
+    Unknown: StepState.UNKNOWN,
+}
+
+
+def _not_ok(result: StepResult) -> StepResult:
+    """A look answers with what it saw; an Ok in its place is an adapter's mistake."""
+    return Failed("the isolator answered its look with a result") if isinstance(result, Ok) else result
+
+
+def needs_driver(targets: Sequence[Target]) -> list[Target]:
+    """Return the targets that somebody must work on."""
+    return [t for t in targets if t.phase in BUSY or t.order is Order.RETURN]

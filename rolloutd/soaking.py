@@ -1,0 +1,110 @@
+"""Looks at finished canaries while they soak, and judges nodes beside their drivers.
+
+A check of a canary that turns red during the soak takes the node from done to
+failed, which pauses the rollout; nothing else is done to the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from machines.progress import soaking
+
+from machines.events import PhaseMoved
+from machines.plan import StepSpec
+from machines.reconcile import checks_of
+from machines.rollout import Failure, Target
+from machines.states import Outcome, Phase, Trigger
+from rolloutd.driver import Gear
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import Failed, Ok, StepContext, Unknown
+from rolloutd.render import render
+from rolloutd.state import State
+
+log = logging.getLogger("rolloutd.soaking")
+
+WATCH_EVERY_S = 60.0
+"""How often a soaking canary's checks are made again: a red one is known within a minute."""
+
+RED_LOOKS = 2
+"""How many looks in a row must be red: one lost packet is no regression."""
+
+
+class Soaking:
+    """The canaries that soak now."""
+
+    def __init__(self, state: State, gear: Gear, every_s: float = WATCH_EVERY_S) -> None:
+        self.every_s = every_s
+        self._state = state
+        self._gear = gear
+        self._watched: set[tuple[str, str]] = set()
+
+    def watch(self, tasks: asyncio.TaskGroup) -> None:
+        """Look once at every canary that soaks and is not being looked at."""
+        for target in soaking(self._state.index, self._state.now()):
+            key = (target.rollout, target.node)
+            if key not in self._watched and target.outcome is Outcome.CHANGED:
+                self._watched.add(key)
+                tasks.create_task(self._watch(target), name=f"soak {key[0]}/{key[1]}")
+
+    async def judge(self, key: tuple[str, str], spec: StepSpec) -> Ok | Failed | Unknown:
+        """Make one check once, outside any attempt."""
+        rollout, node = key
+        try:
+            host = self._state.host(node)
+            plan = self._state.index.rollout(rollout).plan
+            variables = dict(plan.stages[0].variables)
+            ctx = StepContext(
+                host=host,
+                rollout=rollout,
+                attempt=self._state.index.target(rollout, node).attempt,
+                step=f"soak.{spec.name}",
+                key=f"{rollout}.{node}.soak.{spec.name}",
+                params=render(spec.params, node=host.name, labels=host.labels, variables=variables),
+                deadline=self._state.now() + spec.timeout_s,
+                tree=await self._gear.tree(rollout),
+                variables=variables,
+            )
+            return await self._gear.checks[spec.kind].check(ctx)
+        except (RolloutdError, TimeoutError) as error:
+            return Unknown(str(error) or "no answer in time")
+
+    async def _watch(self, target: Target) -> None:
+        key = (target.rollout, target.node)
+        try:
+            for spec in checks_of(self._state.index.rollout(target.rollout).plan, target):
+                result: Ok | Failed | Unknown = Ok()
+                for _ in range(RED_LOOKS):
+                    result = await self.judge(key, spec)
+                    if isinstance(result, Ok):
+                        break
+                if not isinstance(result, Ok):
+                    await self._redden(target, spec, result.text)
+                    return
+        except StoreFailed as failure:
+            self._state.trouble = str(failure)
+        finally:
+            self._watched.discard(key)
+
+    async def _redden(self, seen: Target, spec: StepSpec, text: str) -> None:
+        now = self._state.now()
+        target = self._state.index.target(seen.rollout, seen.node)
+        if target != seen:
+            return
+        failure = Failure(
+            f"{target.node}#{target.attempt}.2", target.node, target.attempt, f"soak.{spec.name}", text, now
+        )
+        moved = PhaseMoved(
+            rollout=target.rollout,
+            node=target.node,
+            trigger=Trigger.REDDENED,
+            source=Phase.DONE,
+            target=Phase.FAILED,
+            attempt=target.attempt,
+            at=now,
+            failure=failure,
+            text=text,
+        )
+        log.warning("%s/%s: turned red during the soak: %s", target.rollout, target.node, text)
+        await self._state.commit([moved], cause=f"{spec.name} turned red during the soak: {text}")

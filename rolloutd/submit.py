@@ -1,0 +1,210 @@
+"""From a plan file to a rollout: read, pin, resolve, assign to waves, hash, open.
+
+Preview and submit walk the same way; only the last step differs, so what was
+previewed is what is opened.  The daemon opens no path that a client names: a
+`path` source comes as an upload, known by its content hash.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from machines.waves import assign
+
+from machines.events import Event, RolloutCancelled, RolloutOpened
+from machines.node import Node, pools_of
+from machines.plan import Digest, Plan
+from machines.rollout import Actor, Target
+from rolloutd import planfile
+from rolloutd.compile import compile_plan
+from rolloutd.errors import InvalidFile, Mistake, Refused
+from rolloutd.planfile import PlanFile
+from rolloutd.ports import Pinned, Sources
+from rolloutd.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan with everything resolved: what would be opened."""
+
+    file: PlanFile
+    plan: Plan
+    pinned: Pinned
+    digest: Digest
+    selector_digest: str
+    targets: tuple[Target, ...]
+
+
+async def draft(state: State, sources: Sources, file: str, text: bytes, upload: str | None) -> Draft:
+    """Resolve a plan against the inventory as it stands; raises InvalidFile, SourceFailed or Refused."""
+    plan_file = planfile.read(text, file)
+    pinned = await _pin(sources, plan_file, upload)
+    tree = sources.tree(pinned)
+    _mind_playbooks(plan_file, tree)
+    _mind_owner(plan_file, state)
+    plan = compile_plan(plan_file.content, teams=state.settings.teams)
+    targets = _targets(state, plan, plan_file)
+    names = sorted(target.node for target in targets)
+    pin = {"kind": pinned.kind, "pin": pinned.pin}
+    parts = planfile.digest(plan_file.content, pin, names)
+    return Draft(
+        plan_file,
+        plan,
+        pinned,
+        Digest(parts["change"], parts["scope"], parts["policy"], parts["whole"]),
+        planfile.selector_digest(plan_file.content),
+        targets,
+    )
+
+
+async def submit(
+    state: State,
+    sources: Sources,
+    file: str,
+    text: bytes,
+    upload: str | None,
+    who: Actor,
+    *,
+    again: bool = False,
+    supersede: bool = False,
+) -> tuple[str, bool]:
+    """Open a rollout that waits at its start gate; return its id and whether it was there already."""
+    made = await draft(state, sources, file, text, upload)
+    async with state.submitting:
+        existing = await state.store.find_identical(
+            made.digest.change, made.selector_digest, made.digest.policy
+        )
+        if existing is not None and not again:
+            return existing, True
+        events = _take_over(state, made.plan.name, who, supersede=supersede or again)
+        rollout = _new_id(state, made.plan.name)
+        done = await state.store.done_before(made.digest.change)
+        events.append(_opened(state, made, rollout, who, done, again=again))
+        await state.commit(events, actor=who, cause=f"plan {made.plan.name} submitted")
+        return rollout, False
+
+
+# -- the steps of the way -----------------------------------------------------
+
+
+async def _pin(sources: Sources, plan_file: PlanFile, upload: str | None) -> Pinned:
+    source: Mapping[str, Any] = plan_file.content["spec"]["source"]
+    if source.get("git"):
+        return await sources.pin_git(source["git"], source["ref"])
+    if upload is None:
+        raise Refused(
+            "no-upload", "the plan's source is a path: pack it and upload it first (rolloutctl does)"
+        )
+    return Pinned("upload", upload)
+
+
+def _mind_playbooks(plan_file: PlanFile, tree: Path) -> None:
+    """Refuse a plan that names a playbook its source does not have."""
+    missing = [
+        plan_file.mistake(
+            path,
+            found=name,
+            allowed="a playbook in the source, by its path within it",
+            message="there is no such playbook in the source",
+        )
+        for path, name in plan_file.playbooks()
+        if not _inside(tree, name)
+    ]
+    if missing:
+        raise InvalidFile(tuple(missing))
+
+
+def _inside(tree: Path, name: str) -> bool:
+    place = (tree / name).resolve()
+    return place.is_file() and place.is_relative_to(tree.resolve())
+
+
+def _mind_owner(plan_file: PlanFile, state: State) -> None:
+    owner = plan_file.content["metadata"]["owner"]
+    if owner not in state.settings.teams:
+        known = ", ".join(sorted(state.settings.teams)) or "none"
+        raise InvalidFile(
+            (
+                plan_file.mistake(
+                    "metadata.owner",
+                    found=owner,
+                    allowed=f"a team of the settings: {known}",
+                    message="the owner is no team of the settings",
+                ),
+            )
+        )
+
+
+def _targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...]:
+    matching: list[Node] = [n for n in state.index.nodes.values() if plan.selector.matches(n.labels)]
+    if not matching:
+        mistake: Mistake = plan_file.mistake(
+            "spec.targets",
+            found=plan.selector.text,
+            allowed=f"a selector that matches some of the {len(state.index.nodes)} known nodes",
+            message="the selector matches no node",
+        )
+        raise InvalidFile((mistake,))
+    canaries = {name: team.canaries for name, team in state.settings.teams.items()}
+    keys = (*state.index.limits.pools, *plan.pool_keys)
+    return tuple(
+        Target(
+            rollout="",
+            node=node.name,
+            team=node.team,
+            pools=pools_of(node.labels, tuple(dict.fromkeys(keys))),
+            wave=wave,
+            position=position,
+        )
+        for node, wave, position in assign(matching, plan, canaries)
+    )
+
+
+def _take_over(state: State, name: str, who: Actor, *, supersede: bool) -> list[Event]:
+    """Return what must happen to a live rollout of the same plan name, or refuse."""
+    live = [r for r in state.index.rollouts.values() if r.plan.name == name and not r.closed]
+    if not live:
+        return []
+    if not supersede:
+        raise Refused(
+            "same-name",
+            f"rollout {live[0].id} of plan {name} is still going, with another digest; "
+            "cancel it, or submit with --supersede to take over from it",
+        )
+    now = state.now()
+    return [RolloutCancelled(r.id, who, f"superseded by a new submit of {name}", now) for r in live]
+
+
+def _new_id(state: State, name: str) -> str:
+    """Return an id that people can type: the plan's name and five letters."""
+    while True:
+        letters = "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
+        rollout = f"{name}-{letters}"
+        if rollout not in state.index.rollouts:
+            return rollout
+
+
+def _opened(
+    state: State, made: Draft, rollout: str, who: Actor, done: frozenset[str], *, again: bool
+) -> RolloutOpened:
+    now = state.now()
+    targets = tuple(
+        replace(target, rollout=rollout, since=now, maybe_current=target.node in done)
+        for target in made.targets
+    )
+    return RolloutOpened(
+        rollout=rollout,
+        name=made.plan.name,
+        content=made.file.content,
+        source={"kind": made.pinned.kind, "pin": made.pinned.pin},
+        digest=made.digest,
+        selector_digest=made.selector_digest,
+        submitted_by=who,
+        at=now,
+        targets=targets,
+        again=again,
+    )
