@@ -1,0 +1,417 @@
+"""The Runner port by ansible-playbook: runs that outlive the daemon and are found again.
+
+A run is a directory, and a wrapper process that claimed it (wrapper.py).  The
+handle is the directory's name.  Whoever finds a directory without a claim takes
+the claim before anything else happens, so a late wrapper never begins; a run
+whose wrapper is gone without a status is Unknown, after its other processes
+here have been ended.  This file starts, follows and cancels; what is in which
+file is rundir's affair, what events mean is progress's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from rolloutd.adapters.ansible import environment, processes, progress, remnants, rundir, wrapper
+from rolloutd.adapters.ansible.environment import Defaults, Places, TreeConfig
+from rolloutd.adapters.ansible.interpreter import Interpreters, as_host
+from rolloutd.adapters.ansible.rundir import RunDir
+from rolloutd.errors import NotFound
+from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Shell, Unknown
+
+FOLLOW_S = 0.25
+"""How often a run's events are looked at while somebody waits; its end is told by the kernel at once."""
+
+CLAIM_LIMIT_S = 30.0
+"""A wrapper claims its run within some 20 ms; on a machine that starves, later."""
+
+CANCEL_LIMIT_S = 25.0
+"""A wrapper that was asked to end its run needs at most its own limits, 15 s, and some air."""
+
+CANCEL_NODE_S = 10.0
+"""How long the node may take to end what a cancelled run left there: nobody waits for it by then."""
+
+TRIES_LIMIT = 16
+"""Directories that one run may use up by daemons dying at the wrong moment; it takes one such death each."""
+
+SHORT_PATH = 32
+"""Longest directory under which a socket's name still fits its 108 bytes."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What this daemon knows of a run by heart; all of it can be read again."""
+
+    directory: RunDir
+    departure: processes.Departure | None = None
+    progress: progress.Progress | None = None
+    offset: int = 0
+    result: Ok | Failed | Unknown | None = None
+    has_slot: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class AnsibleRunner:
+    """Runs playbooks on nodes, at most `parallel` at once on this machine."""
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        shell: Shell,
+        *,
+        ansible_playbook: str | None = None,
+        parallel: int = 16,
+        known_hosts: Path | None = None,
+        user: str | None = None,
+        key_file: Path | None = None,
+    ) -> None:
+        """Take the directory of all runs (made if missing) and how nodes are asked things."""
+        runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._runs_dir = runs_dir.resolve()
+        self._shell = shell
+        self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
+        self._slots = asyncio.Semaphore(parallel)
+        self._defaults = Defaults(known_hosts, user, key_file)
+        self._interpreters = Interpreters(shell)
+        self._marks = remnants.Marks(self._runs_dir)
+        self._followed: dict[str, _Followed] = {}
+        self._tmp_bases = {environment.DEFAULT_REMOTE_TMP}
+        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    # -- the port ----------------------------------------------------------
+
+    async def start(self, request: RunRequest) -> str:
+        """Start the run and return its handle; a run that has a claim is not started again.
+
+        Waits while `parallel` runs are under way; the run's own limit counts
+        from its own start.  Raises ValueError for a run id that is no file name.
+        """
+        remnants.check_run(request.run)
+        lock = self._starting.setdefault(request.run, asyncio.Lock())
+        async with lock:
+            return await self._start(request)
+
+    async def observe(self, handle: str) -> RunState:
+        """Say where the run stands; raises NotFound for a handle that is none of ours."""
+        run = self._follow(handle)
+        async with run.lock:
+            if run.result is None:
+                run.result = await self._look(run)
+            now = run.progress
+        assert now is not None
+        percent = 100.0 if isinstance(run.result, Ok) else now.percent
+        began_at = run.directory.facts().get("began_at")
+        return RunState(run.result, percent, now.task, began_at)
+
+    async def wait(self, handle: str) -> RunState:
+        """Return once the run has said something new or is over; at once when it is over."""
+        run = self._follow(handle)
+        before = (run.offset, run.result)
+        state = await self.observe(handle)
+        while state.result is None and (run.offset, run.result) == before:
+            await self._news(run)
+            state = await self.observe(handle)
+        return state
+
+    async def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        """Yield what the run has said from `offset` on, and end when there is no more for now."""
+        directory = self._follow(handle).directory
+        while lines := await asyncio.to_thread(directory.read_lines, offset):
+            for line in lines:
+                yield _as_event(line)
+            offset = lines[-1].offset
+
+    async def cancel(self, handle: str) -> None:
+        """End every process of the run, here and on the node, and close its connections.
+
+        A node that does not answer is not waited for: `clear` asks it again
+        before anything else may run there.
+        """
+        run = self._follow(handle)
+        if (await self.observe(handle)).result is not None:
+            return
+        directory = run.directory
+        directory.take_claim()
+        claim = directory.claim()
+        if claim is not None and processes.ask_to_end(claim) and run.departure is not None:
+            await run.departure.wait(CANCEL_LIMIT_S)
+        await self._end_here(directory)
+        if directory.status() is None:
+            directory.close_as_cancelled(float(directory.facts().get("began_at") or 0.0))
+        await self._clear_cancelled(directory)
+        await self.observe(handle)
+
+    async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
+        """See to it that no older run's process is left on the node: waited for, then ended."""
+        return await self._clear(host, keep=keep, timeout_s=timeout_s, wait_share=remnants.WAIT_SHARE)
+
+    async def close(self) -> None:
+        """Stop following; the runs go on."""
+        for run in self._followed.values():
+            if run.departure is not None:
+                run.departure.close()
+        self._followed.clear()
+
+    # -- starting ----------------------------------------------------------
+
+    async def _start(self, request: RunRequest) -> str:
+        for attempt in range(1, TRIES_LIMIT + 1):
+            handle = request.run if attempt == 1 else f"{request.run}~{attempt}"
+            directory = RunDir(self._runs_dir / handle)
+            if not directory.path.exists():
+                await self._begin(handle, directory, request)
+                return handle
+            if handle in self._followed or not directory.take_claim():
+                claim = directory.claim()
+                if claim is None or claim.by == "run" or _is_over(directory):
+                    return handle
+        raise NotFound(
+            f"run {request.run} has been begun {TRIES_LIMIT} times and never claimed; look at the machine"
+        )
+
+    async def _begin(self, handle: str, directory: RunDir, request: RunRequest) -> None:
+        refusal = _refusal(request)
+        if refusal is None:
+            host = as_host(request.node, request.inventory[request.node])
+            python = await self._interpreters.of(host, request.tree, request.tree / request.playbook)
+            refusal = python if isinstance(python, Failed) else None
+        if refusal is not None:
+            directory.make()
+            facts = {"node": request.node, "refused": refusal.text, "evidence": refusal.output}
+            directory.write_facts(facts)
+            directory.take_claim()
+            return
+        interpreters = {request.node: python} if isinstance(python, str) else {}
+        await self._slots.acquire()
+        run = _Followed(directory, has_slot=True)
+        try:
+            await asyncio.to_thread(self._prepare, directory, request, interpreters)
+            self._watch(run, _spawn(directory, request.run))
+        except BaseException:
+            self._free(run)
+            raise
+        self._followed[handle] = run
+
+    def _prepare(self, directory: RunDir, request: RunRequest, interpreters: dict[str, str]) -> None:
+        """Write all that the wrapper and Ansible read."""
+        directory.make()
+        config = TreeConfig.of(request.tree)
+        host = request.inventory[request.node]
+        mark = self._marks.mark(request.node, request.run)
+        sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_short_directory()))
+        base = environment.remote_tmp_base(config, host)
+        self._tmp_bases.add(base)
+        directory.write_facts(
+            {
+                "node": request.node,
+                "playbook": request.playbook,
+                "timeout_s": request.timeout_s,
+                "began_at": time.time(),
+                "run": request.run,
+                "sockets": str(sockets),
+                "connection": dict(host),
+            }
+        )
+        inventory = environment.static_inventory(
+            request.inventory,
+            request.groups,
+            defaults=self._defaults,
+            config=config,
+            interpreters=interpreters,
+        )
+        directory.write(directory.inventory_file, inventory)
+        directory.write(
+            directory.variables_file, {**request.variables, "ansible_remote_tmp": f"{base}/{mark}"}
+        )
+        directory.write(directory.ssh_file, environment.ssh_script(mark, config, host), mode=0o700)
+        local_tmp = directory.path / "tmp"
+        local_tmp.mkdir(mode=0o700)
+        marked_ssh = directory.ssh_file if os.access(directory.ssh_file, os.X_OK) else None
+        places = Places(request.run, mark, directory.events_file, local_tmp, sockets, marked_ssh)
+        directory.write_command(
+            run=request.run,
+            limit_s=request.timeout_s,
+            sockets=sockets,
+            cwd=request.tree,
+            argv=_argv(self._binary, directory, request),
+            environment=environment.environment(places, config),
+        )
+
+    # -- following ---------------------------------------------------------
+
+    def _follow(self, handle: str) -> _Followed:
+        run = self._followed.get(handle)
+        if run is None:
+            directory = RunDir(self._runs_dir / handle)
+            if Path(handle).name != handle or not directory.path.is_dir():
+                raise NotFound(f"there is no run {handle} in {self._runs_dir}")
+            run = self._followed[handle] = _Followed(directory)
+        if run.progress is None:
+            run.progress = progress.Progress(str(run.directory.facts().get("node", "")))
+        return run
+
+    async def _look(self, run: _Followed) -> Ok | Failed | Unknown | None:
+        """Read what is new and judge; the order matters: status after claim, events after status."""
+        directory = run.directory
+        refused = directory.facts().get("refused")
+        if refused is not None:
+            return Failed(refused, directory.facts().get("evidence", ""))
+        lives = await self._attach(run)
+        status = directory.status()
+        await asyncio.to_thread(_read_on, run)
+        if status is not None:
+            return await asyncio.to_thread(_judge, run, status)
+        if lives:
+            return None
+        status = directory.status()
+        if status is not None:
+            return await asyncio.to_thread(_judge, run, status)
+        return await self._lost(run)
+
+    async def _attach(self, run: _Followed) -> bool:
+        """Say whether the run's wrapper lives; follow it by pid and start time if nobody does yet."""
+        if run.departure is not None and not run.departure.gone:
+            return True
+        claim = run.directory.claim()
+        if claim is None and run.directory.take_claim():
+            return False
+        claim = claim or run.directory.claim()
+        if claim is None or claim.by != "run" or not claim.lives():
+            return False
+        if run.departure is None:
+            try:
+                self._watch(run, claim.pid)
+            except ProcessLookupError:
+                return False
+            if not self._slots.locked():  # more may have been running than are allowed now
+                await self._slots.acquire()
+                run.has_slot = True
+        return claim.lives()
+
+    async def _lost(self, run: _Followed) -> Unknown:
+        """Name a run that nobody holds any more, after ending what it left on this machine."""
+        claim = run.directory.claim()
+        node = run.directory.facts().get("node", "its node")
+        if claim is not None and claim.by == "daemon":
+            return Unknown(
+                f"the run on {node} was prepared and never began: the daemon or the machine stopped before it"
+            )
+        left = await self._end_here(run.directory)
+        more = f"; {left} of its processes would not end" if left else ""
+        return Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
+
+    async def _news(self, run: _Followed) -> None:
+        """Return when the run has ended or written more, or soon after."""
+        while run.directory.events_size() == run.offset:
+            if run.departure is None:
+                await asyncio.sleep(FOLLOW_S)
+                return
+            if await run.departure.wait(FOLLOW_S):
+                return
+
+    def _watch(self, run: _Followed, pid: int) -> None:
+        run.departure = processes.Departure(pid, lambda: self._free(run))
+
+    def _free(self, run: _Followed) -> None:
+        if run.has_slot:
+            run.has_slot = False
+            self._slots.release()
+
+    # -- ending ------------------------------------------------------------
+
+    async def _end_here(self, directory: RunDir) -> int:
+        facts = directory.facts()
+        left = await processes.end_marked(str(facts["run"])) if "run" in facts else 0
+        sockets = facts.get("sockets")
+        if sockets and Path(sockets).name.startswith("rolloutd-"):
+            await asyncio.to_thread(shutil.rmtree, sockets, ignore_errors=True)
+        return left
+
+    async def _clear_cancelled(self, directory: RunDir) -> None:
+        facts = directory.facts()
+        if "connection" in facts:
+            host = as_host(str(facts["node"]), facts["connection"])
+            await self._clear(host, keep=None, timeout_s=CANCEL_NODE_S, wait_share=0.0)
+
+    async def _clear(
+        self, host: Host, *, keep: str | None, timeout_s: float, wait_share: float
+    ) -> Ok | Failed:
+        said = host.connection.get("ansible_remote_tmp")
+        return await remnants.clear(
+            self._shell,
+            host,
+            self._marks.token(host.name),
+            keep=keep.partition("~")[0] if keep else None,
+            timeout_s=timeout_s,
+            wait_share=wait_share,
+            bases=tuple(sorted(self._tmp_bases | ({str(said)} if said else set()))),
+        )
+
+
+def _refusal(request: RunRequest) -> Failed | None:
+    """Say why a request cannot be run at all."""
+    if request.node not in request.inventory:
+        return Failed(
+            f"{request.node} is not in the inventory of this run: refresh the inventory and try again"
+        )
+    path = Path(os.path.normpath(request.tree / request.playbook))
+    if not path.is_relative_to(request.tree):
+        return Failed(f"playbook {request.playbook} is outside its source; name one inside it")
+    if not path.is_file():
+        return Failed(
+            f"there is no playbook {request.playbook} in the source; look at its path and its commit"
+        )
+    return None
+
+
+def _spawn(directory: RunDir, run: str) -> int:
+    """Start the wrapper in a session of its own, with nothing that ties it to us; return its pid."""
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    argv = [sys.executable, "-I", "-S", wrapper.__file__, str(directory.path)]
+    return os.posix_spawn(argv[0], argv, {processes.MARK: run}, file_actions=null, setsid=True)
+
+
+def _is_over(directory: RunDir) -> bool:
+    """Say whether a run that the daemon claimed has an outcome all the same."""
+    return directory.status() is not None or directory.facts().get("refused") is not None
+
+
+def _argv(binary: str, directory: RunDir, request: RunRequest) -> list[str]:
+    limit = ["--limit", request.node]
+    variables = ["--extra-vars", f"@{directory.variables_file}"]
+    return [binary, "--inventory", str(directory.inventory_file), *limit, *variables, "--", request.playbook]
+
+
+def _read_on(run: _Followed) -> None:
+    assert run.progress is not None
+    while lines := run.directory.read_lines(run.offset):
+        for line in lines:
+            run.progress = run.progress.after(line.event)
+        run.offset = lines[-1].offset
+
+
+def _judge(run: _Followed, status: rundir.Status) -> Ok | Failed:
+    assert run.progress is not None
+    facts = run.directory.facts()
+    playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
+    return progress.verdict(run.progress, status, playbook, limit_s, run.directory.output())
+
+
+def _as_event(line: rundir.Line) -> RunEvent:
+    event = dict(line.event)
+    at, kind, text = event.pop("at", 0.0), event.pop("kind", ""), event.pop("text", "")
+    return RunEvent(line.offset, float(at), str(kind), str(text or event.get("task", "")), event)
+
+
+def _short_directory() -> str:
+    found = tempfile.gettempdir()
+    return found if len(found) <= SHORT_PATH else "/tmp"  # noqa: S108 - mkdtemp makes a 0700 directory there
