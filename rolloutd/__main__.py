@@ -1,0 +1,50 @@
+"""`rolloutd`: the daemon's command line; everything else is rolloutctl's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from rolloutd import __version__
+from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
+
+DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
+
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the daemon; return 0 after a wished-for stop, 1 when it could not start or go on."""
+    parser = argparse.ArgumentParser(prog="rolloutd", description="The rolloutd daemon; ask it with rolloutctl.")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
+    parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
+    options = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    # Loaded here, so that --help and --version answer at once.
+    from rolloutd.app import serve
+    from rolloutd.settings import load
+
+    try:
+        settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
+        asyncio.run(serve(settings))
+    except InvalidFile as invalid:
+        for mistake in invalid.mistakes:
+            print(mistake, file=sys.stderr)
+        return EXIT_USAGE
+    except AlreadyRunning as other:
+        print(f"rolloutd: {other}", file=sys.stderr)
+        return EXIT_REFUSED
+    except RolloutdError as error:
+        print(f"rolloutd: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

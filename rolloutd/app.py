@@ -1,0 +1,175 @@
+"""The only place where the parts are put together: settings, store, adapters, loop and socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from machines.events import DaemonStarted
+from machines.index import Index
+from machines.plan import Plan
+from rolloutd import __version__
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.sources.trees import TreeSources
+from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.adapters.timers import ApschedulerAlarm
+from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.control.routes import Desk
+from rolloutd.control.server import ControlServer
+from rolloutd.daemon import Daemon
+from rolloutd.driver import Gear
+from rolloutd.errors import RolloutdError
+from rolloutd.feed import Feed
+from rolloutd.kit import CHECKS, INVENTORIES, ISOLATORS, OBSERVERS, Adapters, InventorySnapshot, Kit, make
+from rolloutd.ports import Inventory, Observer, Pinned, Store
+from rolloutd.settings import Settings
+from rolloutd.state import State
+from rolloutd.store import open_store
+
+log = logging.getLogger("rolloutd")
+
+SOCKET_LOOK_S = 10.0
+"""How often the socket's file is looked for: somebody may clear its directory."""
+
+
+class SystemClock:
+    """The machine's clock (ports.Clock)."""
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long."""
+        await asyncio.sleep(seconds)
+
+
+async def serve(settings: Settings) -> None:
+    """Be the daemon until SIGTERM or SIGINT; runs go on without it.
+
+    Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError
+    when it cannot start.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    clock = SystemClock()
+    store = await open_store(settings.state_dir, compile=_compiler(settings))
+    try:
+        state = await _state(settings, store, clock)
+        async with _serving(state, clock):
+            log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
+            await stopping.wait()
+            log.info("stopping; runs go on and are found again")
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def _serving(state: State, clock: SystemClock) -> Any:
+    """Run the daemon and its socket for as long as the context is open."""
+    settings = state.settings
+    sources = TreeSources(settings.state_dir)
+    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
+    runner = AnsibleRunner(
+        settings.state_dir / "runs",
+        shell,
+        ansible_playbook=settings.ansible.bin,
+        parallel=settings.ansible.parallel,
+        known_hosts=settings.ssh.known_hosts,
+        user=settings.ssh.user,
+        key_file=settings.ssh.key_file,
+    )
+    alarm = ApschedulerAlarm()
+    kit = Kit(shell, clock, runner, lambda: InventorySnapshot(state.connections, state.groups), settings)
+    gear = Gear(runner, Adapters(ISOLATORS, kit), Adapters(CHECKS, kit), _trees(state, sources))
+    daemon = Daemon(
+        state,
+        gear,
+        inventories=list(_inventories(kit, settings)),
+        observers=list(_observers(kit, settings)),
+        alarm=alarm,
+    )
+    desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh)
+    server = ControlServer(desk, path=settings.socket, group=settings.socket_group)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(daemon.run(), name="daemon")
+            await server.start()
+            watch = tasks.create_task(_keep_socket(server, clock), name="socket")
+            try:
+                yield
+            finally:
+                loop.cancel()
+                watch.cancel()
+    finally:
+        await server.stop()
+        alarm.close()
+        await shell.close()
+
+
+async def _state(settings: Settings, store: Store, clock: SystemClock) -> State:
+    snapshot = await store.load()
+    limits = compile_limits(settings)
+    index = Index.build(snapshot, limits, _compiler(settings))
+    head = await store.head()
+    state = State(index, store, clock, settings, Feed(head.seq if head else 0))
+    state.connections.update(await store.connections())
+    digest = hashlib.sha256(
+        json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()
+    ).hexdigest()
+    await state.commit(
+        [DaemonStarted(snapshot.epoch, __version__, digest, clock.now())], cause="daemon started"
+    )
+    return state
+
+
+def _compiler(settings: Settings) -> Any:
+    def compile_content(content: Mapping[str, Any]) -> Plan:
+        return compile_plan(content, teams=settings.teams)
+
+    return compile_content
+
+
+def _trees(state: State, sources: TreeSources) -> Any:
+    kept: dict[str, Path] = {}
+
+    async def tree(rollout: str) -> Path:
+        if rollout not in kept:
+            _, source = await state.store.content(rollout)
+            kept[rollout] = sources.tree(Pinned(source["kind"], source["pin"]))
+        return kept[rollout]
+
+    return tree
+
+
+def _inventories(kit: Kit, settings: Settings) -> Iterator[Inventory]:
+    for source in settings.inventory:
+        for kind, params in source.items():
+            yield make(INVENTORIES, kind, replace(kit, params=params))
+
+
+def _observers(kit: Kit, settings: Settings) -> Iterator[Observer]:
+    for source in settings.observe:
+        for kind, params in source.items():
+            yield make(OBSERVERS, kind, replace(kit, params=params))
+
+
+async def _keep_socket(server: ControlServer, clock: SystemClock) -> None:
+    while True:
+        await clock.sleep(SOCKET_LOOK_S)
+        try:
+            await server.ensure()
+        except (RolloutdError, OSError) as error:
+            log.error("the control socket cannot be made again: %s", error)
+
