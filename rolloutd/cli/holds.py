@@ -1,0 +1,95 @@
+"""Commands for what lies across all plans: slots, holds and freezes.
+
+A hold takes a node's slot for somebody outside the plans; asking again for the
+same one is granted again, so that scripts may repeat themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rolloutd.cli import exits, moments
+from rolloutd.cli.command import Call, Family, add_node, add_reason, add_until, body_of
+from rolloutd.cli.output import put_json, put_table, say
+from rolloutd.control.client import path_of
+
+
+def register(family: Family) -> None:
+    """Add the commands of this family."""
+    family.command("locks", show_locks, "show every pool's slots and who has them, the holds and the freezes")
+    hold = family.command("hold", take, "take a node's slot, or be told why not")
+    release = family.command("release", give_back, "give a node's slot back")
+    for parser in (hold, release):
+        add_node(parser)
+        parser.add_argument("--as", dest="id", metavar="ID", help="the hold's name, to ask for it again")
+    add_until(hold, "when it ends by itself")
+    add_reason(hold)
+    freeze = family.command("freeze", begin, "let nothing start")
+    unfreeze = family.command("unfreeze", lift, "lift a freeze")
+    for parser in (freeze, unfreeze):
+        parser.add_argument(
+            "--scope", metavar="SCOPE", help="all (the default), team/NAME, or a pool (rack/r12)"
+        )
+    add_until(freeze, "when it ends by itself")
+    add_reason(freeze)
+    add_reason(unfreeze, required=False)
+
+
+def show_locks(call: Call) -> int:
+    """Show pools with their holders, holds and freezes."""
+    answer = call.get(path_of("locks"))
+    if call.args.json:
+        put_json(answer)
+        return exits.DONE
+    put_table(("POOL", "DOWN", "BUDGET", "MEMBERS", "HOLDERS"), [_lock_row(lock) for lock in answer["pools"]])
+    for heading, items in (("held", answer["holds"]), ("frozen", answer["freezes"])):
+        for item in items:
+            say(f"{heading}: " + _sentence(item))
+    return exits.DONE
+
+
+def take(call: Call) -> int:
+    """Take a slot: exit 0 when granted, 1 with the reason when not."""
+    args = call.args
+    body = body_of(node=args.node, id=args.id, until=args.until, reason=args.reason)
+    return _report(call, call.client.put(path_of("holds"), body), f"{args.node}: held")
+
+
+def give_back(call: Call) -> int:
+    """Give a slot back."""
+    args = call.args
+    answer = call.client.delete(path_of("holds"), body_of(node=args.node, id=args.id))
+    return _report(call, answer, f"{args.node}: released")
+
+
+def begin(call: Call) -> int:
+    """Freeze."""
+    args = call.args
+    body = body_of(reason=args.reason, scope=args.scope, until=args.until)
+    return _report(call, call.client.post(path_of("freezes"), body), f"frozen: {args.scope or 'all'}")
+
+
+def lift(call: Call) -> int:
+    """Unfreeze."""
+    args = call.args
+    answer = call.client.delete(path_of("freezes"), body_of(scope=args.scope, reason=args.reason))
+    return _report(call, answer, f"freeze lifted: {args.scope or 'all'}")
+
+
+def _report(call: Call, answer: Any, text: str) -> int:
+    if call.args.json:
+        put_json(answer)
+    say(text)
+    return exits.DONE
+
+
+def _lock_row(lock: dict[str, Any]) -> tuple[str, ...]:
+    holders = ", ".join(
+        f"{holder['node']} ({holder['why']}, {moments.age(holder.get('since'))})"
+        for holder in lock["holders"]
+    )
+    return lock["pool"], str(lock["down"]), str(lock["max_unavailable"]), str(lock["members"]), holders
+
+
+def _sentence(item: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in item.items() if value not in (None, "", [], {}))

@@ -1,0 +1,95 @@
+"""The entry of rolloutctl: parses, calls, and turns what happens into an exit code.
+
+The only place of the command line that catches errors; a person sees a sentence
+and never a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rolloutd import __version__
+from rolloutd.cli import exits, holds, local, plans, reading, steering, trail, voting, watch
+from rolloutd.cli.command import Call, Family, Parser, shared_options
+from rolloutd.cli.output import say
+from rolloutd.control.client import Answer, Client, NoDaemon
+from rolloutd.errors import RolloutdError
+
+_EPILOG = """\
+exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 no daemon; 4 not allowed
+stdout is data, stderr is narration; every reading command takes --json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        code = _run(parser().parse_args(argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends; that must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.BROKEN_PIPE
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    top = Parser(
+        prog="rolloutctl",
+        description="Ask rolloutd what it does and why, and tell it what people decided.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[shared := shared_options()],
+    )
+    top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
+    family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared)
+    for module in (plans, reading, watch, voting, steering, holds, trail, local):
+        module.register(family)
+    return top
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        code: int = args.handler(Call(args, Client(getattr(args, "socket", None))))
+    except exits.Stop as stop:
+        if stop.text:
+            say(stop.text)
+        return stop.code
+    except NoDaemon as none:
+        return _explain_silence(none)
+    except Answer as answer:
+        return _explain(answer)
+    except RolloutdError as wrong:
+        say(str(wrong))
+        return exits.NO
+    except OSError as wrong:
+        if isinstance(wrong, BrokenPipeError):
+            raise
+        say(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
+        return exits.NO
+    return code
+
+
+def _explain_silence(none: NoDaemon) -> int:
+    if isinstance(none.__cause__, PermissionError):
+        say(f"{none}\nyou may not open that socket; its group may")
+        return exits.NOT_ALLOWED
+    say(f"{none}\nis rolloutd running (systemctl status rolloutd)? --socket names another socket")
+    return exits.NO_DAEMON
+
+
+def _explain(answer: Answer) -> int:
+    body: Any = answer.body
+    say(str(body.get("error") or f"the daemon answered {answer.status}"))
+    for mistake in body.get("errors") or ():
+        say(plans.mistake_line(mistake))
+    return exits.of_status(answer.status)

@@ -1,0 +1,92 @@
+"""One sentence per audit entry, for people.
+
+The entries themselves are the record; what is left out here is in `--json`.  An
+event that this version does not know is shown by its name, never refused: the
+daemon may be newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+
+def of_entry(entry: Mapping[str, Any]) -> str:
+    """Return what happened, as one line without its time and its actor."""
+    fields = entry.get("fields") or {}
+    tell = _SENTENCES.get(entry["event"])
+    text = tell(fields) if tell is not None else _words(entry["event"])
+    node = entry.get("node")
+    return " ".join((f"{node}: {text}" if node else text).split())
+
+
+def actor(entry: Mapping[str, Any]) -> str:
+    """Return who did it."""
+    who = entry.get("actor") or {}
+    return str(who.get("name", "?"))
+
+
+def _phase_moved(fields: Fields) -> str:
+    failure = fields.get("failure") or {}
+    what = f"{failure['step']}: {failure['message']}" if failure else fields.get("text") or ""
+    outcome = f" ({fields['outcome']})" if fields.get("outcome") else ""
+    attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
+    return f"{fields['source']} \u2192 {fields['target']}{outcome}{attempt}{': ' + what if what else ''}"
+
+
+def _step(fields: Fields) -> str:
+    text = f": {fields['text']}" if fields.get("text") else ""
+    return f"{fields['action']} {fields['step']} {fields['state']}{text}"
+
+
+def _vote(fields: Fields) -> str:
+    vote = fields["vote"]
+    wave = f" before {vote['wave']}" if vote.get("wave") else ""
+    return f"voted {'yes' if vote['yes'] else 'no'} at {vote['gate']}{wave}: {vote['reason']}"
+
+
+def _hold(fields: Fields) -> str:
+    hold = fields["hold"]
+    return f"{hold['node']}: held as {hold['source']}/{hold['id']}: {hold['reason']}"
+
+
+def _names(nodes: list[Any]) -> str:
+    shown = [node["name"] if isinstance(node, dict) else str(node) for node in nodes[:3]]
+    return ", ".join(shown) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+
+
+def _because(verb: str) -> Callable[[Fields], str]:
+    return lambda fields: f"{verb}: {fields['reason']}" if fields.get("reason") else verb
+
+
+_SENTENCES: dict[str, Callable[[Fields], str]] = {
+    "PhaseMoved": _phase_moved,
+    "StepRecorded": _step,
+    "VoteCast": _vote,
+    "VoteWithdrawn": _because("took a vote back"),
+    "GateOpened": lambda f: f"gate {f['gate']} before {f['wave']} opened",
+    "RolloutOpened": lambda f: f"submitted {f['name']}, {len(f['targets'])} targets",
+    "RolloutPaused": _because("paused the rollout"),
+    "RolloutResumed": _because("resumed the rollout"),
+    "RolloutCancelled": _because("cancelled the rollout"),
+    "RolloutEnded": lambda _: "the rollout has ended",
+    "RolloutDeleted": lambda _: "deleted the rollout",
+    "TargetsJoined": lambda f: f"joined: {_names([target['node'] for target in f['targets']])}",
+    "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
+    "LookedCurrent": lambda f: f"looked at: needs the change {f.get('text', '')}",
+    "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
+    "HoldTaken": _hold,
+    "HoldReleased": lambda f: f"hold {f['source']}/{f['id']} released",
+    "Frozen": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",
+    "Unfrozen": lambda _: "lifted a freeze",
+    "NodesSeen": lambda f: f"the inventory has {_names(f['nodes'])}",
+    "NodesGone": lambda f: f"the inventory no longer has {_names(f['names'])}",
+    "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
+    "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
+}
+
+
+def _words(event: str) -> str:
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in event).strip()

@@ -1,0 +1,159 @@
+"""Commands that read the audit, and verify that nobody has altered it.
+
+`audit verify --database` needs no daemon: the chain's rules are in
+rolloutd.journal, and a copy of the database file is enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rolloutd.cli import exits, moments, sentences
+from rolloutd.cli.command import Call, Family
+from rolloutd.cli.following import follow_entries
+from rolloutd.cli.output import printable, put, put_json, put_json_line, say
+from rolloutd.control.client import path_of
+
+PAGE = 1000
+"""Entries asked for at a time: the most that the daemon gives in one answer."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def register(family: Family) -> None:
+    """Add the commands of this family."""
+    parser = family.command("audit", audit, "show who did what, or verify that nobody has altered it")
+    parser.usage = (
+        "rolloutctl audit [ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT] [--after SEQ] [--limit N]\n"
+        "                        [-f] [--json]\n"
+        "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]"
+    )
+    parser.add_argument(
+        "rollout", metavar="ROLLOUT", nargs="?", help="only of this rollout; or the word 'verify'"
+    )
+    parser.add_argument("--node", metavar="NODE", help="only of this node")
+    parser.add_argument("--actor", metavar="NAME", help="only by this person")
+    parser.add_argument("--kind", metavar="EVENT", help="only this kind of event, such as VoteCast")
+    parser.add_argument(
+        "--after", metavar="SEQ", type=_number, default=0, help="only entries after this number"
+    )
+    parser.add_argument("--limit", metavar="N", type=_number, help="no more than so many")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on showing new ones")
+    parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
+    parser.add_argument(
+        "--head", metavar="HASH", type=_hash, help="a hash noted earlier, which must still occur"
+    )
+
+
+def audit(call: Call) -> int:
+    """Show entries, or verify the chain."""
+    args = call.args
+    if args.rollout == "verify":
+        return _verify(call)
+    if args.database is not None or args.head is not None:
+        raise exits.Stop(exits.USAGE, "--database and --head belong to: rolloutctl audit verify")
+    if args.follow:
+        return _follow(call)
+    entries = _entries(call)
+    if args.json:
+        put_json({"entries": list(entries)})
+    else:
+        for found in entries:
+            put(_line(found["entry"]))
+    return exits.DONE
+
+
+def _entries(call: Call) -> Iterator[dict[str, Any]]:
+    args = call.args
+    after, left = args.after, args.limit
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        page = call.get(
+            path_of("audit"),
+            rollout=args.rollout,
+            node=args.node,
+            actor=args.actor,
+            kind=args.kind,
+            after=after,
+            limit=size,
+        )["entries"]
+        yield from page
+        if len(page) < size:
+            return
+        after = page[-1]["seq"]
+        left = None if left is None else left - len(page)
+
+
+def _follow(call: Call) -> int:
+    args = call.args
+    for line in follow_entries(call.client, args.rollout, args.after):
+        entry = line.get("entry")
+        if entry is None or not _wanted(args, entry):
+            continue
+        if args.json:
+            put_json_line(line)
+        else:
+            print(_line(entry), flush=True)  # noqa: T201
+    return exits.DONE
+
+
+def _wanted(args: argparse.Namespace, entry: dict[str, Any]) -> bool:
+    return (
+        args.node in (None, entry.get("node"))
+        and args.actor in (None, sentences.actor(entry))
+        and args.kind in (None, entry["event"])
+    )
+
+
+def _line(entry: dict[str, Any]) -> str:
+    at = moments.local(datetime.fromtimestamp(entry["at"], UTC).isoformat())
+    return printable(f"{entry['seq']:>6}  {at}  {sentences.actor(entry):<10}  {sentences.of_entry(entry)}")
+
+
+def _verify(call: Call) -> int:
+    verdict = _verdict_of_file(call.args) if call.args.database is not None else _verdict_of_daemon(call)
+    if call.args.json:
+        put_json(verdict)
+    else:
+        put(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {printable(verdict['message'])}")
+        put(f"head {verdict['head']}")
+    return exits.DONE if verdict["ok"] else exits.NO
+
+
+def _verdict_of_daemon(call: Call) -> dict[str, Any]:
+    verdict: dict[str, Any] = call.get(path_of("audit", "verify"), head=call.args.head)
+    return verdict
+
+
+def _verdict_of_file(args: argparse.Namespace) -> dict[str, Any]:
+    from rolloutd import journal
+
+    try:
+        verdict = journal.verify(args.database, args.head)
+    except FileNotFoundError as missing:
+        say(str(missing))
+        raise exits.Stop(exits.NO) from missing
+    return {
+        "ok": verdict.ok,
+        "entries": verdict.entries,
+        "head": verdict.head,
+        "first_bad": verdict.first_bad,
+        "message": verdict.message,
+    }
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number")
+    return int(text)
+
+
+def _hash(text: str) -> str:
+    if not _HASH.fullmatch(text):
+        raise argparse.ArgumentTypeError("a hash has 64 hexadecimal digits")
+    return text

@@ -1,0 +1,141 @@
+"""Commands that stay and look: watch a rollout move, follow a node's log.
+
+On a terminal there is a bar per pool; elsewhere one line per thing that
+happens.  Both end when the rollout ends.  The pictures come from bars.py, which
+is imported on a terminal only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rolloutd.cli import exits, moments, sentences
+from rolloutd.cli.command import Call, Family, add_node, add_rollout, on_terminal
+from rolloutd.cli.following import Line, follow_log
+from rolloutd.cli.output import percentage, printable, put_json_line, say
+from rolloutd.cli.reading import reason_sentence
+from rolloutd.cli.views import View, views
+from rolloutd.control.client import path_of
+from rolloutd.control.wire import Rollout
+
+CLOSED = frozenset({"done", "cancelled"})
+
+TOLD = frozenset(
+    {
+        "PhaseMoved",
+        "VoteCast",
+        "VoteWithdrawn",
+        "GateOpened",
+        "RolloutPaused",
+        "RolloutResumed",
+        "RolloutCancelled",
+        "TargetsJoined",
+    }
+)
+"""Events that are told as a line; the steps between them are in the audit."""
+
+
+def register(family: Family) -> None:
+    """Add the commands of this family."""
+    parser = family.command("watch", watch, "watch a rollout until it ends: exit 0 done, 1 cancelled")
+    add_rollout(parser, optional=True)
+    parser = family.command("logs", logs, "show what a node's run has said")
+    add_rollout(parser)
+    add_node(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--attempt", metavar="K", type=int, help="of this attempt instead of the latest")
+
+
+def watch(call: Call) -> int:
+    """Watch one rollout, or all that are live."""
+    wanted = _rollouts(call)
+    if not wanted:
+        say("no rollout is live")
+        return exits.DONE
+    seen = views(call.client, wanted)
+    if call.args.json:
+        last = _watch_as_json(seen)
+    elif on_terminal():
+        from rolloutd.cli.bars import show
+
+        last = show(seen)
+    else:
+        last = tell(seen)
+    return exits.DONE if all(rollout["state"] == "done" for rollout in last) else exits.NO
+
+
+def logs(call: Call) -> int:
+    """Show a node's log; with --follow until its run has ended."""
+    args = call.args
+    if args.follow:
+        lines: Iterator[Line] = follow_log(call.client, args.rollout, args.node, args.attempt)
+    else:
+        path = path_of("rollouts", args.rollout, "nodes", args.node, "log")
+        lines = call.client.stream(path, {"attempt": args.attempt})
+    for line in lines:
+        if args.json:
+            put_json_line(line)
+        else:
+            at = f"{moments.local(line['at'])}  " if line.get("at") else ""
+            for text in str(line.get("text", "")).splitlines() or [""]:
+                print(printable(f"{at}{text}"), flush=True)  # noqa: T201
+    return exits.DONE
+
+
+def tell(seen: Iterator[View]) -> list[Rollout]:
+    """Print a line per event and per change of state, until all have ended; return the last view."""
+    last: list[Rollout] = []
+    standing: dict[str, tuple[str, str | None]] = {}
+    for view in seen:
+        for text in event_lines(view):
+            print(text, flush=True)  # noqa: T201
+        last = view.rollouts
+        for rollout in last:
+            reason = rollout["reason"]
+            now = (rollout["state"], reason["code"] if reason else None)
+            if standing.get(rollout["rollout"]) != now:
+                standing[rollout["rollout"]] = now
+                print(_standing_line(rollout), flush=True)  # noqa: T201
+        if is_over(view):
+            return last
+    return last
+
+
+def event_lines(view: View) -> Iterator[str]:
+    """Yield one line for each event worth one."""
+    for entry in view.entries:
+        if entry["event"] in TOLD:
+            at = datetime.fromtimestamp(entry["at"]).astimezone().strftime("%H:%M:%S")
+            by = "" if entry["event"] == "PhaseMoved" else f"{sentences.actor(entry)} "
+            yield printable(f"{at}  {by}{sentences.of_entry(entry)}")
+
+
+def is_over(view: View) -> bool:
+    """Say whether there is nothing more to wait for."""
+    return all(rollout["state"] in CLOSED for rollout in view.rollouts)
+
+
+def _standing_line(rollout: Rollout) -> str:
+    at = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
+    reason = f": {reason_sentence(rollout['reason'])}" if rollout["reason"] else ""
+    done = f"{rollout['done']}/{rollout['total']} {percentage(rollout['percent'])}"
+    return printable(f"{at}  {rollout['rollout']} {rollout['state']} {done}{reason}")
+
+
+def _watch_as_json(seen: Iterator[View]) -> list[Rollout]:
+    last: list[Rollout] = []
+    for view in seen:
+        for rollout in view.rollouts:
+            if rollout not in last:
+                put_json_line(rollout)
+        last = view.rollouts
+        if is_over(view):
+            break
+    return last
+
+
+def _rollouts(call: Call) -> list[str]:
+    if call.args.rollout is not None:
+        return [call.get(path_of("rollouts", call.args.rollout))["rollout"]]
+    return [rollout["rollout"] for rollout in call.get(path_of("status"))["rollouts"]]
