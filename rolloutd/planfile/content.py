@@ -1,0 +1,94 @@
+"""A plan's content: the one form that is stored, hashed, voted for and compiled.
+
+Content is JSON with every default filled in, selectors in canonical spelling
+and durations in seconds, so that comments, key order, quoting and spelling
+change nothing.  Its three parts are hashed apart: what is done (change), where
+(scope), and by whose leave (policy).  Every key of the plan belongs to exactly
+one of them, but for `metadata.ticket` and `metadata.description`, which are for
+people, and `source`, for which the pinned commit or content hash stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rolloutd.planfile.model import DEFAULT_EXPECTED_S, PlanDocument
+
+JSON = Any
+Content = Mapping[str, JSON]
+
+CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
+SCOPE_KEYS = ("targets", "enrol", "pools")
+POLICY_KEYS = ("max_parallel", "soak", "windows", "gates", "limits")
+SPLIT_KEYS = ("canary", "waves")
+"""Keys whose selector is scope and whose limits, soak and gate are policy."""
+
+
+def content_of(document: PlanDocument) -> dict[str, JSON]:
+    """Return the content of a plan without mistakes."""
+    content = document.model_dump(mode="json", by_alias=True)
+    stages = content["spec"]["maintain"]
+    for number, stage in enumerate(stages, start=1):
+        if stage["name"] is None:
+            stage["name"] = "configure" if len(stages) == 1 else f"stage-{number}"
+        if stage["expected"] is None:
+            stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
+    return content
+
+
+def canonical_json(value: JSON) -> str:
+    """Return the one text of a JSON value: keys sorted, no blanks; raises ValueError for NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
+    """Return what is done: the pinned source and all that runs on a node.
+
+    `pin` holds `kind` and `pin`, as the source was resolved at submit.
+    """
+    spec = content["spec"]
+    return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **{key: spec[key] for key in CHANGE_KEYS}}
+
+
+def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:
+    """Return where it is done: name, selectors, pools and the targets resolved at submit."""
+    return {**_scope(content), "resolved": sorted(targets)}
+
+
+def policy_content(content: Content) -> dict[str, JSON]:
+    """Return by whose leave and how carefully: owner, gates, waves' limits, windows."""
+    spec = content["spec"]
+    waves = [{key: wave[key] for key in ("max_parallel", "soak", "gate")} for wave in spec["waves"]]
+    canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}
+    policy = {key: spec[key] for key in POLICY_KEYS}
+    return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy}
+
+
+def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:
+    """Return the hashes people vote for: `change`, `scope`, `policy` and, over the three, `whole`."""
+    parts = {
+        "change": _sha256(change_content(content, pin)),
+        "scope": _sha256(scope_content(content, targets)),
+        "policy": _sha256(policy_content(content)),
+    }
+    return {**parts, "whole": _sha256(parts)}
+
+
+def selector_digest(content: Content) -> str:
+    """Return the hash of the scope as it was written, before targets were resolved."""
+    return _sha256(_scope(content))
+
+
+def _scope(content: Content) -> dict[str, JSON]:
+    spec = content["spec"]
+    waves = [{key: wave[key] for key in ("name", "select")} for wave in spec["waves"]]
+    canary = spec["canary"] and {"select": spec["canary"]["select"]}
+    scope = {key: spec[key] for key in SCOPE_KEYS}
+    return {"name": content["metadata"]["name"], "canary": canary, "waves": waves, **scope}
+
+
+def _sha256(value: JSON) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

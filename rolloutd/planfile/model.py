@@ -1,0 +1,264 @@
+"""The plan file as types: every key, its default, what it may be, what it means.
+
+The JSON Schema and the reference in docs/ are made from these.  Rules that tie
+several keys together stand in rules.py, because they must speak also when one
+of the keys is wrong.  All durations are seconds once they have been read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rolloutd.planfile import scalars
+from rolloutd.planfile.scalars import Duration, Limit, Playbook, SelectorText
+from rolloutd.planfile.steps import ABSENT, LATER, IsolateStep, Part, VerifyStep, reserved_kinds, span
+
+API_VERSION = "rolloutd/v1"
+KIND = "MaintenancePlan"
+
+DEFAULT_EXPECTED_S = 900
+MAX_VOTES = 20
+"""Votes one gate may ask of one group: more people than any team on call has."""
+
+MAX_STEPS = 50
+"""Isolators or checks of a plan; each takes minutes of every node's time."""
+
+MAX_ITEMS = 100
+"""Waves, stages or windows of a plan."""
+
+MAX_PARALLEL = 10_000
+"""Nodes at once: the largest fleet the daemon is measured with."""
+
+RESERVED = {
+    "spec.prepare": "`prepare` is reserved for a later version: put its tasks at the beginning of `maintain`",
+    "spec.traffic": "`traffic` is not available in this version: no client traffic is looked at; remove it",
+    **reserved_kinds("spec.isolate", LATER["isolate"]),
+    **reserved_kinds("spec.verify", LATER["verify"]),
+    **reserved_kinds("spec.rollback.verify", LATER["verify"]),
+}
+"""Keys that are known but cannot be used yet, and what to do instead."""
+
+
+class Metadata(Part):
+    """What the plan is called and whose it is."""
+
+    name: scalars.Name = Field(
+        description="Name of the plan: small letters, digits, '-' and '.', at most 63."
+    )
+    owner: scalars.TeamName = Field(description="Team of the daemon's settings whose members are the owners.")
+    ticket: scalars.Reference = Field(
+        default=ABSENT, description="Ticket or change number; not part of the digest."
+    )
+    description: str = Field(
+        default=ABSENT, max_length=4000, description="For people; not part of the digest."
+    )
+
+
+class Source(Part):
+    """Where the playbooks come from: a git ref, or a directory beside the plan."""
+
+    git: scalars.GitUrl = Field(default=ABSENT, description="URL of the repository.")
+    ref: scalars.GitRef = Field(
+        default=ABSENT, description="Tag, branch or commit; becomes a commit at submit."
+    )
+    path: str = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=1000,
+        description="Directory, relative to the plan file, at most 64 MiB.",
+    )
+
+
+class Canary(Part):
+    """The nodes that go first."""
+
+    select: SelectorText = Field(description="Label selector of the canaries, among the targets.")
+    max_parallel: int = Field(default=1, ge=1, le=MAX_PARALLEL, description="Canaries at once.")
+
+
+class Wave(Part):
+    """A part of the targets, after the canaries and before the rest."""
+
+    name: scalars.Name = Field(description="Name of the wave; `canary` and `fleet` are taken.")
+    select: SelectorText = Field(description="Label selector of the wave, among the targets.")
+    max_parallel: int = Field(default=ABSENT, ge=1, le=MAX_PARALLEL, description="Nodes of the wave at once.")
+    soak: Duration = span("0s", "Wait after the wave's last node.")
+    gate: Literal["continue"] = Field(default=ABSENT, description="Ask for `continue` again after this wave.")
+
+
+class WindowSpec(Part):
+    """Days and hours in which a node may start."""
+
+    days: scalars.Days = Field(
+        default=["mon", "tue", "wed", "thu", "fri", "sat", "sun"],
+        description="Days the window begins on.",
+        json_schema_extra={"default": "mon-sun"},
+    )
+    from_: scalars.ClockText = Field(default="00:00", alias="from", description="First minute.")
+    to: scalars.ClockText = Field(
+        default="24:00", description="End; when it is not after `from`, it lies on the following day."
+    )
+    zone: scalars.Zone = Field(default="UTC", description="IANA time zone of the hours.")
+
+
+class Stage(Part):
+    """One playbook run on the isolated node."""
+
+    name: scalars.Name = Field(
+        default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
+    )
+    playbook: Playbook = Field(description="Playbook, a path inside the source.")
+    vars: dict[scalars.VariableName, Any] = Field(
+        default={},
+        description="Extra variables of the run; Ansible renders templates in them, rolloutd does not.",
+    )
+    timeout: Limit = span("30m", "Limit of the run.")
+    expected: Limit = span("15m", "How long the run usually takes; at most `timeout`.")
+    on_unknown: Literal["verify", "rerun", "pause"] = Field(
+        default="verify", description="What to do when nobody can say how the run ended."
+    )
+
+
+class Rollback(Part):
+    """The playbook that undoes the change, run when a person says so."""
+
+    playbook: Playbook = Field(description="Playbook, a path inside the source.")
+    vars: dict[scalars.VariableName, Any] = Field(default={}, description="Extra variables of the run.")
+    timeout: Limit = span("30m", "Limit of the run.")
+    verify: list[VerifyStep] = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=MAX_STEPS,
+        description="Checks after a rollback; without them the plan's `reachable` checks.",
+    )
+
+
+class Needs(Part):
+    """Who must say yes at a gate."""
+
+    owner: int = Field(default=0, ge=0, le=MAX_VOTES, description="Votes of members of the owner team.")
+    each_team: int = Field(
+        default=0, ge=0, le=MAX_VOTES, description="Votes of every team that owns a target."
+    )
+    four_eyes: bool = Field(default=False, description="The submitter's vote does not count.")
+    per_team: bool = Field(default=False, description="Each team's yes opens the gate for its own nodes.")
+
+
+class Gates(Part):
+    """The places where people must say yes."""
+
+    start: Needs = Field(default=Needs(owner=1), description="Before the first node.")
+    continue_: Needs = Field(
+        default=Needs(owner=1, each_team=1),
+        alias="continue",
+        description="After the canaries and their soak.",
+    )
+    proceed: Needs = Field(default=Needs(owner=1), description="After a failure.")
+
+
+class Pools(Part):
+    """Further budgets, for this rollout only; the daemon's own pools always hold."""
+
+    by: list[scalars.LabelKey] = Field(
+        default=[], max_length=8, description="Label keys; of each value's nodes one at a time."
+    )
+
+
+class Limits(Part):
+    """How long things may take that no other key names."""
+
+    isolate: Limit = span("15m", "Until a node is isolated; then it is put back and tried later.")
+    votes: Limit = Field(
+        default=ABSENT, description="How long a vote holds before its gate opens; for ever if not given."
+    )
+
+
+def _one_or_many(value: object) -> object:
+    """Take a single stage for a list of one."""
+    return [value] if isinstance(value, dict) else value
+
+
+def _stages_schema(schema: dict[str, Any]) -> None:
+    """Say in the schema that a single stage needs no list."""
+    items = schema.pop("items")
+    many = {
+        "type": schema.pop("type"),
+        "items": items,
+        "minItems": schema.pop("minItems"),
+        "maxItems": MAX_ITEMS,
+    }
+    schema.pop("maxItems", None)
+    schema["anyOf"] = [items, many]
+
+
+def _source_schema(schema: dict[str, Any]) -> None:
+    """Say in the schema that git and path exclude each other."""
+    schema["anyOf"] = [
+        {"required": ["git", "ref"], "not": {"required": ["path"]}},
+        {"required": ["path"], "not": {"anyOf": [{"required": ["git"]}, {"required": ["ref"]}]}},
+    ]
+
+
+Source.model_config["json_schema_extra"] = _source_schema
+Source.model_rebuild(force=True)
+
+Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
+
+
+class Spec(Part):
+    """What is done, where, by whose leave, and how it is judged."""
+
+    source: Source = Field(default=Source(path="."), description="Where the playbooks come from.")
+    targets: SelectorText = Field(description="Label selector of the nodes; an empty one means every node.")
+    enrol: Literal["auto", "ask", "never"] = Field(
+        default="auto", description="What becomes of matching nodes that appear while the rollout runs."
+    )
+    max_parallel: int = Field(
+        default=ABSENT,
+        ge=1,
+        le=MAX_PARALLEL,
+        description="Nodes of this rollout at once; the daemon's limit if not given.",
+    )
+    pools: Pools = Field(default=Pools(), description="Further budgets for this rollout.")
+    canary: Canary = Field(
+        default=ABSENT,
+        description="The nodes that go first; if not given, each team's nominated or first node.",
+    )
+    soak: Duration = span("0s", "Wait after the last canary.")
+    waves: list[Wave] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Parts of the fleet after the canaries, in order; then the rest.",
+    )
+    windows: list[WindowSpec] = Field(
+        default=[], max_length=MAX_ITEMS, description="When a node may start; always if none is given."
+    )
+    isolate: list[IsolateStep] = Field(
+        default=[],
+        max_length=MAX_STEPS,
+        description="How a node is taken out of service, in order; undone in reverse.",
+    )
+    maintain: Stages = Field(
+        min_length=1,
+        max_length=MAX_ITEMS,
+        description="The change: a playbook run, or several.",
+        json_schema_extra=_stages_schema,
+    )
+    rollback: Rollback = Field(default=ABSENT, description="How the change is undone on a node.")
+    verify: list[VerifyStep] = Field(
+        min_length=1, max_length=MAX_STEPS, description="Checks that every node must pass, in order."
+    )
+    probation: Duration = span("0s", "How long a node is watched in service before it is done.")
+    gates: Gates = Field(default=Gates(), description="Who must say yes, and when.")
+    limits: Limits = Field(default=Limits(), description="How long things may take.")
+
+
+class PlanDocument(Part):
+    """One change, whole."""
+
+    api_version: Literal["rolloutd/v1"] = Field(alias="apiVersion", description="Version of this format.")
+    kind: Literal["MaintenancePlan"] = Field(description="What the file holds.")
+    metadata: Metadata = Field(description="What the plan is called and whose it is.")
+    spec: Spec = Field(description="What is done, where, by whose leave, and how it is judged.")

@@ -1,0 +1,182 @@
+"""The kinds of isolators, checks and observers, and what each may be told.
+
+A new kind is one model and one line in ISOLATORS, CHECKS or OBSERVERS; the plan
+file, the settings, the JSON Schema and the reference all follow.  What a kind
+does is its adapter's affair and unknown here.  All durations are seconds once
+they have been read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
+
+from rolloutd.planfile.scalars import Answer, Duration, Limit, Pattern, Playbook, Templated, parse_duration
+
+JSON = Any
+
+
+ABSENT: Any = None
+"""The default of keys that may be left out but not written as null."""
+
+
+def span(default: str, description: str) -> Any:
+    """Make the field of a duration; the schema shows its default as a person writes it."""
+    return Field(
+        default=parse_duration(default), description=description, json_schema_extra={"default": default}
+    )
+
+
+class Part(BaseModel):
+    """The manners of every part of a file: nothing unknown, nothing guessed, nothing changed later."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=False)
+
+
+# -- isolators ----------------------------------------------------------------
+
+
+class CommandIsolator(Part):
+    """Takes the node out of service by shell commands on the node itself."""
+
+    do: Templated = Field(description="Command that takes the node out of service; safe to run again.")
+    undo: Templated = Field(description="Command that puts it back as it was; safe to run again.")
+    look: Templated = Field(
+        default=ABSENT,
+        description="Command that exits 0 when the node is isolated already. Without it `do` just runs.",
+    )
+    timeout: Limit = span("5m", "Limit of each command.")
+
+
+class PlaybookIsolator(Part):
+    """Takes the node out of service by a playbook of the source."""
+
+    file: Playbook = Field(description="Playbook that takes the node out of service; idempotent.")
+    undo: Playbook = Field(description="Playbook that puts it back as it was; idempotent.")
+    timeout: Limit = span("15m", "Limit of each playbook.")
+
+
+# -- checks -------------------------------------------------------------------
+
+
+class Check(Part):
+    """What every check may be told."""
+
+    in_service: bool = Field(
+        default=False, description="Judge after the node was put back into service, not while it is isolated."
+    )
+
+
+class ReachableCheck(Check):
+    """The node answers over SSH."""
+
+    within: Duration = span("5m", "How long the node may take until it answers; 0s asks once.")
+    timeout: Limit = span("10s", "Limit of one try.")
+
+
+def _exit_zero(value: object) -> object:
+    """Judge by exit status 0 where the plan names no other judgement."""
+    if isinstance(value, dict) and not {"equals", "matches", "exit"} & value.keys():
+        return {**value, "exit": 0}
+    return value
+
+
+class SshCheck(Check):
+    """A command on the node ends, or answers, as it should."""
+
+    run: Templated = Field(description="Shell command, run on the node.")
+    equals: Answer = Field(
+        default=ABSENT, description="The command exits 0 and prints exactly this, blanks at both ends aside."
+    )
+    matches: Pattern = Field(
+        default=ABSENT,
+        description="The command exits 0 and this regular expression is found in what it prints.",
+    )
+    exit: int = Field(
+        default=ABSENT,
+        ge=0,
+        le=255,
+        description="The command ends with this status; 0 where none of the three is given.",
+    )
+    within: Duration = span("0s", "How long the answer may take to become right; 0s judges once.")
+    timeout: Limit = span("1m", "Limit of one try.")
+
+
+# -- observers ----------------------------------------------------------------
+
+
+class ReachableObserver(Part):
+    """Sees a node as up when it answers over SSH."""
+
+    timeout: Limit = span("10s", "Limit of one try.")
+
+
+# -- the registries -----------------------------------------------------------
+
+ISOLATORS: dict[str, type[Part]] = {"command": CommandIsolator, "playbook": PlaybookIsolator}
+CHECKS: dict[str, Any] = {
+    "reachable": ReachableCheck,
+    "ssh": Annotated[SshCheck, BeforeValidator(_exit_zero)],
+}
+OBSERVERS: dict[str, type[Part]] = {"reachable": ReachableObserver}
+
+LATER: dict[str, tuple[str, ...]] = {
+    "isolate": ("kubernetes", "haproxy"),
+    "verify": ("kubernetes", "haproxy", "prometheus"),
+    "observe": ("kubernetes", "prometheus"),
+    "inventory": ("netbox", "kubernetes"),
+}
+"""Kinds of the design that this version does not have, by the list they would stand in."""
+
+
+def reserved_kinds(path: str, kinds: tuple[str, ...]) -> dict[str, str]:
+    """Return what to say where a kind of a later version stands, by dotted path."""
+    return {f"{path}.{kind}": f"`{kind}` is not available in this version" for kind in kinds}
+
+
+class Step(Part):
+    """One mapping with one key: the kind, and under it what the kind is told."""
+
+    @property
+    def kind(self) -> str:
+        """The one key."""
+        return next(iter(self.model_fields_set))
+
+    @property
+    def params(self) -> dict[str, JSON]:
+        """What the kind is told, defaults filled in, durations in seconds."""
+        part: BaseModel = getattr(self, self.kind)
+        return part.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @model_serializer(mode="plain")
+    def content(self) -> dict[str, JSON]:
+        """Return the step as it is stored and hashed."""
+        return {self.kind: self.params}
+
+
+def step_model(name: str, doc: str, kinds: dict[str, Any]) -> type[Step]:
+    """Make the model of a mapping that must have exactly one of the kinds as its key."""
+    fields: dict[str, Any] = {
+        kind: (model, Field(default=None, description=_first_sentence(model)))
+        for kind, model in kinds.items()
+    }
+    model = create_model(name, __base__=Step, __doc__=doc, **fields)
+    model.model_config["json_schema_extra"] = {"minProperties": 1, "maxProperties": 1}
+    model.model_rebuild(force=True)
+    return model
+
+
+def _first_sentence(model: Any) -> str:
+    doc: str = getattr(model, "__origin__", model).__doc__ or ""
+    return doc.split("\n")[0]
+
+
+if TYPE_CHECKING:
+    IsolateStep = Step
+    VerifyStep = Step
+    ObserveStep = Step
+else:
+    IsolateStep = step_model("IsolateStep", "One way to take the node out of service.", ISOLATORS)
+    VerifyStep = step_model("VerifyStep", "One check that the node must pass.", CHECKS)
+    ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)
