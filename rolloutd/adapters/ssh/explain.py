@@ -7,6 +7,7 @@ it has to name a line of.
 
 from __future__ import annotations
 
+import errno
 import shlex
 import socket
 from pathlib import Path
@@ -38,7 +39,7 @@ def _explain(route: Route, error: BaseException) -> str:
             return f"{_keys(route)}: the key is encrypted, and a daemon has nobody to ask for the passphrase"
         case asyncssh.KeyImportError():
             return f"{_keys(route)}: the key cannot be read: {_short(error)}"
-        case asyncssh.ConnectionLost():
+        case asyncssh.ConnectionLost() | ConnectionResetError() | BrokenPipeError():
             return f"{route.address} closed the connection before the login was done"
         case asyncssh.ChannelOpenError():
             return f"the jump host {route.jumps[-1:] or ''} cannot reach {route.address}: {_short(error)}"
@@ -50,12 +51,17 @@ def _explain(route: Route, error: BaseException) -> str:
             return f"the name {route.host} does not resolve: {error.strerror}"
         case FileNotFoundError() | PermissionError() if error.filename:
             return f"{error.filename} cannot be read: {error.strerror}"
-        case OSError() if "refused" in str(error):
+        case OSError() if refused(error):
             return f"tcp connect to {route.address} refused"
         case OSError():
             return f"tcp connect to {route.address} failed: {error.strerror or _short(error)}"
         case _:
             return f"ssh to {route.address} failed: {_short(error)}"
+
+
+def refused(error: OSError) -> bool:
+    """Whether nobody listens there; of several addresses of a name, on none."""
+    return error.errno == errno.ECONNREFUSED or "refused" in str(error)
 
 
 def _keys(route: Route) -> str:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from machines.node import Observation, Sight
+from rolloutd.adapters.ssh.explain import refused
 from rolloutd.adapters.ssh.route import Defaults, Route, read_route
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.ports import Clock, Failed, Host, Observer, Ok, Shell, StepContext, Unknown
@@ -120,7 +121,7 @@ async def _read_banner(route: Route) -> tuple[Sight, str]:
     except OSError as error:
         if error.errno in _OURS:
             return Sight.UNKNOWN, f"this machine cannot connect to anything now: {error.strerror}"
-        happened = "refused" if "refused" in str(error) else f"failed: {error.strerror or error}"
+        happened = "refused" if refused(error) else f"failed: {error.strerror or error}"
         return Sight.DOWN, f"tcp connect to {route.address} {happened}"
     try:
         return await _judge_banner(reader, route)

@@ -48,7 +48,7 @@ class Collector(asyncssh.SSHClientSession[bytes]):
         self._outputs = (_Kept(limit), _Kept(limit))
         self._status: int | None = None
         self._lost: Exception | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._outputs[0 if datatype is None else 1].add(data)
@@ -61,8 +61,7 @@ class Collector(asyncssh.SSHClientSession[bytes]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = exc
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self.ended.set()
 
     def result(self, node: str, command: str) -> ShellResult:
         """Return how the command ended; raises NodeUnreachable when nobody was told."""
@@ -86,9 +85,9 @@ async def run_session(
         with contextlib.suppress(BrokenPipeError):  # the command ended without reading
             channel.write(stdin)
             channel.write_eof()
-        await collector.ended
+        await collector.ended.wait()
     finally:
-        if not collector.ended.done():
+        if not collector.ended.is_set():
             with contextlib.suppress(OSError):
                 channel.terminate()
             channel.close()

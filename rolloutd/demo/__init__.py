@@ -1,0 +1,1 @@
+"""The demo: an embedded fleet, and a story told on it."""

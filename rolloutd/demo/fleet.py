@@ -1,0 +1,251 @@
+"""The embedded fleet: nodes that live in a directory, each with an sshd of its own.
+
+    DIR/inventory.yml  DIR/known_hosts  DIR/id_ed25519   what a client needs
+    DIR/nodes/n1/ ...                                    the nodes' worlds
+    DIR/fleet.json                                       written last: the fleet is ready
+
+`python -m rolloutd.demo.fleet --dir DIR --nodes N` runs one until it is told to
+stop or its parent is gone.  Nothing outside DIR is written, and no command that
+ran on a node outlives the fleet.  It knows nothing of rolloutd's daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import getpass
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import asyncssh
+import yaml
+
+from rolloutd.demo.node import Fault, NodeDirectory
+from rolloutd.demo.server import NodeServer
+
+TEAMS = ("payments", "search", "media", "platform")
+RACKS = ("r1", "r2")
+MARK = "ROLLOUTD_FLEET"
+
+MAX_NODES = 500
+"""Each node is a listening socket in one process, whose limit is commonly 1024 files."""
+
+PARENT_POLL_S = 0.5
+"""How late the fleet notices that whoever started it is gone."""
+
+SWEEPS = 100
+SWEEP_PAUSE_S = 0.02
+"""How often and how fast processes are looked for that a killed one has just started."""
+
+
+def labels_of(number: int) -> dict[str, str]:
+    """Return the labels of the node with that number, counted from 1.
+
+    Every team has a canary, its first node, and nodes on both racks.
+    """
+    index = number - 1
+    labels = {
+        "role": "worker",
+        "team": TEAMS[index % len(TEAMS)],
+        "rack": RACKS[(index + index // len(TEAMS)) % len(RACKS)],
+    }
+    return {**labels, "canary": "true"} if index < len(TEAMS) else labels
+
+
+def set_fault(directory: Path, node: str, fault: Fault) -> None:
+    """Let something be wrong with a node of the fleet in that directory; any process may."""
+    _existing(directory, node).set_fault(fault)
+
+
+def heal(directory: Path, node: str) -> None:
+    """Let nothing be wrong with the node any more."""
+    _existing(directory, node).heal()
+
+
+def _existing(directory: Path, node: str) -> NodeDirectory:
+    root = directory / "nodes" / node
+    if not root.is_dir():
+        raise KeyError(f"the fleet in {directory} has no node {node}")
+    return NodeDirectory(root)
+
+
+class Fleet:
+    """`async with Fleet(directory, nodes=12) as fleet:` runs the nodes n1 to n12."""
+
+    def __init__(self, directory: Path, nodes: int = 12) -> None:
+        if not 0 < nodes <= MAX_NODES:
+            raise ValueError(f"a fleet has 1 to {MAX_NODES} nodes, not {nodes}")
+        self.directory = directory.resolve()
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self._mark = {MARK: str(self.directory)}
+        self._servers: dict[str, NodeServer] = {}
+
+    @property
+    def inventory_file(self) -> Path:
+        """The Ansible inventory of all nodes, labels included."""
+        return self.directory / "inventory.yml"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The host keys of all nodes."""
+        return self.directory / "known_hosts"
+
+    @property
+    def key_file(self) -> Path:
+        """The key that may log in everywhere."""
+        return self.directory / "id_ed25519"
+
+    async def __aenter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        asyncssh.set_log_level(logging.WARNING)
+        key, host_key = (asyncssh.generate_private_key("ssh-ed25519", "rolloutd-demo") for _ in range(2))
+        _write(self.key_file, key.export_private_key().decode())
+        allowed = asyncssh.import_authorized_keys(key.export_public_key().decode())
+        try:
+            for name in self.nodes:
+                node = NodeDirectory(self.directory / "nodes" / name)
+                node.make()
+                self._servers[name] = NodeServer(node, self._mark)
+                await self._servers[name].start(host_key, allowed)
+        except BaseException:
+            await self._stop()
+            raise
+        public = " ".join(host_key.export_public_key().decode().split()[:2])
+        _write(self.known_hosts, "".join(f"[127.0.0.1]:{s.port} {public}\n" for s in self._servers.values()))
+        _write(self.inventory_file, yaml.safe_dump({"all": self._inventory()}, sort_keys=False))
+        ready = {"pid": os.getpid(), "nodes": {name: server.port for name, server in self._servers.items()}}
+        _write(self.directory / "fleet.json", json.dumps(ready))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        (self.directory / "fleet.json").unlink(missing_ok=True)
+        await self._stop()
+
+    def variables(self, node: str) -> Mapping[str, Any]:
+        """Return all Ansible variables of a node, labels included."""
+        return {**self._common(), **self._own(node)}
+
+    def root(self, node: str) -> Path:
+        """Return the node's directory."""
+        return self.directory / "nodes" / node
+
+    def fault(self, node: str, fault: Fault) -> None:
+        """Let something be wrong with a node."""
+        set_fault(self.directory, node, fault)
+
+    def heal(self, node: str) -> None:
+        """Let nothing be wrong with a node any more."""
+        heal(self.directory, node)
+
+    def processes(self) -> list[int]:
+        """Return the pids of everything that runs on the nodes, also what left its session."""
+        return _marked(f"{MARK}={self.directory}".encode())
+
+    async def _stop(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers.values():
+                group.create_task(server.stop())
+        for _ in range(SWEEPS):
+            left = self.processes()
+            if not left:
+                break
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(SWEEP_PAUSE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SWEEPS * SWEEP_PAUSE_S):
+                for server in self._servers.values():
+                    await server.wait_ended()
+
+    def _inventory(self) -> dict[str, Any]:
+        return {"vars": dict(self._common()), "hosts": {name: dict(self._own(name)) for name in self.nodes}}
+
+    def _common(self) -> dict[str, Any]:
+        files = shlex.quote(f'UserKnownHostsFile="{self.known_hosts}"')
+        return {
+            "ansible_host": "127.0.0.1",
+            "ansible_user": getpass.getuser(),
+            "ansible_ssh_private_key_file": str(self.key_file),
+            # -F: the fleet is the same on every machine, whatever its user's ssh configuration says.
+            "ansible_ssh_common_args": f"-F /dev/null -o {files} -o GlobalKnownHostsFile=/dev/null "
+            "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -o IdentityAgent=none",
+            "ansible_python_interpreter": sys.executable,
+            "ansible_pipelining": True,
+            # The nodes have no sftp; `dd` over ssh keeps paths what they are in commands.
+            "ansible_ssh_transfer_method": "piped",
+            "ansible_no_target_syslog": True,
+        }
+
+    def _own(self, node: str) -> dict[str, Any]:
+        directory = NodeDirectory(self.root(node))
+        return {
+            "ansible_port": self._servers[node].port,
+            "ansible_remote_tmp": str(directory.remote_tmp),
+            "node_root": str(directory.root),
+            **labels_of(int(node[1:])),
+        }
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.touch(mode=0o600)
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+def _marked(mark: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if mark in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+async def run(directory: Path, nodes: int) -> None:
+    """Run a fleet until SIGTERM, SIGINT or SIGHUP, or until the parent process is gone."""
+    parent = os.getppid()
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, told.set)
+    async with Fleet(directory, nodes):
+        while not told.is_set() and os.getppid() == parent:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PARENT_POLL_S):
+                    await told.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a fleet from the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rolloutd.demo.fleet", description="Run a fleet of nodes."
+    )
+    parser.add_argument(
+        "--dir", type=Path, required=True, help="where the fleet lives; nothing else is written"
+    )
+    parser.add_argument("--nodes", type=int, default=12, help="how many nodes (12)")
+    chosen = parser.parse_args(arguments)
+    asyncio.run(run(chosen.dir, chosen.nodes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
