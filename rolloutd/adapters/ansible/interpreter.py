@@ -19,7 +19,14 @@ DISCOVERY_LIMIT_S = 30.0
 CANDIDATES = (*(f"python3.{minor}" for minor in range(13, 8, -1)), "python3", "/usr/bin/python3")
 """In the order in which ansible-core prefers them; 3.8 is what its modules need at least."""
 
-_SCRIPT = f"for name in {' '.join(CANDIDATES)}; do command -v $name && exit 0; done; exit 1"
+_SCRIPT = f"""
+for name in {" ".join(CANDIDATES)}; do
+    path=$(command -v "$name") || continue
+    "$path" -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1 && echo "$path" && exit 0
+done
+exit 1
+"""
+# A name on PATH is not yet a Python: version switchers leave stubs that only print advice.
 
 _SSH = frozenset({"ssh", "smart", "ansible.builtin.ssh"})
 
@@ -55,7 +62,7 @@ class Interpreters:
 
     async def _discover(self, host: Host) -> str | Failed:
         try:
-            answer = await self._shell.run(host, _SCRIPT, timeout_s=DISCOVERY_LIMIT_S)
+            answer = await self._shell.run(host, "/bin/sh -s", timeout_s=DISCOVERY_LIMIT_S, stdin=_SCRIPT)
         except TimeoutError:
             waited = f"no answer in {DISCOVERY_LIMIT_S:g} s when asked for its Python"
             return Failed(f"{host.name} was unreachable: {waited}")

@@ -85,14 +85,9 @@ class Departure:
         return True
 
 
-def mark(run: str) -> bytes:
-    """Return the line that every process of the run has in its environment."""
-    return f"{MARK}={run}".encode()
-
-
-async def end_marked(run: str) -> int:
+async def end_all(run: str, sockets: str) -> int:
     """End every process of the run on this machine; return how many would not go."""
-    return await asyncio.to_thread(wrapper.sweep, mark(run))
+    return await asyncio.to_thread(wrapper.sweep, run.encode(), sockets.encode())
 
 
 def ask_to_end(claim: Claim) -> bool:

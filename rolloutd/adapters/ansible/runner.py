@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -330,10 +329,10 @@ class AnsibleRunner:
 
     async def _end_here(self, directory: RunDir) -> int:
         facts = directory.facts()
-        left = await processes.end_marked(str(facts["run"])) if "run" in facts else 0
-        sockets = facts.get("sockets")
-        if sockets and Path(sockets).name.startswith("rolloutd-"):
-            await asyncio.to_thread(shutil.rmtree, sockets, ignore_errors=True)
+        if "sockets" not in facts:
+            return 0
+        left = await processes.end_all(facts["run"], facts["sockets"])
+        await asyncio.to_thread(wrapper.remove, facts["sockets"].encode())
         return left
 
     async def _clear_cancelled(self, directory: RunDir) -> None:

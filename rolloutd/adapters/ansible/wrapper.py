@@ -58,7 +58,8 @@ def main() -> int:
     os.close(output_write)
     ended, code = hold(pid, output_read, wake_read, began + float(limit))
     own_end = ended == "exit" and code >= 0
-    left = sweep(b"ROLLOUTD_RUN=" + run, b"ssh\n" if own_end else b"")
+    own_end = ended == "exit" and code >= 0
+    left = sweep(run, sockets, b"ssh\n" if own_end else b"")
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not alive(pid) else -signal.SIGKILL
     remove(sockets)
@@ -181,14 +182,14 @@ class Kept:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
-def sweep(mark: bytes, program: bytes = b"") -> int:
-    """End every other process that carries the mark; return how many would not go.
+def sweep(run: bytes, sockets: bytes, program: bytes = b"") -> int:
+    """End every other process of a run on this machine; return how many would not go.
 
     With a program's name only that is ended: after a run that ended by itself
     ssh's masters are, and what a playbook started here on purpose is not.
     """
     began, step_s = time.monotonic(), FIRST_STEP_S
-    while pids := marked(mark, program):
+    while pids := marked(run, sockets, program):
         waited = time.monotonic() - began
         if waited > SWEEP_LIMIT_S:
             return len(pids)
@@ -212,16 +213,23 @@ def remove(sockets: bytes) -> None:
         return  # an empty directory left behind harms nobody; the outcome matters more
 
 
-def marked(mark: bytes, program: bytes = b"") -> list[int]:
-    """Return the live processes whose environment carries the mark, ourselves apart."""
-    own = os.getpid()
+def marked(run: bytes, sockets: bytes, program: bytes) -> list[int]:
+    """Return the live processes of a run, ourselves apart.
+
+    They carry its mark in their environment, but for ssh's masters, which write
+    their title over it: that title names the directory of the run's sockets.
+    """
+    own, mark = os.getpid(), b"ROLLOUTD_RUN=" + run
     return [
         int(name)
         for name in os.listdir("/proc")  # noqa: PTH208 - as above
         if name.isdecimal()
         and int(name) != own
         and (not program or read(f"/proc/{name}/comm") == program)
-        and mark in read(f"/proc/{name}/environ").split(b"\0")
+        and (
+            mark in read(f"/proc/{name}/environ").split(b"\0")
+            or (sockets and sockets in read(f"/proc/{name}/cmdline"))
+        )
         and alive(int(name))
     ]
 

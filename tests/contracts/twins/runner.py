@@ -1,0 +1,160 @@
+"""The in-memory twin of the Runner port: runs are values in a world that outlives the runner.
+
+What a playbook does is said by `scripts`, by the playbook's name.  A runner may
+be thrown away and made anew over the same world, as a restarted daemon does;
+`kill` ends a run as SIGKILL would, and leaves its work on the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rolloutd.errors import NotFound
+from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Unknown
+
+
+class Script(Enum):
+    """What a playbook does on its node."""
+
+    OK = "ok"
+    FAIL = "fail"
+    UNREACHABLE = "unreachable"
+    NOBODY = "nobody"
+    MISSING = "missing"
+    BROKEN = "broken"
+    LONG = "long"
+
+
+_ENDINGS: Mapping[Script, Callable[[RunRequest], Ok | Failed]] = {
+    Script.OK: lambda request: Ok(f"2 tasks on {request.node}, 1 changed"),
+    Script.FAIL: lambda request: Failed(f'task "install package" failed on {request.node}: no such package'),
+    Script.UNREACHABLE: lambda request: Failed(f"{request.node} was unreachable: connection refused"),
+    Script.NOBODY: lambda request: Failed(f"no play of this playbook runs on {request.node}"),
+    Script.MISSING: lambda request: Failed(f"there is no playbook {request.playbook} in the source"),
+    Script.BROKEN: lambda request: Failed(f"ansible-playbook could not run {request.playbook}: line 3"),
+}
+
+
+@dataclass(slots=True)
+class FakeRun:
+    """One run: `holder` is its wrapper, `on_node` its work on the node."""
+
+    request: RunRequest
+    deadline: float
+    events: list[RunEvent] = field(default_factory=list)
+    result: Ok | Failed | Unknown | None = None
+    holder: bool = True
+    on_node: bool = False
+    percent: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, kind: str, text: str, percent: float) -> None:
+        """Add an event."""
+        self.events.append(RunEvent(len(self.events) + 1, 0.0, kind, text))
+        self.percent = max(self.percent, percent)
+        self.changed.set()
+
+    def end(self, result: Ok | Failed | Unknown) -> None:
+        """Give the run its outcome, once."""
+        if self.result is None:
+            self.result, self.holder = result, False
+            self.changed.set()
+
+
+@dataclass(slots=True)
+class FakeWorld:
+    """The machine and the nodes: they go on while no daemon looks."""
+
+    scripts: Mapping[str, Script]
+    runs: dict[str, FakeRun] = field(default_factory=dict)
+    starts: list[str] = field(default_factory=list)
+
+    def kill(self, run: str) -> None:
+        """End a run's processes on this machine without a word; its work on the node goes on."""
+        self.runs[run].holder = False
+        self.runs[run].changed.set()
+
+    def busy(self, node: str) -> bool:
+        """Say whether a run's work is under way on the node."""
+        return any(run.on_node for run in self.runs.values() if run.request.node == node)
+
+
+class FakeRunner:
+    """ports.Runner over a FakeWorld; the handle is the run's id."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self._world = world
+
+    async def start(self, request: RunRequest) -> str:
+        """Begin the run unless it has begun."""
+        if request.run in self._world.runs:
+            return request.run
+        now = asyncio.get_running_loop().time()
+        run = self._world.runs[request.run] = FakeRun(request, now + request.timeout_s)
+        script = self._world.scripts.get(request.playbook, Script.MISSING)
+        if script is Script.LONG:
+            run.on_node = True
+            run.say("task", "long", 0.0)
+        else:
+            self._play(run, script)
+        return request.run
+
+    def _play(self, run: FakeRun, script: Script) -> None:
+        if script in {Script.OK, Script.FAIL}:
+            run.say("task", "install package", 0.0)
+            run.say("changed" if script is Script.OK else "failed", "install package", 50.0)
+        if script is Script.OK:
+            self._world.starts.append(run.request.run)
+        run.end(_ENDINGS[script](run.request))
+
+    async def observe(self, handle: str) -> RunState:
+        """Say where the run stands."""
+        run = self._find(handle)
+        if run.result is None and asyncio.get_running_loop().time() >= run.deadline:
+            run.end(Failed(f'time limit passed during task "long" on {run.request.node}'))
+        if run.result is None and not run.holder:
+            run.end(Unknown(f"the run on {run.request.node} was lost"))
+        percent = 100.0 if isinstance(run.result, Ok) else run.percent
+        return RunState(run.result, percent, "long" if run.on_node else "", 0.0)
+
+    async def wait(self, handle: str) -> RunState:
+        """Return at the next change."""
+        run = self._find(handle)
+        if (await self.observe(handle)).result is None and not run.changed.is_set():
+            try:
+                async with asyncio.timeout_at(run.deadline):
+                    await run.changed.wait()
+            except TimeoutError:
+                return await self.observe(handle)
+        run.changed.clear()
+        return await self.observe(handle)
+
+    async def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        """Yield the events from `offset` on."""
+        for event in self._find(handle).events[offset:]:
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        """End the run, here and on the node."""
+        run = self._find(handle)
+        run.end(Failed(f"the run of {run.request.playbook} on {run.request.node} was cancelled"))
+        run.on_node = False
+
+    async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
+        """End what older runs left on the node."""
+        for name, run in self._world.runs.items():
+            if run.request.node == host.name and name != keep:
+                run.on_node = False
+        return Ok()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _find(self, handle: str) -> FakeRun:
+        try:
+            return self._world.runs[handle]
+        except KeyError:
+            raise NotFound(f"there is no run {handle}") from None
