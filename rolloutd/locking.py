@@ -1,0 +1,160 @@
+"""What people may ask of the slots that all plans share: holds and freezes.
+
+A hold takes a node's slots for somebody outside the plans, and is granted by
+the same rule by which a node may start.  A freeze lets nothing start.  Each is
+a function from the facts, the person and the arguments to events.
+"""
+
+from __future__ import annotations
+
+from machines import pools
+from machines.events import Frozen, HoldReleased, HoldTaken, Unfrozen
+from machines.rollout import Actor, Hold, Reason, Target
+from machines.windows import Freeze
+from rolloutd.errors import NotAllowed, NotFound, Refused
+from rolloutd.orders import LEFT, Asker, Events
+from rolloutd.state import State
+
+PERSON = "person"
+"""The source of a hold that a person took without naming one."""
+
+MOST_HOLDS = 10_000
+"""Holds there may be at once: one for every node of the largest fleet."""
+
+MOST_FREEZES = 1_000
+"""Freezes there may be at once; every decision looks at all of them."""
+
+
+class SlotUnknown(Refused):
+    """Nobody can say whether a slot is free, because these nodes were not observed lately."""
+
+    def __init__(self, reason: Reason, nodes: tuple[str, ...]) -> None:
+        super().__init__(reason.code, reason.text)
+        self.nodes = nodes
+
+
+def hold(
+    state: State,
+    who: Asker,
+    node: str,
+    reason: str,
+    *,
+    source: str | None = None,
+    id: str | None = None,  # noqa: A002  # the API's word
+    until: float | None = None,
+) -> tuple[Hold, Events]:
+    """Take the node's slots; asked again for the same (source, id) it is granted again.
+
+    Raises SlotUnknown, Refused with the reason why there is no slot, NotAllowed
+    for another team's node.
+    """
+    team = _team(state, node)
+    if not who.admin and (team is None or team not in who.teams):
+        owners = "admins" if team is None else f"members of {team} and admins"
+        raise NotAllowed(f"{who.user} may not hold {node}: {owners} may")
+    wanted = Hold(node, source or PERSON, id or who.user, who.actor, reason, state.now(), until)
+    _mind_future(state, until)
+    if wanted.source == LEFT:
+        raise Refused("reserved", f"the source {LEFT!r} is for nodes that were skipped with --leave; name another")
+    there = find_hold(state, node, wanted.source, wanted.id)
+    ended: Events = ()
+    if there is not None:
+        if _lasts(state, there):
+            _mind_mine(who, there, "hold again")
+            return there, ()
+        ended = (HoldReleased(node, there.source, there.id, there.actor, state.now()),)
+    if len(state.index.holds) >= MOST_HOLDS:
+        raise Refused("too-many-holds", f"there are {MOST_HOLDS} holds already: release some")
+    _mind_slot(state, node)
+    return wanted, (*ended, HoldTaken(wanted))
+
+
+def release(state: State, who: Asker, node: str, *, source: str | None = None, id: str | None = None) -> Events:  # noqa: A002
+    """Give the node's slots back; one's own hold, or any as an admin.  Not held is released."""
+    there = find_hold(state, node, source or PERSON, id or who.user)
+    if there is None:
+        _team(state, node)
+        return ()
+    _mind_mine(who, there, "release")
+    if there.source == LEFT:
+        raise Refused("isolated", f"{node} was skipped and left isolated: rolloutctl return {node} releases it")
+    return (HoldReleased(node, there.source, there.id, who.actor, state.now()),)
+
+
+def freeze(state: State, who: Asker, scope: str, reason: str, until: float | None, fresh: str) -> Events:
+    """Let nothing of this scope start; `fresh` is the new freeze's id."""
+    _mind_scope(state, who, scope, "freeze")
+    _mind_future(state, until)
+    if len(state.index.freezes) >= MOST_FREEZES:
+        raise Refused("too-many-freezes", f"there are {MOST_FREEZES} freezes already: lift some")
+    return (Frozen(Freeze(fresh, scope, reason, who.user, state.now(), until)),)
+
+
+def unfreeze(state: State, who: Asker, scope: str) -> Events:
+    """Lift every freeze of this very scope; none there is lifted."""
+    _mind_scope(state, who, scope, "lift the freeze of")
+    now = state.now()
+    return tuple(Unfrozen(each.id, who.actor, now) for each in state.index.freezes if each.scope == scope)
+
+
+def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # noqa: A002
+    """Return the hold of this owner on the node, also one that has run out."""
+    for each in state.index.holds_on(node):
+        if (each.source, each.id) == (source, id):
+            return each
+    return None
+
+
+# -- what they share ----------------------------------------------------------
+
+
+def _team(state: State, node: str) -> str | None:
+    known = state.index.nodes.get(node)
+    if known is None:
+        raise NotFound(f"there is no node {node}; rolloutctl inventory lists them")
+    return known.team
+
+
+def _mind_slot(state: State, node: str) -> None:
+    asked = Target("", node, _team(state, node), (), "", 0)
+    reason = pools.may_start(state.index, asked, state.now())
+    if reason is None:
+        return
+    mates = tuple(
+        mate
+        for pool in state.index.pools_for("", node)
+        for mate in sorted(pool.unknown)
+        if mate != node
+    )
+    if reason.code == "mate-unknown" and mates:
+        raise SlotUnknown(reason, mates)
+    raise Refused(reason.code, reason.text)
+
+
+def _lasts(state: State, there: Hold) -> bool:
+    return there.until is None or state.now() < there.until
+
+
+def _mind_mine(who: Asker, there: Hold, verb: str) -> None:
+    if not who.admin and not _same(who.actor, there.actor):
+        raise NotAllowed(f"{who.user} may not {verb} {there.node}: {there.actor.name}, who holds it, and admins may")
+
+
+def _same(one: Actor, other: Actor) -> bool:
+    return (one.kind, one.uid) == (other.kind, other.uid) and one.uid is not None
+
+
+def _mind_scope(state: State, who: Asker, scope: str, verb: str) -> None:
+    key, _, value = scope.partition("/")
+    known = scope == "all" or (key == "team" and value in state.settings.teams) or scope in state.index.pool_ids()
+    if not known:
+        raise NotFound(f"there is no scope {scope}: it is all, team/NAME or a pool such as rolloutctl locks lists")
+    if who.admin or (key == "team" and value in who.teams):
+        return
+    owners = f"members of {value} and admins" if key == "team" else "admins"
+    raise NotAllowed(f"{who.user} may not {verb} {scope}: {owners} may")
+
+
+def _mind_future(state: State, until: float | None) -> None:
+    if until is not None and until <= state.now():
+        raise Refused("past", "the time named by `until` has passed already")
