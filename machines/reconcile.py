@@ -37,9 +37,6 @@ PUT_BACK_BACKOFF_MOST_S = 3600.0
 UNKNOWN_TRIES = 3
 """How often a step whose answer was lost is asked again before a person must look."""
 
-NEVER_STARTED_TRIES = 100
-"""How often a run that never started is begun anew: each time a daemon died in between."""
-
 ALIVE_KINDS = frozenset({"reachable", "kubernetes"})
 """Checks that say a node is alive whatever change it carries."""
 
@@ -326,8 +323,6 @@ class _Asked:
                 return None
             case StepState.INTENDED:
                 return Run(stage, latest.number, begun=True)
-            case StepState.BUSY if latest.number < NEVER_STARTED_TRIES:
-                return self._begin(stage, latest.number + 1)
             case StepState.FAILED | StepState.BUSY:
                 return Move(Trigger.FAILED, step=_run_step(stage), text=latest.text)
             case StepState.UNKNOWN:

@@ -19,13 +19,13 @@ EXIT_USAGE = 2
 
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon; return 0 after a wished-for stop, 1 when it could not start or go on."""
-    parser = argparse.ArgumentParser(prog="rolloutd", description="The rolloutd daemon; ask it with rolloutctl.")
+    parser = argparse.ArgumentParser(
+        prog="rolloutd", description="The rolloutd daemon; ask it with rolloutctl."
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
     parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
     options = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
     from rolloutd.settings import load

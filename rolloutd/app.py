@@ -125,9 +125,7 @@ async def _state(settings: Settings, store: Store, clock: SystemClock) -> State:
     head = await store.head()
     state = State(index, store, clock, settings, Feed(head.seq if head else 0))
     state.connections.update(await store.connections())
-    digest = hashlib.sha256(
-        json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()
-    ).hexdigest()
+    digest = hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     await state.commit(
         [DaemonStarted(snapshot.epoch, __version__, digest, clock.now())], cause="daemon started"
     )
@@ -172,4 +170,3 @@ async def _keep_socket(server: ControlServer, clock: SystemClock) -> None:
             await server.ensure()
         except (RolloutdError, OSError) as error:
             log.error("the control socket cannot be made again: %s", error)
-

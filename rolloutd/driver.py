@@ -179,11 +179,11 @@ class Driver:
     async def _isolate(self, action: reconcile.Isolate) -> StepResult:
         spec = action.spec
         isolator = self._gear.isolators[spec.kind]
-        ctx = await self._context(spec, spec.name, prior=action.prior, gentle=action.gentle)
+        ctx = await self._context(spec, spec.name, action.number, prior=action.prior, gentle=action.gentle)
         record = self._record(spec.name, StepAction.DO, action.number)
         look = await self._try(isolator.look(ctx))
-        if isinstance(look, Ok | Failed | Busy | Unknown):
-            await self._write(self._ended(record, _not_ok(look)))
+        if isinstance(look, Failed | Unknown):
+            await self._write(self._ended(record, look))
             return look
         prior = action.prior if action.prior_known else look.prior
         record = replace(record, prior=prior)
@@ -198,7 +198,7 @@ class Driver:
     async def _undo(self, action: reconcile.Undo) -> None:
         spec = action.spec
         record = self._record(spec.name, StepAction.UNDO, action.number)
-        ctx = await self._context(spec, spec.name, prior=action.prior)
+        ctx = await self._context(spec, spec.name, action.number, prior=action.prior)
         await self._write(record)
         result = await self._try(self._gear.isolators[spec.kind].undo(ctx))
         back = action.last and isinstance(result, Ok)
@@ -215,11 +215,11 @@ class Driver:
     async def _still_isolated(self) -> StepResult:
         """Look at the isolation just before something disruptive; have it again where it was lost."""
         for spec, prior in reconcile.standing(self._plan.isolate, self._records):
-            ctx = await self._context(spec, spec.name, prior=prior)
+            ctx = await self._context(spec, spec.name, 0, prior=prior)
             look = await self._try(self._gear.isolators[spec.kind].look(ctx))
-            if isinstance(look, Failed | Busy | Unknown):
+            if isinstance(look, Failed | Unknown):
                 return Failed(f"whether {self.node} is still isolated cannot be told: {look.text}")
-            if isinstance(look, Ok) or look.done is not False:
+            if look.done is not False:
                 continue
             number = 1 + max(r.number for r in self._records if r.step == spec.name)
             again = reconcile.Isolate(spec, number, prior_known=True, prior=prior)
@@ -234,14 +234,16 @@ class Driver:
         step = f"run.{action.stage.name}"
         run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
         record = self._record(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
+        guard = await self._still_isolated()
+        if not isinstance(guard, Ok):
+            if action.begun:
+                await self._try(self._gear.runner.cancel(run))
+            await self._write(self._ended(record, guard))
+            return
         if not action.begun:
-            guard = await self._still_isolated()
-            if not isinstance(guard, Ok):
-                await self._write(self._ended(record, guard))
-                return
             await self._write(record)
         self._unclean = True
-        result = await self._try(self._follow(await self._request(action, run), begun=action.begun))
+        result = await self._try(self._follow(await self._request(action, run)))
         if result is None:
             return
         await self._write(self._ended(record, result))
@@ -260,10 +262,10 @@ class Driver:
             timeout_s=stage.timeout_s,
         )
 
-    async def _follow(self, request: RunRequest, *, begun: bool) -> StepResult | None:
+    async def _follow(self, request: RunRequest) -> StepResult | None:
         """Start or find the run and wait for its end; None when the node left meanwhile."""
         runner = self._gear.runner
-        handle = await runner.start(request, begun=begun)
+        handle = await runner.start(request)
         while True:
             seen = await runner.observe(handle)
             live = self._live()
@@ -283,7 +285,7 @@ class Driver:
         spec = action.spec
         record = self._record(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
-        ctx = await self._context(spec, action.step)
+        ctx = await self._context(spec, action.step, action.number)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
         result = await self._try(self._until_green(check, ctx))
         await self._write(self._ended(record, result))
@@ -397,7 +399,7 @@ class Driver:
             self._state.feed.progressed()
 
     async def _context(
-        self, spec: StepSpec, step: str, *, prior: Any = None, gentle: bool = False
+        self, spec: StepSpec, step: str, number: int, *, prior: Any = None, gentle: bool = False
     ) -> StepContext:
         host = self._state.host(self.node)
         target = self._target
@@ -408,7 +410,7 @@ class Driver:
             rollout=self.rollout,
             attempt=target.attempt,
             step=step,
-            key=f"{self.rollout}.{self.node}.{target.attempt}.{step}",
+            key=f"{self.rollout}.{self.node}.{target.attempt}.{step}.{number}",
             params=params,
             deadline=self._state.now() + spec.timeout_s,
             tree=await self._gear.tree(self.rollout),
@@ -478,11 +480,6 @@ _STATES: Mapping[type[Any], StepState] = {
     Busy: StepState.BUSY,
     Unknown: StepState.UNKNOWN,
 }
-
-
-def _not_ok(result: StepResult) -> StepResult:
-    """A look answers with what it saw; an Ok in its place is an adapter's mistake."""
-    return Failed("the isolator answered its look with a result") if isinstance(result, Ok) else result
 
 
 def needs_driver(targets: Sequence[Target]) -> list[Target]:

@@ -378,9 +378,9 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands: `result` is None while it runs, Busy if it never started and never will."""
+    """Where a run stands: `result` is None while it runs."""
 
-    result: Ok | Failed | Unknown | Busy | None
+    result: Ok | Failed | Unknown | None
     percent: float = 0.0
     task: str = ""
     started_at: float | None = None
@@ -400,12 +400,12 @@ class RunEvent:
 class Runner(Protocol):
     """Runs playbooks; a run outlives the daemon and is found again by its handle."""
 
-    async def start(self, request: RunRequest, *, begun: bool = False) -> str:
+    async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a run that has a claim is not started again.
 
-        `begun` says that an earlier life of the daemon recorded this run: it is
-        found by its claim; without one it is claimed here, so that its late
-        wrapper never runs, and observed as Busy: it never started.
+        After a crash it is called again with the same request: the run is found
+        by its claim, or, where none was made, can never begin any more and is
+        begun anew under another handle.
         """
         ...
 
