@@ -35,13 +35,13 @@ def main(argv: list[str] | None = None) -> int:
         asyncio.run(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.mistakes:
-            print(mistake, file=sys.stderr)
+            sys.stderr.write(f"{mistake}\n")
         return EXIT_USAGE
     except AlreadyRunning as other:
-        print(f"rolloutd: {other}", file=sys.stderr)
+        sys.stderr.write(f"rolloutd: {other}\n")
         return EXIT_REFUSED
     except RolloutdError as error:
-        print(f"rolloutd: {error}", file=sys.stderr)
+        sys.stderr.write(f"rolloutd: {error}\n")
         return EXIT_REFUSED
     return 0
 

@@ -13,12 +13,11 @@ import logging
 from collections.abc import Sequence
 
 from machines.amend import amendments
-from machines.schedule import decide
-
 from machines.decision import Decision, Look
 from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
 from machines.reconcile import checks_of
 from machines.rollout import Target
+from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.driver import Driver, Gear, needs_driver
 from rolloutd.errors import StoreFailed

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from machines.progress import soaking
-
 from machines.events import PhaseMoved
 from machines.plan import StepSpec
+from machines.progress import soaking
 from machines.reconcile import checks_of
 from machines.rollout import Failure, Target
 from machines.states import Outcome, Phase, Trigger

@@ -14,10 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from machines.invariants import violation
-
 from machines.events import Actor, Event
 from machines.index import Index
+from machines.invariants import violation
 from machines.rollout import DAEMON, Reason
 from rolloutd.errors import StoreFailed
 from rolloutd.feed import Feed

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from machines.waves import assign
-
 from machines.events import Event, RolloutCancelled, RolloutOpened
 from machines.node import Node, pools_of
 from machines.plan import Digest, Plan
 from machines.rollout import Actor, Target
+from machines.waves import assign
 from rolloutd import planfile
 from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile, Mistake, Refused
