@@ -1,4 +1,4 @@
-"""Makes the core's plan from a plan's content.
+"""Makes the core's values from a plan's content and from the settings.
 
 Content comes from a file that was read without mistakes, or from the database
 where it was stored at submit; both compile to the same plan, after any number
@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
+from machines.limits import Budget, Limits, PoolRule
 from machines.plan import Enrol, GateName, Need, OnUnknown, Plan, Stage, StepSpec, WaveSpec
 from machines.selector import parse
 from machines.windows import DAYS, Window
 from rolloutd.planfile.scalars import clock_minute
+from rolloutd.settings import PoolKey, Settings
 
 JSON = Any
 StepContent = Mapping[str, Mapping[str, JSON]]
@@ -25,6 +27,9 @@ FLEET_WAVE = "fleet"
 
 HOLDS_AFTER_ROLLBACK = frozenset({"reachable", "kubernetes"})
 """Checks that say a node is well, whatever its configuration; the others describe the new state."""
+
+_REACHABLE: StepContent = {"reachable": {"within": 300, "timeout": 10}}
+"""Asked after a rollback where the plan has no check that could hold: nobody puts back what nobody judged."""
 
 
 class TeamChecks(Protocol):
@@ -66,6 +71,21 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
     )
 
 
+def compile_limits(settings: Settings) -> Limits:
+    """Return the limits that the settings put on every plan."""
+    return Limits(
+        pools={key: _pool_rule(pool) for key, pool in settings.pools.items()},
+        max_parallel=settings.max_parallel,
+        observe_within_s=float(settings.observe_within_s),
+        team_windows={
+            name: compile_windows(team.window_content)
+            for name, team in settings.teams.items()
+            if team.windows
+        },
+        observe_only=settings.observe_only,
+    )
+
+
 def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]:
     """Return the windows of a plan's or a team's content."""
     return tuple(
@@ -93,6 +113,17 @@ def compile_steps(
         for number, step in enumerate(steps)
         for kind, params in step.items()
     )
+
+
+def _pool_rule(pool: PoolKey) -> PoolRule:
+    values = {value: _budget(rule.max_unavailable) for value, rule in pool.values.items()}
+    return PoolRule(_budget(pool.max_unavailable), values)
+
+
+def _budget(max_unavailable: int | str) -> Budget:
+    if isinstance(max_unavailable, int):
+        return Budget(count=max_unavailable)
+    return Budget(count=None, percent=int(max_unavailable.removesuffix("%")))
 
 
 def _step(name: str, kind: str, params: Mapping[str, JSON], team: str | None) -> StepSpec:
@@ -165,7 +196,8 @@ def _rollback(rollback: Mapping[str, JSON] | None) -> Stage | None:
 def _rollback_verify(rollback: Mapping[str, JSON] | None, verify: Sequence[StepSpec]) -> tuple[StepSpec, ...]:
     if rollback is not None and rollback["verify"] is not None:
         return compile_steps(rollback["verify"], "rollback.verify")
-    return tuple(step for step in verify if step.kind in HOLDS_AFTER_ROLLBACK)
+    holding = tuple(step for step in verify if step.kind in HOLDS_AFTER_ROLLBACK)
+    return holding or compile_steps([_REACHABLE], "rollback.verify")
 
 
 def _need(need: Mapping[str, JSON]) -> Need:

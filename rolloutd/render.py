@@ -110,11 +110,11 @@ def _render_text(text: str, node: str, labels: Mapping[str, str], variables: Map
         rendered = _environment().from_string(text).render(names)
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RenderFailed(
-            f"cannot fill {text!r} for node {node}: {error}; give the node the label or the plan the variable, "
-            "or use | default(...)"
+            f"cannot fill {text!r} for node {node}: {error}; "
+            "give the node the label or the plan the variable, or use | default(...)"
         ) from None
     if len(rendered) > MAX_RENDERED:
-        raise RenderFailed(f"cannot fill {text[:200]!r} for node {node}: it grows too long")
+        raise RenderFailed(f"cannot fill {text[:100]!r} for node {node}: it grows too long")
     return rendered
 
 

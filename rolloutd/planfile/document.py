@@ -76,12 +76,11 @@ class Value:
 
     def child(self, part: str | int) -> Value | None:
         """Return the value under a key or an index, if there is one."""
-        match self.children:
-            case dict() as mapping if isinstance(part, str):
-                child: Value | None = mapping.get(part)
-                return child
-            case list() as items if isinstance(part, int) and 0 <= part < len(items):
-                return items[part]
+        children = self.children
+        if isinstance(children, dict):
+            return children.get(part) if isinstance(part, str) else None
+        if isinstance(children, list) and isinstance(part, int) and 0 <= part < len(children):
+            return children[part]
         return None
 
 
@@ -94,15 +93,25 @@ class Document:
     mistakes: tuple[Mistake, ...]
 
 
-def read_document(text: bytes, file: str) -> Document:
-    """Read one YAML document; never raises for what the text holds."""
+def read_document(text: bytes, file: str, *, empty_is_mapping: bool = False) -> Document:
+    """Read one YAML document; never raises for what the text holds.
+
+    A file of nothing but comments is a mistake, or an empty mapping where that
+    has a meaning.
+    """
     composer = _Composer(file)
     try:
         composer.read(_decode(text, file))
     except _Stop as stop:
         composer.mistakes.append(stop.mistake)
         return Document(file, None, tuple(composer.mistakes))
-    return Document(file, composer.root, tuple(composer.mistakes))
+    root = composer.root
+    if root is None or (root.plain is None and empty_is_mapping):
+        root = Value({}, Place(file, 1, 1), {})
+        if not empty_is_mapping:
+            mistake = Mistake(file, 1, 1, ROOT, "nothing", "one YAML document", "the file is empty")
+            return Document(file, None, (mistake,))
+    return Document(file, root, tuple(composer.mistakes))
 
 
 def shown(value: JSON) -> str:
@@ -208,8 +217,6 @@ class _Composer:
             raise _Stop(
                 Mistake(self.file, 1, 1, ROOT, cut(str(error)), _WELL_FORMED, "this is not YAML")
             ) from None
-        if self.root is None:
-            raise _Stop(Mistake(self.file, 1, 1, ROOT, "nothing", "one YAML document", "the file is empty"))
 
     def _event(self, event: Any) -> None:
         match event:
@@ -323,7 +330,7 @@ class _Composer:
 
     def _refuse_tag(self, place: Place, tag: str | None) -> None:
         self._mistake(
-            place, tag, "no tags: text, numbers, true, false, lists, mappings", "tags are not read here"
+            place, str(tag), "no tags: text, numbers, true, false, lists, mappings", "tags are not read here"
         )
 
     def _add(self, value: Value, anchor: str | None, counts: int = 1) -> None:

@@ -8,6 +8,7 @@ they have been read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
@@ -21,10 +22,13 @@ ABSENT: Any = None
 """The default of keys that may be left out but not written as null."""
 
 
-def span(default: str, description: str) -> Any:
+def span(default: str, description: str, *, alias: str | None = None) -> Any:
     """Make the field of a duration; the schema shows its default as a person writes it."""
     return Field(
-        default=parse_duration(default), description=description, json_schema_extra={"default": default}
+        default=parse_duration(default),
+        description=description,
+        alias=alias,
+        json_schema_extra={"default": default},
     )
 
 
@@ -148,6 +152,10 @@ class Step(Part):
         """What the kind is told, defaults filled in, durations in seconds."""
         part: BaseModel = getattr(self, self.kind)
         return part.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def items(self) -> Iterator[tuple[str, dict[str, JSON]]]:
+        """Yield the kind and what it is told."""
+        yield self.kind, self.params
 
     @model_serializer(mode="plain")
     def content(self) -> dict[str, JSON]:
