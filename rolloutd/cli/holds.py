@@ -10,8 +10,9 @@ from typing import Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_reason, add_until, body_of
-from rolloutd.cli.output import put_json, put_table, say
+from rolloutd.cli.output import printable, put, put_json, put_table, say
 from rolloutd.control.client import path_of
+from rolloutd.control.wire import Freeze, Hold, Lock, Locks
 
 
 def register(family: Family) -> None:
@@ -37,14 +38,15 @@ def register(family: Family) -> None:
 
 def show_locks(call: Call) -> int:
     """Show pools with their holders, holds and freezes."""
-    answer = call.get(path_of("locks"))
+    answer: Locks = call.get(path_of("locks"))
     if call.args.json:
         put_json(answer)
         return exits.DONE
     put_table(("POOL", "DOWN", "BUDGET", "MEMBERS", "HOLDERS"), [_lock_row(lock) for lock in answer["pools"]])
-    for heading, items in (("held", answer["holds"]), ("frozen", answer["freezes"])):
-        for item in items:
-            say(f"{heading}: " + _sentence(item))
+    for hold in answer["holds"]:
+        put(printable(_hold_sentence(hold)))
+    for freeze in answer["freezes"]:
+        put(printable(_freeze_sentence(freeze)))
     return exits.DONE
 
 
@@ -59,7 +61,7 @@ def give_back(call: Call) -> int:
     """Give a slot back."""
     args = call.args
     answer = call.client.delete(path_of("holds"), body_of(node=args.node, id=args.id))
-    return _report(call, answer, f"{args.node}: released")
+    return _report(call, answer, f"{args.node}: {'released' if answer['lifted'] else 'was not held'}")
 
 
 def begin(call: Call) -> int:
@@ -73,7 +75,9 @@ def lift(call: Call) -> int:
     """Unfreeze."""
     args = call.args
     answer = call.client.delete(path_of("freezes"), body_of(scope=args.scope, reason=args.reason))
-    return _report(call, answer, f"freeze lifted: {args.scope or 'all'}")
+    return _report(
+        call, answer, f"{args.scope or 'all'}: {'freeze lifted' if answer['lifted'] else 'was not frozen'}"
+    )
 
 
 def _report(call: Call, answer: Any, text: str) -> int:
@@ -83,13 +87,18 @@ def _report(call: Call, answer: Any, text: str) -> int:
     return exits.DONE
 
 
-def _lock_row(lock: dict[str, Any]) -> tuple[str, ...]:
+def _lock_row(lock: Lock) -> tuple[str, ...]:
     holders = ", ".join(
-        f"{holder['node']} ({holder['why']}, {moments.age(holder.get('since'))})"
-        for holder in lock["holders"]
+        f"{holder['node']} ({holder['why']}, {moments.age(holder['since'])})" for holder in lock["holders"]
     )
     return lock["pool"], str(lock["down"]), str(lock["max_unavailable"]), str(lock["members"]), holders
 
 
-def _sentence(item: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in item.items() if value not in (None, "", [], {}))
+def _hold_sentence(hold: Hold) -> str:
+    until = f" until {moments.local(hold['until'])}" if hold["until"] else ""
+    return f"held: {hold['node']} as {hold['source']}/{hold['id']}{until} by {hold['by']}: {hold['reason']}"
+
+
+def _freeze_sentence(freeze: Freeze) -> str:
+    until = f" until {moments.local(freeze['until'])}" if freeze["until"] else ""
+    return f"frozen: {freeze['scope']}{until} by {freeze['by']}: {freeze['reason']}"

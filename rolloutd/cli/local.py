@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
+import rolloutd
 from rolloutd.cli import exits
 from rolloutd.cli.command import Call, Family
 from rolloutd.cli.output import put
@@ -44,8 +46,11 @@ def demo(call: Call) -> NoReturn:
     words += ["--dir", args.dir] if args.dir is not None else []
     words += [f"--{name}" for name in ("headless", "json") if getattr(args, name)]
     sys.stdout.flush()
+    # Not the current directory but where we were found is searched for modules.
+    places = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONDONTWRITEBYTECODE": "1"}
     # The same process goes on as the demo, so that a signal meant for it reaches it.
-    os.execv(sys.executable, [sys.executable, "-m", "rolloutd.demo", *words])  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "rolloutd.demo", *words], environment)  # noqa: S606
 
 
 def completion(call: Call) -> int:

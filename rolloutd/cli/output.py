@@ -35,7 +35,8 @@ _STATE_COLOURS = {
 
 def say(text: str) -> None:
     """Tell the person something that is not data."""
-    print(printable(text), file=sys.stderr)  # noqa: T201
+    for line in text.splitlines():
+        print(printable(line), file=sys.stderr)  # noqa: T201
 
 
 def put(text: str = "") -> None:

@@ -18,6 +18,7 @@ from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, body_of
 from rolloutd.cli.output import count, printable, put, put_json, put_table, say
 from rolloutd.control.client import path_of
+from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
 
 STDIN = "-"
 
@@ -130,9 +131,9 @@ def _body(call: Call) -> dict[str, Any]:
             put_json({"valid": False, "errors": mistakes})
         told = "\n".join(mistake_line(mistake) for mistake in mistakes)
         raise exits.Stop(exits.NO, f"{told}\n{name}: {count(len(mistakes), 'mistake')}")
-    source = planfile.read(text, name).content["spec"]["source"]
+    source = planfile.read(text, name).source
     upload = None
-    if source.get("path") is not None:
+    if "path" in source:
         beside = Path() if call.args.file == STDIN else Path(call.args.file).parent
         upload = _upload(call, beside / source["path"])
     return body_of(file=name, text=text.decode(), upload=upload)
@@ -147,7 +148,7 @@ def _upload(call: Call, directory: Path) -> str:
     return answer["upload"]
 
 
-def _put_preview(answer: dict[str, Any]) -> None:
+def _put_preview(answer: Preview) -> None:
     put_table(("NODE", "TEAM", "WAVE", "POOLS", "CANNOT START"), map(_target_row, answer["targets"]))
     put()
     put_table(("WAVE", "NODES", "AT ONCE", "SOAK", "GATE AFTER"), map(_wave_row, answer["waves"]))
@@ -169,7 +170,7 @@ def _put_preview(answer: dict[str, Any]) -> None:
         say(f"warning: {warning}")
 
 
-def _target_row(target: dict[str, Any]) -> tuple[str, ...]:
+def _target_row(target: PreviewTarget) -> tuple[str, ...]:
     reason = target["cannot_start"]
     return (
         target["node"],
@@ -180,7 +181,7 @@ def _target_row(target: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
+def _wave_row(wave: PreviewWave) -> tuple[str, ...]:
     limit = wave["max_parallel"]
     return (
         wave["wave"],
@@ -191,14 +192,15 @@ def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _gate_row(gate: dict[str, Any]) -> tuple[str, ...]:
+def _gate_row(gate: PreviewGate) -> tuple[str, ...]:
     able = gate["answerable_by"]
     teams = "; ".join(f"{team}: {', '.join(names)}" for team, names in sorted(able["teams"].items()))
     owner = f"owner: {', '.join(able['owner'])}" if able["owner"] else ""
     return gate["gate"], _needs(gate["needs"]), "; ".join(part for part in (owner, teams) if part)
 
 
-def _needs(needs: Any) -> str:
-    parts = [f"owner {needs['owner']['want']}"] if needs["owner"]["want"] else []
-    parts += [f"{team['team']} {team['want']}" for team in needs["teams"] if team["want"]]
+def _needs(needs: PreviewNeeds) -> str:
+    parts = [f"{needs['owner']} of the owner"] if needs["owner"] else []
+    parts += [f"{needs['each_team']} of each team"] if needs["each_team"] else []
+    parts += ["four eyes"] if needs["four_eyes"] else []
     return ", ".join(parts) or "nobody"

@@ -18,6 +18,7 @@ from rolloutd.cli.command import Call, Family
 from rolloutd.cli.following import follow_entries
 from rolloutd.cli.output import printable, put, put_json, put_json_line, say
 from rolloutd.control.client import path_of
+from rolloutd.control.wire import Audit, AuditEntry
 
 PAGE = 1000
 """Entries asked for at a time: the most that the daemon gives in one answer."""
@@ -68,12 +69,12 @@ def audit(call: Call) -> int:
     return exits.DONE
 
 
-def _entries(call: Call) -> Iterator[dict[str, Any]]:
+def _entries(call: Call) -> Iterator[AuditEntry]:
     args = call.args
     after, left = args.after, args.limit
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
-        page = call.get(
+        page: Audit = call.get(
             path_of("audit"),
             rollout=args.rollout,
             node=args.node,
@@ -81,12 +82,12 @@ def _entries(call: Call) -> Iterator[dict[str, Any]]:
             kind=args.kind,
             after=after,
             limit=size,
-        )["entries"]
-        yield from page
-        if len(page) < size:
+        )
+        yield from page["entries"]
+        if page["next"] is None:
             return
-        after = page[-1]["seq"]
-        left = None if left is None else left - len(page)
+        after = page["next"]
+        left = None if left is None else left - len(page["entries"])
 
 
 def _follow(call: Call) -> int:

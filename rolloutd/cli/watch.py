@@ -83,22 +83,33 @@ def logs(call: Call) -> int:
     return exits.DONE
 
 
-def tell(seen: Iterator[View]) -> list[Rollout]:
-    """Print a line per event and per change of state, until all have ended; return the last view."""
-    last: list[Rollout] = []
-    standing: dict[str, tuple[str, str | None]] = {}
-    for view in seen:
+class Teller:
+    """Prints a line per event and per change of state."""
+
+    def __init__(self) -> None:
+        self._standing: dict[str, tuple[str, str | None]] = {}
+
+    def see(self, view: View) -> None:
+        """Print what is new in a view."""
         for text in event_lines(view):
             print(text, flush=True)  # noqa: T201
-        last = view.rollouts
-        for rollout in last:
+        for rollout in view.rollouts:
             reason = rollout["reason"]
             now = (rollout["state"], reason["code"] if reason else None)
-            if standing.get(rollout["rollout"]) != now:
-                standing[rollout["rollout"]] = now
+            if self._standing.get(rollout["rollout"]) != now:
+                self._standing[rollout["rollout"]] = now
                 print(_standing_line(rollout), flush=True)  # noqa: T201
+
+
+def tell(seen: Iterator[View]) -> list[Rollout]:
+    """Print lines until all rollouts have ended; return the last view's."""
+    teller = Teller()
+    last: list[Rollout] = []
+    for view in seen:
+        teller.see(view)
+        last = view.rollouts
         if is_over(view):
-            return last
+            break
     return last
 
 

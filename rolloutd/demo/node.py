@@ -1,6 +1,6 @@
 """One node's world: a directory that stands for its disk, its kernel and its faults.
 
-    bin/          commands that come before the machine's own: sysctl, healthcheck, sudo
+    bin/          commands that come before the machine's own: sysctl, healthcheck, drain, sudo
     proc/sys/     the kernel parameters as they are; boot/sys/ as they were at boot
     etc/sysctl.d/ files that `sysctl --system` reads
     tmp/          what Ansible writes
@@ -23,6 +23,7 @@ class Fault(StrEnum):
     SSHD_REFUSES = "sshd-refuses"
     TASK_FAILS = "task-fails"
     CHECK_WRONG = "check-wrong"
+    DRAIN_FAILS = "drain-fails"
 
 
 BOOT_PARAMETERS = {
@@ -131,7 +132,23 @@ done
 exec "$@"
 """
 
-_COMMANDS = {"sysctl": _SYSCTL, "healthcheck": _HEALTHCHECK, "sudo": _SUDO}
+_DRAIN = r"""#!/bin/sh
+# Takes the node's service out of service and puts it back; --check says which it is.
+root=${0%/bin/drain}
+case $1 in
+--check) [ -e "$root/drained" ] ;;
+--undo) rm -f "$root/drained"; echo "in service" ;;
+*)
+    if [ "$(cat "$root/fault" 2>/dev/null)" = drain-fails ]; then
+        echo "drain: 3 connections do not end" >&2
+        exit 1
+    fi
+    : > "$root/drained"
+    echo "drained" ;;
+esac
+"""
+
+_COMMANDS = {"sysctl": _SYSCTL, "healthcheck": _HEALTHCHECK, "drain": _DRAIN, "sudo": _SUDO}
 
 
 class NodeDirectory:
