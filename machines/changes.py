@@ -118,7 +118,9 @@ def check_move(target: Target, event: PhaseMoved) -> None:
         )
     if target.phase is not event.source:
         raise IllegalTransition(f"{name} is {target.phase}, not {event.source}")
-    attempts = (target.attempt + 1,) if event.trigger is Trigger.ADMITTED else (target.attempt,)
+    attempts: tuple[int, ...] = (
+        (target.attempt + 1,) if event.trigger is Trigger.ADMITTED else (target.attempt,)
+    )
     if event.trigger is Trigger.ROLLBACK_ORDERED:
         attempts = (target.attempt, target.attempt + 1)
     if event.attempt not in attempts:

@@ -6,12 +6,18 @@ sees a connection.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 NO_LABEL = "none"
 """The pool value of a node that lacks the pool's label key."""
+
+_DIGITS = re.compile(r"(\d+)")
+_NAMES_KEPT = 65_536
+"""Sort keys kept: the names of a large fleet, a few megabytes."""
 
 
 class Kind(StrEnum):
@@ -65,3 +71,11 @@ class Observation:
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the pool ids `key/value` of a node under each pool key, in key order."""
     return tuple(f"{key}/{labels.get(key, NO_LABEL)}" for key in keys)
+
+
+@lru_cache(maxsize=_NAMES_KEPT)
+def natural(name: str) -> tuple[tuple[str, int, str], ...]:
+    """Return a sort key by which n2 comes before n10."""
+    parts = _DIGITS.split(name)
+    numbered = [(text, int(digits), digits) for text, digits in zip(parts[0::2], parts[1::2], strict=False)]
+    return (*numbered, (parts[-1], -1, ""))

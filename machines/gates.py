@@ -1,0 +1,351 @@
+"""Who must still vote, and why a gate is shut.
+
+A gate counts people: so many owners, so many of each team.  Votes are bound to
+the digest; a proceed vote is bound to the failures it was shown as well.  This
+file decides whether a gate has its votes; what may then start is schedule.py's.
+
+Two rules that are easily got wrong:
+
+- A gate that was opened stays open for everybody who comes later (a joiner, a
+  team that takes over a node) but shuts again when votes it rested on are
+  withdrawn.  Expiry counts only until it opens.
+- A failure is settled by votes that cover it, and only by them: a retry alone
+  resumes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from machines.moments import stamp
+from machines.plan import GateName, Need
+from machines.rollout import Failure, Reason, Rollout, Target, Vote
+
+if TYPE_CHECKING:
+    from machines.index import Index
+
+DEFAULT_NEED = Need(owner=1)
+"""What a gate asks for that the plan does not mention: nothing opens by silence."""
+
+NAMED = 3
+"""Failures named in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """A gate as people see it; `teams` are (team, wanted, had)."""
+
+    gate: GateName
+    wave: str
+    state: str
+    owner_want: int
+    owner_have: int
+    teams: tuple[tuple[str, int, int], ...] = ()
+    votes: tuple[Vote, ...] = ()
+    missing: str = ""
+    unsettled: tuple[Failure, ...] = ()
+
+
+# -- needs and votes -----------------------------------------------------------
+
+
+def need_of(rollout: Rollout, gate: GateName) -> Need:
+    """Return what the gate asks for; going on after a failure always asks for somebody."""
+    need = rollout.plan.gates.get(gate, DEFAULT_NEED)
+    if gate is GateName.PROCEED and not need.owner and not need.each_team:
+        return replace(need, owner=1)
+    return need
+
+
+def cast_at(rollout: Rollout, gate: GateName, wave: str = "") -> tuple[Vote, ...]:
+    """Return the votes that count at a gate: for this digest, and not withdrawn."""
+    return tuple(
+        vote
+        for vote in rollout.votes
+        if vote.gate is gate
+        and (gate is not GateName.CONTINUE or vote.wave == wave)
+        and vote.digest == rollout.digest.whole
+        and vote.withdrawn_at is None
+    )
+
+
+def is_opened(rollout: Rollout, gate: GateName, wave: str = "") -> bool:
+    """Say whether the gate was opened."""
+    return any(each.gate is gate and each.wave == wave for each in rollout.opened)
+
+
+def _voters(rollout: Rollout, need: Need, votes: Iterable[Vote], team: str) -> int:
+    """Count the different people among these votes who may speak for the team."""
+    return len(
+        {
+            _person(vote)
+            for vote in votes
+            if vote.yes and team in vote.teams and _may_fill(rollout, need, vote)
+        }
+    )
+
+
+def _may_fill(rollout: Rollout, need: Need, vote: Vote) -> bool:
+    return not (need.four_eyes and _same_person(vote, rollout))
+
+
+def _same_person(vote: Vote, rollout: Rollout) -> bool:
+    submitter = rollout.submitted_by
+    if vote.actor.uid is not None and submitter.uid is not None:
+        return vote.actor.uid == submitter.uid
+    return vote.actor.name == submitter.name
+
+
+def _person(vote: Vote) -> int | str:
+    return vote.actor.name if vote.actor.uid is None else vote.actor.uid
+
+
+def _alive(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote, ...]:
+    """Return the votes that have not expired."""
+    ttl = rollout.plan.vote_ttl_s
+    return tuple(vote for vote in votes if ttl is None or now < vote.at + ttl)
+
+
+def has_voted(rollout: Rollout, need: Need, votes: Iterable[Vote], team: str) -> bool:
+    """Say whether the team gave all the votes that the gate asks of it."""
+    return _voters(rollout, need, votes, team) >= need.each_team
+
+
+def counts(rollout: Rollout, vote: Vote, now: float) -> bool:
+    """Say whether a vote counts at its gate: for this digest, alive, not shut out by four eyes."""
+    cast = cast_at(rollout, vote.gate, vote.wave)
+    alive = cast if is_opened(rollout, vote.gate, vote.wave) else _alive(rollout, cast, now)
+    return vote in alive and (not vote.yes or may_fill(rollout, vote))
+
+
+def may_fill(rollout: Rollout, vote: Vote) -> bool:
+    """Say whether four eyes, where they are asked, let this person fill a need."""
+    return _may_fill(rollout, need_of(rollout, vote.gate), vote)
+
+
+# -- gates ---------------------------------------------------------------------
+
+
+def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> GateView:
+    """Return how a gate stands: not-asked, waiting, open or rejected."""
+    if gate is GateName.PROCEED:
+        return _proceed_view(index, rollout)
+    need, votes = need_of(rollout, gate), cast_at(rollout, gate, wave)
+    opened = is_opened(rollout, gate, wave)
+    counted = votes if opened else _alive(rollout, votes, now)
+    teams = _teams(index, rollout, need, counted, asked_of(index, rollout, gate, wave, opened))
+    owners = _voters(rollout, need, counted, rollout.plan.owner)
+    missing = _missing(rollout, need, owners, teams)
+    held_back = not need.per_team and any(have < want for _, want, have in teams)
+    if any(not vote.yes for vote in votes):
+        state = "rejected"
+        missing = _rejection(votes)
+    elif owners >= need.owner and not held_back and (opened or is_asked(index, rollout, gate, wave)):
+        state = "open"
+    else:
+        state = "waiting" if is_asked(index, rollout, gate, wave) else "not-asked"
+    return GateView(gate, wave, state, need.owner, owners, teams, votes, missing)
+
+
+def asked_of(index: Index, rollout: Rollout, gate: GateName, wave: str, opened: bool) -> tuple[str, ...]:
+    """Return the teams whose votes the gate rests on.
+
+    Before it opens: every team that owns a target.  Afterwards: those that
+    voted, also if they withdrew; who came later is asked node by node.
+    """
+    teams = index.tally(rollout.id).teams
+    if opened and not need_of(rollout, gate).per_team:
+        voted = {
+            team
+            for vote in rollout.votes
+            if vote.gate is gate and vote.wave == wave and vote.yes and vote.digest == rollout.digest.whole
+            for team in vote.teams
+        }
+        return tuple(sorted(team for team in teams if team in voted))
+    return tuple(sorted(teams))
+
+
+def is_asked(index: Index, rollout: Rollout, gate: GateName, wave: str) -> bool:
+    """Say whether it is time to vote: start at once, continue after its wave, proceed after a failure."""
+    match gate:
+        case GateName.START:
+            return True
+        case GateName.CONTINUE:
+            return index.wave_asks(rollout.id, wave)
+        case GateName.PROCEED:
+            return bool(unsettled(index, rollout)) or bool(_rejects(rollout))
+
+
+def may_vote(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> Reason | None:
+    """Return why nobody can vote at the gate now, None when people can."""
+    index.advance(now)
+    if rollout.closed:
+        ended = "was cancelled" if rollout.cancelled is not None else "has ended"
+        return Reason("closed", f"{rollout.id} {ended}; there is nothing to vote on")
+    if is_opened(rollout, gate, wave) or is_asked(index, rollout, gate, wave):
+        return None
+    match gate:
+        case GateName.CONTINUE if wave not in {spec.name for spec in rollout.plan.waves if spec.gate is gate}:
+            return Reason(
+                "not-asked", f"not asked yet: {rollout.id} has no continue gate after a wave '{wave}'"
+            )
+        case GateName.CONTINUE:
+            text = f"continue is asked once all nodes of wave {wave} are done"
+        case GateName.PROCEED:
+            text = "proceed is asked while a failure is not settled, and there is none"
+        case GateName.START:
+            text = "start is asked from submit on"
+    return Reason("not-asked", f"not asked yet: {text}")
+
+
+def team_waits(index: Index, target: Target) -> Reason | None:
+    """Return why this node waits for its own team's vote alone, None when it does not."""
+    rollout = index.rollout(target.rollout)
+    team = target.needs_vote_of
+    if team is not None and not _joiner_voted(rollout, team, target):
+        text = f"{target.node} came after the start was approved; team {team} has not voted for it"
+        return Reason(
+            "needs-vote",
+            text,
+            target.since,
+            f"a member of team {team}: rolloutctl approve {rollout.id} start",
+        )
+    for each in rollout.opened:
+        need = need_of(rollout, each.gate)
+        if each.gate is GateName.PROCEED or not need.per_team or target.team is None:
+            continue
+        if not has_voted(rollout, need, cast_at(rollout, each.gate, each.wave), target.team):
+            text = f"team {target.team} has not voted at {each.gate}; its nodes wait"
+            by = f"a member of team {target.team}: rolloutctl approve {rollout.id} {each.gate}"
+            return Reason("needs-vote", text, each.at, by)
+    return None
+
+
+def _joiner_voted(rollout: Rollout, team: str, target: Target) -> bool:
+    """Say whether the team voted since the node waits for it, other than for going on after a failure."""
+    return any(
+        vote.yes
+        and vote.gate is not GateName.PROCEED
+        and vote.digest == rollout.digest.whole
+        and vote.withdrawn_at is None
+        and team in vote.teams
+        and vote.at >= target.since
+        for vote in rollout.votes
+    )
+
+
+# -- failures ------------------------------------------------------------------
+
+
+def unsettled(index: Index, rollout: Rollout) -> tuple[Failure, ...]:
+    """Return the failures that no sufficient proceed vote covers, oldest first."""
+    return index.unsettled(rollout.id)
+
+
+def judge_failures(rollout: Rollout, teams: Iterable[str]) -> tuple[Failure, ...]:
+    """Return the unsettled failures, given the teams that own a target."""
+    if not rollout.failures:
+        return ()
+    votes = [vote for vote in cast_at(rollout, GateName.PROCEED) if vote.yes]
+    covered = {vote.id: covered_by(vote, rollout.failures) for vote in votes}
+    asked = tuple(teams)
+    return tuple(
+        failure
+        for failure in rollout.failures
+        if not _settles(rollout, [vote for vote in votes if failure.id in covered[vote.id]], asked)
+    )
+
+
+def covered_by(vote: Vote, failures: Iterable[Failure]) -> frozenset[str]:
+    """Return the ids of the failures that a proceed vote covers.
+
+    Those it was shown; later ones of the nodes it names; and as many later ones
+    of the same signature as it says.  `until` ends the last two.
+    """
+    known = tuple(failures)
+    signatures = {failure.signature for failure in known if failure.id in vote.shown}
+    covered, more = set(vote.shown), vote.more
+    for failure in known:
+        late = vote.until is not None and failure.at > vote.until
+        if failure.id in covered or failure.at < vote.at or late:
+            continue
+        if failure.node in vote.nodes:
+            covered.add(failure.id)
+        elif more > 0 and failure.signature in signatures:
+            covered.add(failure.id)
+            more -= 1
+    return frozenset(covered)
+
+
+def _settles(rollout: Rollout, votes: list[Vote], teams: tuple[str, ...]) -> bool:
+    """Say whether these votes were enough at some time; from then on they do not expire."""
+    need = need_of(rollout, GateName.PROCEED)
+    for latest in votes:
+        together = _alive(rollout, (vote for vote in votes if vote.at <= latest.at), latest.at)
+        owners = _voters(rollout, need, together, rollout.plan.owner)
+        if owners >= need.owner and all(has_voted(rollout, need, together, team) for team in teams):
+            return True
+    return False
+
+
+def _rejects(rollout: Rollout) -> tuple[Vote, ...]:
+    return tuple(vote for vote in cast_at(rollout, GateName.PROCEED) if not vote.yes)
+
+
+def _proceed_view(index: Index, rollout: Rollout) -> GateView:
+    need, votes = need_of(rollout, GateName.PROCEED), cast_at(rollout, GateName.PROCEED)
+    open_failures = unsettled(index, rollout)
+    asked = open_failures or rollout.failures[-1:]
+    counted = [
+        vote for vote in votes if vote.yes and all(f.id in covered_by(vote, rollout.failures) for f in asked)
+    ]
+    teams = _teams(index, rollout, need, tuple(counted), tuple(sorted(index.tally(rollout.id).teams)))
+    owners = _voters(rollout, need, counted, rollout.plan.owner)
+    missing = ""
+    if any(not vote.yes for vote in votes):
+        state, missing = "rejected", _rejection(votes)
+    elif open_failures:
+        state = "waiting"
+        missing = f"{_named(open_failures)}; {_missing(rollout, need, owners, teams)}"
+    else:
+        state = "open" if rollout.failures else "not-asked"
+    return GateView(GateName.PROCEED, "", state, need.owner, owners, teams, votes, missing, open_failures)
+
+
+# -- sentences -----------------------------------------------------------------
+
+
+def _teams(
+    index: Index, rollout: Rollout, need: Need, votes: Iterable[Vote], teams: Iterable[str]
+) -> tuple[tuple[str, int, int], ...]:
+    if not need.each_team:
+        return ()
+    counted = tuple(votes)
+    return tuple((team, need.each_team, _voters(rollout, need, counted, team)) for team in teams)
+
+
+def _missing(rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]) -> str:
+    return "; ".join(_wants(rollout, need, owners, teams))
+
+
+def _wants(rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+    if owners < need.owner:
+        lacking = need.owner - owners
+        yield f"{lacking} of {need.owner} votes of the owner, team {rollout.plan.owner}, are missing"
+    for team, want, have in teams:
+        if have < want:
+            yield f"{want - have} of {want} votes of team {team} are missing"
+
+
+def _rejection(votes: Iterable[Vote]) -> str:
+    return "; ".join(
+        f"{vote.actor.name} said no at {stamp(vote.at)}: {vote.reason}" for vote in votes if not vote.yes
+    )
+
+
+def _named(failures: tuple[Failure, ...]) -> str:
+    told = "; ".join(f"{each.node} failed in {each.step}: {each.message}" for each in failures[:NAMED])
+    more = f" and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
+    return told + more

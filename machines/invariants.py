@@ -1,0 +1,461 @@
+"""What must never happen, judged by straightforward code that shares nothing with schedule.py.
+
+`violation` judges one event before it becomes fact; the daemon asks it before
+every commit.  `violations` judges everything that differs between two
+snapshots.  Both look at raw facts (labels, targets, holds, observations, votes)
+and call no rule of pools.py, gates.py or schedule.py: a mistake there is found
+here.  What only the outside world can show (two playbooks at once, a step on a
+node in service) is judged from the effect log by the tests' oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from machines.events import (
+    Event,
+    GateOpened,
+    PhaseMoved,
+    RolloutDeleted,
+    RolloutEnded,
+    StepAction,
+    StepRecorded,
+    StepState,
+)
+from machines.index import Snapshot
+from machines.limits import Limits
+from machines.node import NO_LABEL, Node, Observation, Sight
+from machines.plan import GateName, Need
+from machines.rollout import Failure, Hold, Rollout, Target, Vote
+from machines.states import BUSY, IllegalTransition, Outcome, Phase, Trigger, edge
+from machines.windows import Freeze, any_open
+
+
+class Facts(Protocol):
+    """What is known before an event; an Index is one, so is a Ledger."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+    @property
+    def rollouts(self) -> Mapping[str, Rollout]: ...
+    @property
+    def freezes(self) -> Sequence[Freeze]: ...
+    def targets(self, rollout: str) -> Iterable[Target]: ...
+    def target(self, rollout: str, node: str) -> Target: ...
+    def targets_on(self, node: str) -> Iterable[Target]: ...
+    def holds_on(self, node: str) -> Iterable[Hold]: ...
+    def observation(self, node: str) -> Observation | None: ...
+    def members(self, key: str, value: str) -> Iterable[str]: ...
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The facts of a snapshot, laid out by scanning it; slow and plain."""
+
+    limits: Limits
+    nodes: dict[str, Node] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    freezes: tuple[Freeze, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    seen: dict[str, Observation] = field(default_factory=dict)
+    rows: dict[tuple[str, str], Target] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, limits: Limits, observations: Iterable[Observation]) -> Ledger:
+        """Lay out a snapshot."""
+        return cls(
+            limits=limits,
+            nodes={node.name: node for node in snapshot.nodes},
+            rollouts={rollout.id: rollout for rollout in snapshot.rollouts},
+            freezes=snapshot.freezes,
+            holds=snapshot.holds,
+            seen={seen.node: seen for seen in observations},
+            rows={(target.rollout, target.node): target for target in snapshot.targets},
+        )
+
+    def targets(self, rollout: str) -> Iterable[Target]:
+        """Return the targets of a rollout."""
+        return [row for row in self.rows.values() if row.rollout == rollout]
+
+    def target(self, rollout: str, node: str) -> Target:
+        """Return one target; raises KeyError."""
+        return self.rows[rollout, node]
+
+    def targets_on(self, node: str) -> Iterable[Target]:
+        """Return a node's targets."""
+        return [row for row in self.rows.values() if row.node == node]
+
+    def holds_on(self, node: str) -> Iterable[Hold]:
+        """Return a node's holds."""
+        return [hold for hold in self.holds if hold.node == node]
+
+    def observation(self, node: str) -> Observation | None:
+        """Return a node's last observation."""
+        return self.seen.get(node)
+
+    def members(self, key: str, value: str) -> Iterable[str]:
+        """Return the nodes of a pool."""
+        return [node.name for node in self.nodes.values() if node.labels.get(key, NO_LABEL) == value]
+
+
+# -- the two questions -----------------------------------------------------------
+
+
+def violation(facts: Facts, event: Event, now: float, earlier: Sequence[Event] = ()) -> str | None:
+    """Return what must never happen and would by this event, None when nothing would.
+
+    `earlier` are events of the same commit that are not yet among the facts.
+    """
+    match event:
+        case PhaseMoved():
+            return _move_violation(facts, event, now, earlier)
+        case GateOpened():
+            return _gate_violation(facts, event, now)
+        case StepRecorded():
+            return _step_violation(facts, event)
+        case RolloutEnded():
+            left = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
+            return f"{event.rollout} cannot end: {left[0]} is not done" if left else None
+        case RolloutDeleted():
+            kept = [
+                t.node
+                for t in facts.targets(event.rollout)
+                if t.phase in BUSY or t.phase is Phase.FAILED or t.isolated
+            ]
+            return f"{event.rollout} cannot be deleted: {kept[0]} has not been returned" if kept else None
+        case _:
+            return None
+
+
+def violations(
+    before: Snapshot,
+    after: Snapshot,
+    *,
+    limits: Limits,
+    observations: Iterable[Observation],
+    now: float,
+) -> list[str]:
+    """Return what must never happen and did between two snapshots, one event or one commit apart."""
+    facts = Ledger.of(before, limits, observations)
+    broken: list[str] = []
+    moves: list[Event] = []
+    known = {rollout.id: rollout for rollout in before.rollouts}
+    for rollout in after.rollouts:
+        old = known.get(rollout.id)
+        for each in rollout.opened if old is None else rollout.opened[len(old.opened) :]:
+            broken += _said(
+                _gate_violation(facts, GateOpened(rollout.id, each.gate, each.wave, each.at), now)
+            )
+    for target in after.targets:
+        row = facts.rows.get((target.rollout, target.node))
+        if row is not None and (row.phase, row.attempt) != (target.phase, target.attempt):
+            move = _move_between(row, target)
+            if move is None:
+                broken.append(
+                    f"{target.node} of {target.rollout} went from {row.phase} to {target.phase}: no such edge"
+                )
+                continue
+            broken += _said(violation(facts, move, now, moves))
+            moves.append(move)
+    return broken
+
+
+def _said(text: str | None) -> list[str]:
+    return [] if text is None else [text]
+
+
+def _move_between(row: Target, target: Target) -> PhaseMoved | None:
+    """Return the move that made one row of the other, None when the table has none."""
+    for trigger in Trigger:
+        try:
+            way = edge(trigger, row.phase, target.outcome)
+        except IllegalTransition:
+            continue
+        if way.target is target.phase:
+            return PhaseMoved(
+                target.rollout,
+                target.node,
+                trigger,
+                row.phase,
+                target.phase,
+                target.attempt,
+                target.since,
+                outcome=target.outcome,
+                failure=target.failure,
+                isolated=target.isolated,
+            )
+    return None
+
+
+# -- moves -------------------------------------------------------------------------
+
+
+def _move_violation(facts: Facts, event: PhaseMoved, now: float, earlier: Sequence[Event]) -> str | None:
+    name = f"{event.node} of {event.rollout}"
+    target = facts.target(event.rollout, event.node)
+    try:
+        way = edge(event.trigger, event.source, event.outcome)
+    except IllegalTransition as wrong:
+        return f"{name}: {wrong}"
+    if way.target is not event.target or target.phase is not event.source:
+        return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {way.target}"
+    if event.trigger is Trigger.ADMITTED:
+        return _admission_violation(facts, event, target, now, earlier)
+    stays = target.isolated if event.isolated is None else event.isolated
+    if event.trigger in (Trigger.VERIFIED, Trigger.PUT_BACK, Trigger.ROLLED_BACK) and stays:
+        return f"{name} is still isolated and cannot be {event.trigger}"
+    if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
+        return f"{name} would end as {event.outcome}, which is not what was done to it"
+    return None
+
+
+def _admission_violation(
+    facts: Facts, event: PhaseMoved, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    rollout = facts.rollouts[event.rollout]
+    who = f"{event.node} of {event.rollout} cannot start"
+    if rollout.cancelled is not None or rollout.ended_at is not None:
+        return f"{who}: the rollout is over"
+    if facts.limits.observe_only:
+        return f"{who}: observe_only is set"
+    if rollout.paused is not None:
+        return f"{who}: the rollout is paused"
+    if event.attempt != target.attempt + 1:
+        return f"{who}: attempt {event.attempt} does not follow {target.attempt}"
+    if event.node not in facts.nodes:
+        return f"{who}: the inventory does not have it"
+    why = (
+        _votes_violation(facts, rollout)
+        or _failure_violation(facts, rollout)
+        or _wave_violation(facts, rollout, target, now)
+        or _time_violation(facts, rollout, target, now)
+        or _node_violation(facts, target, now, earlier)
+        or _pool_violation(facts, rollout, target, now, earlier)
+    )
+    return f"{who}: {why}" if why else None
+
+
+def _votes_violation(facts: Facts, rollout: Rollout) -> str | None:
+    if not any(each.gate is GateName.START for each in rollout.opened):
+        return "the start gate is not open"
+    for vote in rollout.votes:
+        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
+            return f"{vote.actor.name} said no at {vote.gate}"
+    return None
+
+
+def _time_violation(facts: Facts, rollout: Rollout, target: Target, now: float) -> str | None:
+    if not any_open(rollout.plan.windows, now):
+        return "the plan's windows are closed"
+    team = facts.nodes[target.node].team
+    if team is not None and not any_open(facts.limits.team_windows.get(team, ()), now):
+        return f"the windows of team {team} are closed"
+    pools = _pools(facts, rollout, target.node)
+    for freeze in facts.freezes:
+        frozen = freeze.at <= now and (freeze.until is None or now < freeze.until)
+        scopes = {"all", f"team/{team}", *(f"{key}/{value}" for key, value in pools)}
+        if frozen and freeze.scope in scopes:
+            return f"{freeze.scope} is frozen"
+    if now < target.not_before:
+        return "it was put back and its wait is not over"
+    return None
+
+
+def _node_violation(facts: Facts, target: Target, now: float, earlier: Sequence[Event]) -> str | None:
+    for other in facts.targets_on(target.node):
+        if other.rollout != target.rollout and (other.phase in BUSY or other.phase is Phase.FAILED):
+            return f"it is {other.phase} in {other.rollout}"
+    if target.node in _admitted(earlier):
+        return "it starts in another rollout"
+    if any(_lasts(hold, now) for hold in facts.holds_on(target.node)):
+        return "it is held"
+    seen = facts.observation(target.node)
+    if seen is not None and seen.foreign:
+        return "somebody else took it out of service"
+    if not target.isolated and not _is_up(facts, target.node, now):
+        return "it was not freshly seen up"
+    return None
+
+
+def _pool_violation(
+    facts: Facts, rollout: Rollout, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    starting = _admitted(earlier)
+    for key, value in _pools(facts, rollout, target.node):
+        members = list(facts.members(key, value))
+        down = [n for n in members if n != target.node and (n in starting or _is_down(facts, n, now))]
+        rule = facts.limits.pools.get(key)
+        budget = 1 if rule is None else rule.budget(value).of(len(members))
+        if len(down) >= budget:
+            named = ", ".join(down[:3])
+            return f"pool {key}/{value} has {len(down)} nodes down ({named}) and a budget of {budget}"
+    return None
+
+
+def _pools(facts: Facts, rollout: Rollout, node: str) -> list[tuple[str, str]]:
+    labels = facts.nodes[node].labels
+    keys = dict.fromkeys((*facts.limits.pools, *rollout.plan.pool_keys))
+    return [(key, labels.get(key, NO_LABEL)) for key in keys]
+
+
+def _admitted(events: Sequence[Event]) -> set[str]:
+    return {each.node for each in events if isinstance(each, PhaseMoved) and each.target in BUSY}
+
+
+def _is_down(facts: Facts, node: str, now: float) -> bool:
+    for target in facts.targets_on(node):
+        if target.phase in BUSY or target.phase is Phase.FAILED or target.isolated:
+            return True
+    return any(_lasts(hold, now) for hold in facts.holds_on(node)) or not _is_up(facts, node, now)
+
+
+def _is_up(facts: Facts, node: str, now: float) -> bool:
+    seen = facts.observation(node)
+    if seen is None or now - seen.at > facts.limits.observe_within_s:
+        return False
+    return seen.sight is Sight.UP and not seen.foreign
+
+
+def _lasts(hold: Hold, now: float) -> bool:
+    return hold.until is None or now < hold.until
+
+
+# -- waves, failures, gates -----------------------------------------------------------
+
+
+def _wave_violation(facts: Facts, rollout: Rollout, target: Target, now: float) -> str | None:
+    open_failures = {failure.id for failure in _open_failures(facts, rollout)}
+    targets = list(facts.targets(rollout.id))
+    for spec in rollout.plan.waves:
+        if spec.name == target.wave:
+            return None
+        mine = [each for each in targets if each.wave == spec.name]
+        for each in mine:
+            covered = (
+                each.phase is Phase.FAILED
+                and each.failure is not None
+                and each.failure.id not in open_failures
+            )
+            if each.phase is not Phase.DONE and not covered:
+                return f"{each.node} of wave {spec.name} is {each.phase}"
+        if mine and now < max(each.since for each in mine) + spec.soak_s:
+            return f"wave {spec.name} soaks"
+        opened = {(each.gate, each.wave) for each in rollout.opened}
+        if spec.gate is not None and (GateName.CONTINUE, spec.name) not in opened:
+            return f"the continue gate after wave {spec.name} is not open"
+    return f"its wave {target.wave} is not in the plan"
+
+
+def _failure_violation(facts: Facts, rollout: Rollout) -> str | None:
+    failures = _open_failures(facts, rollout)
+    return f"the failure of {failures[0].node} is not settled" if failures else None
+
+
+def _open_failures(facts: Facts, rollout: Rollout) -> list[Failure]:
+    """Return the failures that no proceed votes cover in the number asked, whoever cast them when."""
+    if not rollout.failures:
+        return []
+    need = rollout.plan.gates.get(GateName.PROCEED, Need(owner=1))
+    votes = [
+        vote
+        for vote in rollout.votes
+        if vote.gate is GateName.PROCEED
+        and vote.yes
+        and vote.withdrawn_at is None
+        and vote.digest == rollout.digest.whole
+    ]
+    teams = _teams(facts, rollout)
+    wanted = Need(max(need.owner, 0 if need.each_team else 1), need.each_team, need.four_eyes)
+    found = []
+    for failure in rollout.failures:
+        covering = [vote for vote in votes if failure.id in _covered(vote, rollout.failures)]
+        if _lacking(rollout, wanted, covering, teams):
+            found.append(failure)
+    return found
+
+
+def _covered(vote: Vote, failures: Sequence[Failure]) -> set[str]:
+    shown = [failure for failure in failures if failure.id in vote.shown]
+    later = [
+        f
+        for f in failures
+        if f not in shown and f.at >= vote.at and (vote.until is None or f.at <= vote.until)
+    ]
+    alike = {failure.signature for failure in shown}
+    named = [failure for failure in later if failure.node in vote.nodes]
+    more = [failure for failure in later if failure not in named and failure.signature in alike]
+    return {failure.id for failure in (*shown, *named, *more[: vote.more])}
+
+
+def _teams(facts: Facts, rollout: Rollout) -> set[str]:
+    return {
+        target.team
+        for target in facts.targets(rollout.id)
+        if target.team is not None and target.outcome is not Outcome.LEFT
+    }
+
+
+def _lacking(rollout: Rollout, need: Need, votes: Iterable[Vote], teams: Iterable[str]) -> str | None:
+    """Return who is missing among these votes, None when they are enough."""
+    people: dict[object, set[str]] = {}
+    for vote in votes:
+        submitter, actor = rollout.submitted_by, vote.actor
+        same = (
+            actor.uid == submitter.uid
+            if actor.uid is not None and submitter.uid is not None
+            else actor.name == submitter.name
+        )
+        if need.four_eyes and same:
+            continue
+        people.setdefault(actor.name if actor.uid is None else actor.uid, set()).update(vote.teams)
+    owners = sum(rollout.plan.owner in member for member in people.values())
+    if owners < need.owner:
+        return f"{owners} of {need.owner} owners"
+    if need.per_team:
+        return None
+    for team in sorted(teams):
+        if sum(team in member for member in people.values()) < need.each_team:
+            return f"team {team}"
+    return None
+
+
+def _gate_violation(facts: Facts, event: GateOpened, now: float) -> str | None:
+    rollout = facts.rollouts.get(event.rollout)
+    if rollout is None:
+        return f"there is no rollout {event.rollout}"
+    if event.gate is GateName.PROCEED:
+        return None
+    ttl = rollout.plan.vote_ttl_s
+    votes = [
+        vote
+        for vote in rollout.votes
+        if vote.gate is event.gate
+        and vote.wave == event.wave
+        and vote.yes
+        and vote.withdrawn_at is None
+        and vote.digest == rollout.digest.whole
+        and (ttl is None or now < vote.at + ttl)
+    ]
+    need = rollout.plan.gates.get(event.gate, Need(owner=1))
+    lacking = _lacking(rollout, need, votes, _teams(facts, rollout))
+    return f"gate {event.gate} of {rollout.id} cannot open: missing {lacking}" if lacking else None
+
+
+def _step_violation(facts: Facts, event: StepRecorded) -> str | None:
+    """Judge a step that is about to begin: what disrupts needs an isolated phase."""
+    record = event.record
+    if record.state is not StepState.INTENDED:
+        return None
+    target = facts.target(record.rollout, record.node)
+    wrong = (record.action is StepAction.RUN and target.phase is not Phase.MAINTAINING) or (
+        record.action is StepAction.DO and target.phase not in BUSY
+    )
+    if wrong or (target.phase in BUSY and record.attempt != target.attempt):
+        step = f"{record.action} {record.step} of attempt {record.attempt}"
+        stands = f"{target.phase} in attempt {target.attempt}"
+        return f"{step} cannot begin on {record.node} of {record.rollout}: it is {stands}"
+    return None

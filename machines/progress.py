@@ -1,0 +1,154 @@
+"""How far a rollout has come, computed from its targets and gates and stored nowhere.
+
+Counting: total = done + failed + skipped + pending + in flight.  Nodes that
+left are out of the total, rolled-back ones count as skipped, and percent is
+100 * done / (total - skipped).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from machines import rules, schedule, waves
+from machines.index import Index
+from machines.rollout import Reason, Rollout, Target
+from machines.states import Phase
+from machines.waves import Course
+
+
+class State(StrEnum):
+    """How a rollout as a whole stands; a closed window or a freeze is running, with a reason."""
+
+    AWAITING_APPROVAL = "awaiting-approval"
+    RUNNING = "running"
+    SOAKING = "soaking"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProgress:
+    """How far a rollout has come in one pool; `down` counts all known nodes of the pool."""
+
+    pool: str
+    total: int
+    done: int
+    failed: int
+    in_flight: int
+    down: int
+    max_unavailable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A rollout's standing; `eta_s` is in seconds from now, None when nobody can say."""
+
+    rollout: str
+    state: State
+    wave: str
+    percent: float
+    total: int
+    done: int
+    failed: int
+    skipped: int
+    pending: int
+    in_flight: tuple[Target, ...]
+    pools: tuple[PoolProgress, ...]
+    eta_s: float | None
+    reason: Reason | None
+
+
+def progress(index: Index, rollout_id: str, now: float) -> Progress:
+    """Return how far a rollout has come; raises KeyError."""
+    index.advance(now)
+    rollout, tally = index.rollout(rollout_id), index.tally(rollout_id)
+    course = waves.course(index, rollout, now)
+    state = _state(index, rollout, course, now)
+    total = tally.phases.total() - tally.left
+    return Progress(
+        rollout=rollout_id,
+        state=state,
+        wave=_wave(rollout, course),
+        percent=_percent(total - tally.skipped, tally.done, state),
+        total=total,
+        done=tally.done,
+        failed=tally.phases[Phase.FAILED],
+        skipped=tally.skipped,
+        pending=tally.phases[Phase.PENDING],
+        in_flight=tuple(index.target(rollout_id, node) for node in sorted(tally.busy)),
+        pools=_pools(index, rollout_id),
+        eta_s=_eta_s(index, rollout, course, state, now),
+        reason=None if state is State.DONE else schedule.rollout_reason(index, rollout_id, now),
+    )
+
+
+def _state(index: Index, rollout: Rollout, course: Course, now: float) -> State:
+    if rollout.cancelled is not None:
+        return State.CANCELLED
+    if rollout.ended_at is not None:
+        return State.DONE
+    block = rules.rollout_block(index, rollout, now)
+    if block is not None:
+        return State.AWAITING_APPROVAL if block.code == "gate-start" else State.PAUSED
+    if course.soaking:
+        return State.SOAKING
+    return State.RUNNING if course.block is None else State.AWAITING_APPROVAL
+
+
+def _wave(rollout: Rollout, course: Course) -> str:
+    """Return the wave at work; the last one when all are over."""
+    return rollout.plan.waves[-1].name if course.wave is None else course.wave.name
+
+
+def _percent(wanted: int, done: int, state: State) -> float:
+    if wanted > 0:
+        return 100.0 * done / wanted
+    return 100.0 if state is State.DONE else 0.0
+
+
+def _pools(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
+    found = []
+    for pool_id, tally in index.tally(rollout_id).pools.items():
+        pool = index.pool(pool_id)
+        found.append(
+            PoolProgress(
+                pool_id,
+                tally.total,
+                tally.done,
+                tally.failed,
+                tally.in_flight,
+                len(pool.down) + len(pool.unknown),
+                index.budget(pool),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: each.pool))
+
+
+def _eta_s(index: Index, rollout: Rollout, course: Course, state: State, now: float) -> float | None:
+    """Return the seconds still to go if nothing gets in the way: the slowest pool, the limits, the soaks."""
+    if state not in (State.RUNNING, State.SOAKING):
+        return 0.0 if state is State.DONE else None
+    tally = index.tally(rollout.id)
+    to_do = tally.phases.total() - tally.phases[Phase.DONE] - tally.phases[Phase.FAILED]
+    rounds = to_do / max(1, min(index.limits.max_parallel, rollout.plan.max_parallel or to_do or 1))
+    for pool_id, each in tally.pools.items():
+        budget = index.budget(index.pool(pool_id))
+        rounds = max(rounds, (each.total - each.done - each.failed) / budget if budget else math.inf)
+    if math.isinf(rounds):
+        return None
+    return math.ceil(rounds) * index.expected_s(rollout.id) + _soaks_s(index, rollout, course, now)
+
+
+def _soaks_s(index: Index, rollout: Rollout, course: Course, now: float) -> float:
+    """Return the seconds of soaking that are still ahead."""
+    if course.wave is None:
+        return 0.0
+    names = [spec.name for spec in rollout.plan.waves]
+    ahead = rollout.plan.waves[names.index(course.wave.name) : -1]
+    rest = sum(spec.soak_s for spec in ahead)
+    if course.soaking and course.until is not None:
+        rest += course.until - now - course.wave.soak_s
+    return max(0.0, rest)

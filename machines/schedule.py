@@ -1,0 +1,283 @@
+"""What to do now, and why the rest does not move.
+
+`decide` walks the rollouts in the order of their submission and each one's
+waiting nodes in order; whoever passes every rule takes its slots before the
+next one is asked.  `why` asks the same rules about one node.  Deciding changes
+nothing: the daemon commits what it carries out, and asking again gives what is
+left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Final
+
+from machines import gates, pools, rules, waves
+from machines.decision import Decision, Look, Open, PutBack, Start
+from machines.index import Index, Pool
+from machines.node import natural
+from machines.plan import GateName, WaveSpec
+from machines.rollout import Reason, Rollout, Target
+from machines.states import BUSY, Phase
+
+OBSERVE_MOST: Final = 256
+"""Nodes asked to be observed by one decision: what one batch of connections can carry."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A decision being made."""
+
+    room: rules.Room = field(default_factory=rules.Room)
+    starts: list[Start] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    put_backs: list[PutBack] = field(default_factory=list)
+    opens: list[Open] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    observe: dict[str, None] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    wake_at: float = math.inf
+
+
+def decide(index: Index, now: float) -> Decision:
+    """Return what to do at `now` (epoch seconds), and why the rest does not move."""
+    index.advance(now)
+    draft = _Draft()
+    quiet = rules.observe_only(index)
+    for rollout in index.rollouts.values():
+        if rollout.closed:
+            continue
+        _open_gates(index, rollout, now, draft)
+        if index.all_done(rollout.id):
+            draft.ends.append(rollout.id)
+            continue
+        _start(index, rollout, now, draft, quiet)
+    if quiet is None:
+        _put_back(index, now, draft)
+    draft.wake_at = min(draft.wake_at, index.next_change())
+    return Decision(
+        starts=tuple(draft.starts),
+        looks=tuple(draft.looks),
+        put_backs=tuple(draft.put_backs),
+        opens=tuple(draft.opens),
+        ends=tuple(draft.ends),
+        observe=tuple(draft.observe),
+        reasons=draft.reasons,
+        wake_at=None if math.isinf(draft.wake_at) else draft.wake_at,
+    )
+
+
+def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
+    """Return why a node stands where it stands; raises KeyError for a node that is no target."""
+    index.advance(now)
+    rollout, target = index.rollout(rollout_id), index.target(rollout_id, node)
+    if target.phase is not Phase.PENDING:
+        return _standing(target)
+    course = waves.course(index, rollout, now)
+    reason = rules.rollout_block(index, rollout, now) or rules.wave_block(course, target)
+    if reason is not None:
+        return reason
+    wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
+    return (
+        rules.own_block(index, rollout, target, now)
+        or pools.may_start(index, target, now)
+        or rules.room_block(index, rollout, wave, rules.Room())
+        or rules.observe_only(index)
+        or _turn(index, target, now)
+    )
+
+
+def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
+    """Return why a rollout as a whole does not move; None while a node of it is at work or may start."""
+    index.advance(now)
+    rollout = index.rollout(rollout_id)
+    reason = rules.rollout_block(index, rollout, now)
+    if reason is not None:
+        return reason
+    course = waves.course(index, rollout, now)
+    if course.block is not None:
+        return course.block
+    if course.wave is None or index.tally(rollout_id).busy:
+        return None
+    places = index.pending(rollout_id, course.wave.name)
+    if not places:
+        return None
+    first = why(index, rollout_id, places[0][2], now)
+    return None if first.code == "starting" else first
+
+
+# -- starting --------------------------------------------------------------------
+
+
+def _open_gates(index: Index, rollout: Rollout, now: float, draft: _Draft) -> None:
+    asked = [(GateName.START, "")]
+    asked += [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
+    for gate, wave in asked:
+        if gates.is_opened(rollout, gate, wave):
+            continue
+        if gates.gate_view(index, rollout, gate, wave, now).state == "open":
+            draft.opens.append(Open(rollout.id, gate, wave))
+
+
+def _start(index: Index, rollout: Rollout, now: float, draft: _Draft, quiet: Reason | None) -> None:
+    """Start what may start of one rollout, and say why the first of the rest does not."""
+    reason = rules.rollout_block(index, rollout, now)
+    if reason is not None:
+        draft.reasons[rollout.id] = reason
+        return
+    course = waves.course(index, rollout, now)
+    if course.until is not None:
+        draft.wake_at = min(draft.wake_at, course.until)
+    if course.block is not None and course.wave is not None:
+        draft.reasons[rollout.id] = draft.reasons[f"{rollout.id}/{course.wave.name}"] = course.block
+        return
+    if course.wave is None:
+        return
+    started = False
+    first: Reason | None = None
+    for _, _, node in index.pending(rollout.id, course.wave.name):
+        target = index.target(rollout.id, node)
+        reason = _try(index, rollout, course.wave, target, now, draft, quiet)
+        if reason is None:
+            started = True
+            continue
+        first = first or reason
+        draft.wake_at = min(draft.wake_at, rules.until(index, rollout, target, reason, now))
+    if first is not None and not started and not index.tally(rollout.id).busy:
+        draft.reasons[rollout.id] = first
+
+
+def _try(
+    index: Index,
+    rollout: Rollout,
+    wave: WaveSpec,
+    target: Target,
+    now: float,
+    draft: _Draft,
+    quiet: Reason | None,
+) -> Reason | None:
+    """Start the node if every rule lets it go; else return the first reason."""
+    if target.node in draft.room.taken.nodes:
+        return Reason("other-rollout", f"{target.node} is starting in another rollout")
+    own = rules.own_block(index, rollout, target, now)
+    if own is not None and own.code not in rules.UNSEEN:
+        return own
+    pool = pools.may_start(index, target, now, draft.room.taken)
+    if pool is not None and pool.code not in rules.UNSEEN:
+        return pool
+    room = rules.room_block(index, rollout, wave, draft.room)
+    if room is not None:
+        return room
+    unseen = own or pool
+    if unseen is not None:
+        _ask_to_observe(index, target, draft)
+        return unseen
+    if quiet is not None:
+        return quiet
+    draft.room.take(index, target)
+    if target.maybe_current:
+        draft.looks.append(Look(target.rollout, target.node))
+    else:
+        draft.starts.append(Start(target.rollout, target.node))
+    return None
+
+
+def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> None:
+    """Ask for the node and its mates to be observed, as far as their last observation is too old."""
+    asked: dict[str, None] = {target.node: None}
+    for pool in index.pools_for(target.rollout, target.node):
+        asked.update(dict.fromkeys(nsmallest(OBSERVE_MOST, pool.unknown, key=natural)))
+    for node in asked:
+        stand = index.stand(node)
+        if len(draft.observe) >= OBSERVE_MOST:
+            return
+        if stand is not None and stand.stale:
+            draft.observe[node] = None
+
+
+# -- putting back ----------------------------------------------------------------
+
+
+def _put_back(index: Index, now: float, draft: _Draft) -> None:
+    """Put isolating nodes of pools over budget back, the latest admitted first, no more than needed."""
+    for pool in index.crowded():
+        over = len(pool.down) - index.budget(pool)
+        for target in _retractable(index, pool)[:over]:
+            text = (
+                f"pool {pool.id} is over its budget of {index.budget(pool)}: {_others(index, pool, target)}"
+            )
+            reason = Reason("pool-over-budget", text, now, "")
+            draft.reasons[pool.id] = reason
+            back = PutBack(target.rollout, target.node, reason)
+            if all((each.rollout, each.node) != (back.rollout, back.node) for each in draft.put_backs):
+                draft.put_backs.append(back)
+
+
+def _retractable(index: Index, pool: Pool) -> list[Target]:
+    """Return the pool's nodes that can still be put back as they were, the latest admitted first.
+
+    One that failed before was not in service when it started: putting it back
+    would put it in service without having passed.
+    """
+    found = [
+        target
+        for node in pool.down
+        for target in index.targets_on(node)
+        if target.phase is Phase.ISOLATING
+        and not target.rolling_back
+        and pool in index.pools_for(target.rollout, node)
+        and not index.has_failed(target.rollout, node)
+    ]
+    return sorted(found, key=lambda target: (-target.since, natural(target.node)))
+
+
+def _others(index: Index, pool: Pool, target: Target) -> str:
+    texts = [
+        stand.text
+        for stand in pools.holders(index, pool.id, index.now)
+        if stand.sure and stand.node != target.node
+    ]
+    return "; ".join(texts[: pools.NAMED_HOLDERS])
+
+
+# -- explaining ------------------------------------------------------------------
+
+
+def _standing(target: Target) -> Reason:
+    """Say where a node stands that does not wait to start."""
+    if target.phase is Phase.FAILED:
+        told = target.failure
+        text = f"{target.node} failed" + ("" if told is None else f" in {told.step}: {told.message}")
+        by = f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
+        return Reason("failed", text, target.since, by)
+    if target.phase in BUSY:
+        return Reason(target.phase.value, f"{target.node} is {target.phase}", target.since)
+    outcome = target.outcome.value if target.outcome is not None else "done"
+    return Reason(outcome, f"{target.node} is done: {outcome}", target.since)
+
+
+def _turn(index: Index, target: Target, now: float) -> Reason:
+    """Say that nothing stands in the way but, perhaps, another node whose turn comes first."""
+    decision = decide(index, now)
+    for start in _begun(decision):
+        if (start.rollout, start.node) == (target.rollout, target.node):
+            return Reason("starting", f"{target.node} starts now", now)
+    ahead = next(_ahead(index, target, decision), None)
+    text = f"{target.node} waits for its turn" + (f": {ahead} goes first" if ahead else "")
+    return Reason("turn", text, target.since, ahead or "")
+
+
+def _begun(decision: Decision) -> tuple[Start | Look, ...]:
+    return (*decision.starts, *decision.looks)
+
+
+def _ahead(index: Index, target: Target, decision: Decision) -> Iterator[str]:
+    """Yield nodes that start now and take what this one needs."""
+    mine = {pool.id for pool in index.pools_for(target.rollout, target.node)}
+    for start in _begun(decision):
+        theirs = {pool.id for pool in index.pools_for(start.rollout, start.node)}
+        if start.node == target.node or mine & theirs:
+            yield start.node

@@ -1,0 +1,108 @@
+"""Small fleets, plans and votes for the tests of the core; the shortest way to a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from machines.events import GateOpened, RolloutOpened, VoteCast
+from machines.index import Index, Snapshot
+from machines.limits import Limits
+from machines.node import Node, Observation, Sight
+from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
+from machines.rollout import Actor, ActorKind, Target, Vote
+from machines.selector import Selector
+from machines.waves import assign
+
+T0 = 1_800_000_000.0
+"""The first instant of every test."""
+
+ALICE = Actor(ActorKind.PERSON, "alice", 1001)
+BOB = Actor(ActorKind.PERSON, "bob", 1002)
+CAROL = Actor(ActorKind.PERSON, "carol", 1003)
+OPEN_GATES = {gate: Need() for gate in (GateName.START, GateName.CONTINUE)} | {GateName.PROCEED: Need(owner=1)}
+FLEET = (WaveSpec("fleet"),)
+CANARY_THEN_FLEET = (WaveSpec("canary", max_parallel=1, soak_s=600.0, gate=GateName.CONTINUE), WaveSpec("fleet"))
+
+
+def plan_of(**changed: Any) -> Plan:
+    """Return a plan without gates and waves but the fleet, changed as asked."""
+    values: dict[str, Any] = {
+        "name": "sysctl",
+        "owner": "infra",
+        "selector": Selector(),
+        "waves": FLEET,
+        "stages": (Stage("configure", "sysctl.yml"),),
+        "verify": (StepSpec("verify.0.reachable", "reachable"),),
+        "gates": OPEN_GATES,
+        "expected_s": 60.0,
+    }
+    return Plan(**(values | changed))
+
+
+def digest_of(name: str) -> Digest:
+    return Digest(change=f"{name}-c", scope=f"{name}-s", policy=f"{name}-p", whole=name)
+
+
+def nodes_of(teams: Mapping[str, Iterable[str]], **labels: Mapping[str, str]) -> tuple[Node, ...]:
+    """Return nodes by team; further labels are given as `rack={"n1": "r1"}`."""
+    return tuple(
+        Node(
+            name,
+            labels={"team": team} | {key: values[name] for key, values in labels.items() if name in values},
+        )
+        for team, names in teams.items()
+        for name in names
+    )
+
+
+def seen_up(nodes: Iterable[Node | str], at: float) -> list[Observation]:
+    return [Observation(each if isinstance(each, str) else each.name, Sight.UP, at) for each in nodes]
+
+
+def opening(rollout: str, plan: Plan, index: Index, at: float, by: Actor = ALICE) -> RolloutOpened:
+    """Return the submit of a plan for all nodes that it selects."""
+    chosen = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]
+    targets = tuple(
+        Target(rollout, node.name, node.team, index.pools_of(node), wave, position, since=at)
+        for node, wave, position in assign(chosen, plan, {})
+    )
+    return RolloutOpened(
+        rollout, plan.name, {"plan": plan}, {}, digest_of(rollout), "selector", by, at, targets
+    )
+
+
+def index_of(nodes: Iterable[Node], limits: Limits | None = None, at: float = T0, seen: bool = True) -> Index:
+    """Return an index of these nodes, all seen up just now."""
+    known = tuple(nodes)
+    index = Index.build(Snapshot(nodes=known), limits or Limits(), lambda content: content["plan"])
+    index.observed(seen_up(known, at) if seen else [], at)
+    return index
+
+
+def submit(index: Index, rollout: str = "R", at: float = T0, opened: bool = True, **changed: Any) -> Plan:
+    """Submit a plan; `opened` opens its start gate."""
+    plan = plan_of(**changed)
+    index.apply(opening(rollout, plan, index, at))
+    if opened:
+        index.apply(GateOpened(rollout, GateName.START, "", at))
+    return plan
+
+
+def vote(
+    index: Index,
+    gate: GateName,
+    actor: Actor = ALICE,
+    *,
+    rollout: str = "R",
+    teams: tuple[str, ...] = ("infra",),
+    at: float = T0,
+    yes: bool = True,
+    **more: Any,
+) -> Vote:
+    """Cast a vote for the rollout's digest."""
+    whole = index.rollout(rollout).digest.whole
+    number = len(index.rollout(rollout).votes) + 1
+    cast = Vote(f"{rollout}-v{number}", gate, more.pop("digest", whole), actor, yes, "because", at, teams, **more)
+    index.apply(VoteCast(rollout, cast))
+    return cast
