@@ -165,6 +165,11 @@ class Index:
         """The last observation of each node."""
         return tuple(self._seen.values())
 
+    @property
+    def epoch(self) -> int:
+        """The daemon's tenure: it grows with every start."""
+        return self._epoch
+
     def rollout(self, rollout: str) -> Rollout:
         """Return a rollout; raises KeyError."""
         return self._rollouts[rollout]

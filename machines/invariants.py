@@ -121,11 +121,7 @@ def violation(facts: Facts, event: Event, now: float, earlier: Sequence[Event] =
             left = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {left[0]} is not done" if left else None
         case RolloutDeleted():
-            kept = [
-                t.node
-                for t in facts.targets(event.rollout)
-                if t.phase in BUSY or t.phase is Phase.FAILED or t.isolated
-            ]
+            kept = [t.node for t in facts.targets(event.rollout) if t.phase in BUSY or t.isolated]
             return f"{event.rollout} cannot be deleted: {kept[0]} has not been returned" if kept else None
         case _:
             return None

@@ -85,6 +85,20 @@ def progress(index: Index, rollout_id: str, now: float) -> Progress:
     )
 
 
+def soaking(index: Index, now: float) -> tuple[Target, ...]:
+    """Return the done nodes of every wave that soaks now, in all rollouts."""
+    index.advance(now)
+    found: list[Target] = []
+    for rollout in index.rollouts.values():
+        if rollout.closed:
+            continue
+        course = waves.course(index, rollout, now)
+        if course.soaking and course.wave is not None:
+            name = course.wave.name
+            found += [t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE]
+    return tuple(found)
+
+
 def _state(index: Index, rollout: Rollout, course: Course, now: float) -> State:
     if rollout.cancelled is not None:
         return State.CANCELLED

@@ -22,6 +22,7 @@ from machines.node import natural
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
 from machines.states import BUSY, Phase
+from machines.waves import Course
 
 OBSERVE_MOST: Final = 256
 """Nodes asked to be observed by one decision: what one batch of connections can carry."""
@@ -73,11 +74,37 @@ def decide(index: Index, now: float) -> Decision:
 def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     """Return why a node stands where it stands; raises KeyError for a node that is no target."""
     index.advance(now)
-    rollout, target = index.rollout(rollout_id), index.target(rollout_id, node)
+    target = index.target(rollout_id, node)
     if target.phase is not Phase.PENDING:
         return _standing(target)
+    rollout = index.rollout(rollout_id)
+    shared = rules.rollout_block(index, rollout, now)
     course = waves.course(index, rollout, now)
-    reason = rules.rollout_block(index, rollout, now) or rules.wave_block(course, target)
+    return _waiting(index, rollout, target, shared, course, now) or _turn(index, target, decide(index, now))
+
+
+def why_all(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
+    """Return what why() says of every node of a rollout."""
+    index.advance(now)
+    rollout = index.rollout(rollout_id)
+    shared = rules.rollout_block(index, rollout, now)
+    course = waves.course(index, rollout, now)
+    decision = decide(index, now)
+    found = {}
+    for target in index.targets(rollout_id):
+        if target.phase is not Phase.PENDING:
+            found[target.node] = _standing(target)
+            continue
+        reason = _waiting(index, rollout, target, shared, course, now)
+        found[target.node] = reason or _turn(index, target, decision)
+    return found
+
+
+def _waiting(
+    index: Index, rollout: Rollout, target: Target, shared: Reason | None, course: Course, now: float
+) -> Reason | None:
+    """Return why a pending node may not start, None when only its turn is missing."""
+    reason = shared or rules.wave_block(course, target)
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
@@ -86,7 +113,6 @@ def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
         or pools.may_start(index, target, now)
         or rules.room_block(index, rollout, wave, rules.Room())
         or rules.observe_only(index)
-        or _turn(index, target, now)
     )
 
 
@@ -259,12 +285,11 @@ def _standing(target: Target) -> Reason:
     return Reason(outcome, f"{target.node} is done: {outcome}", target.since)
 
 
-def _turn(index: Index, target: Target, now: float) -> Reason:
+def _turn(index: Index, target: Target, now: float, decision: Decision) -> Reason:
     """Say that nothing stands in the way but, perhaps, another node whose turn comes first."""
-    decision = decide(index, now)
     for start in _begun(decision):
         if (start.rollout, start.node) == (target.rollout, target.node):
-            return Reason("starting", f"{target.node} starts now", now)
+            return Reason("starting", f"{target.node} starts now", index.now)
     ahead = next(_ahead(index, target, decision), None)
     text = f"{target.node} waits for its turn" + (f": {ahead} goes first" if ahead else "")
     return Reason("turn", text, target.since, ahead or "")
