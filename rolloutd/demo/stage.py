@@ -121,9 +121,9 @@ def _swept(directory: Path, *, keep: bool) -> Iterator[None]:
 def _furnish(stage: Stage) -> None:
     for name in ("home", "tmp", "state"):
         (stage.directory / name).mkdir(mode=0o700)
-    files = resources.files("rolloutd.demo") / "files"
-    _copy(files / "plan.yml", stage.plan)
-    _copy(files / "playbooks", stage.directory / "playbooks")
+    ours = resources.files("rolloutd")
+    _copy(ours / "demo" / "files" / "plan.yml", stage.plan)
+    _copy(ours / "playbooks", stage.directory / "playbooks")
     text = yaml.safe_dump(_settings(stage), sort_keys=False)
     (stage.directory / "config.yaml").write_text(f"# The daemon's settings in the demo.\n{text}")
 
