@@ -1,0 +1,187 @@
+"""The Inventory port by ansible-inventory: static files, directories and dynamic sources alike.
+
+ansible-inventory exits 0 for a source that it could not parse and shows an
+empty fleet, so it is told to fail, and an empty fleet is refused all the same:
+a fleet that vanishes is a broken source far more often than a wish.  Values
+with templates are left as they are: they are rendered where the playbook runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import Found
+
+REFRESH_LIMIT_S = 120.0
+"""A dynamic inventory asks a cloud page by page; one that needs longer is broken or far too slow."""
+
+OUTPUT_LIMIT_BYTES = 256 * 1024 * 1024
+"""10,000 nodes with a hundred variables each are some 30 MiB."""
+
+COMPLAINT_LIMIT = 2000
+"""Characters of ansible-inventory's own words that go into an error."""
+
+
+class AnsibleInventory:
+    """The nodes of one Ansible inventory; after a refresh `groups` holds its groups, flattened."""
+
+    def __init__(
+        self,
+        path: Path,
+        labels: Sequence[str] = (),
+        binary: str | None = None,
+        *,
+        limit_s: float = REFRESH_LIMIT_S,
+    ) -> None:
+        """Take the inventory's path and the host variables that become labels."""
+        self._path = path
+        self._labels = tuple(labels)
+        self._binary = binary or str(Path(sys.executable).with_name("ansible-inventory"))
+        self._limit_s = limit_s
+        self.groups: Mapping[str, Sequence[str]] = {}
+
+    @property
+    def source(self) -> str:
+        """The name under which its findings are known."""
+        return f"ansible:{self._path}"
+
+    async def refresh(self) -> Sequence[Found]:
+        """Return all nodes of the inventory; raises SourceFailed, never returns half."""
+        if not self._path.exists():
+            raise SourceFailed(f"there is no inventory {self._path}: name an existing file or directory")
+        listing = self._read(await self._list())
+        hosts = listing.get("_meta", {}).get("hostvars", {})
+        members = _members(listing)
+        names = sorted(set(hosts).union(*members.values()))
+        if not names:
+            raise self._failed("it names no host", "add hosts to it, or remove the source from the settings")
+        found = [self._found(name, hosts.get(name, {})) for name in names]
+        self.groups = {group: sorted(hosts) for group, hosts in members.items() if group not in _IMPLIED}
+        return found
+
+    async def _list(self) -> bytes:
+        """Run ansible-inventory within its limits and return what it printed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._binary,
+                "--inventory",
+                str(self._path.absolute()),
+                "--list",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                cwd=self._path.absolute().parent,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        except OSError as error:
+            raise self._failed(f"{self._binary}: {error.strerror}", "install ansible-core") from error
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(self._limit_s):
+                async with asyncio.TaskGroup() as group:
+                    output = group.create_task(_read_some(process.stdout, OUTPUT_LIMIT_BYTES))
+                    complaint = group.create_task(_read_some(process.stderr, OUTPUT_LIMIT_BYTES))
+                status = await process.wait()
+        except TimeoutError:
+            raise self._failed(
+                f"ansible-inventory did not end in {self._limit_s:g} s", "look at what its source waits for"
+            ) from None
+        finally:
+            await _end(process)
+        if status != 0:
+            said = _last_error(complaint.result().decode(errors="replace"))
+            raise self._failed(f"ansible-inventory ended with {status}: {said}", "correct the source")
+        return output.result()
+
+    def _read(self, output: bytes) -> Mapping[str, Any]:
+        if len(output) >= OUTPUT_LIMIT_BYTES:
+            raise self._failed(f"it is larger than {OUTPUT_LIMIT_BYTES} bytes", "split it into sources")
+        try:
+            listing = json.loads(output)
+        except ValueError as error:
+            raise self._failed(f"ansible-inventory printed no JSON ({error})", "run it by hand") from error
+        if not isinstance(listing, dict):
+            raise self._failed("ansible-inventory printed no object", "run it by hand")
+        return listing
+
+    def _found(self, name: str, variables: Mapping[str, Any]) -> Found:
+        labels = {}
+        for label in self._labels:
+            if variables.get(label) is not None:
+                labels[label] = self._label(name, label, variables[label])
+        return Found(name=name, source=self.source, labels=labels, connection=variables)
+
+    def _label(self, name: str, label: str, value: Any) -> str:
+        match value:
+            case bool():
+                return "true" if value else "false"
+            case str() | int() | float():
+                return str(value)
+            case _:
+                kind = {"list": "a list", "dict": "a mapping"}.get(type(value).__name__, "no text")
+                raise self._failed(
+                    f"variable {label} of host {name} is {kind}, and a label is one text",
+                    f"give {name} one value for {label}, or take {label} from the labels in the settings",
+                )
+
+    def _failed(self, happened: str, remedy: str) -> SourceFailed:
+        return SourceFailed(f"inventory {self._path}: {happened}; {remedy}")
+
+
+_ENVIRONMENT = {
+    "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1",
+    "ANSIBLE_NOCOLOR": "1",
+    "LC_ALL": "C.UTF-8",
+}
+
+_IMPLIED = frozenset({"all", "ungrouped"})
+
+
+def _members(listing: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return each group's hosts, those of the groups below it included."""
+    groups = {name: group for name, group in listing.items() if name != "_meta" and isinstance(group, dict)}
+
+    def below(name: str, above: frozenset[str]) -> set[str]:
+        group = groups.get(name, {})
+        found = set(group.get("hosts", ()))
+        for child in group.get("children", ()):
+            if child not in above:
+                found |= below(child, above | {child})
+        return found
+
+    return {name: below(name, frozenset({name})) for name in groups}
+
+
+async def _read_some(stream: asyncio.StreamReader, limit: int) -> bytes:
+    """Return at most so many bytes; what is beyond is the writer's problem."""
+    kept = bytearray()
+    while len(kept) < limit and (chunk := await stream.read(65536)):
+        kept += chunk
+    return bytes(kept[:limit])
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End ansible-inventory and the scripts that it started."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _last_error(complaint: str) -> str:
+    """Return what ansible-inventory complained of, its plugins' guesses last."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("[ERROR]", "ERROR!"))]
+    causes = [line for line in lines if line.startswith(("[WARNING]", "Origin:"))]
+    return " ".join([*errors, *causes] or lines)[:COMPLAINT_LIMIT]

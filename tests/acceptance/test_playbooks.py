@@ -1,0 +1,163 @@
+"""The reference playbooks on a real node: they do it, do it once, prove it, and take it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sshd import Sshd
+
+pytestmark = pytest.mark.servers
+
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+
+SYSCTL = """#!/bin/sh
+# A kernel that is a directory.
+cd {kernel} || exit 1
+case $1 in
+-n) cat "$2" ;;
+-w) echo "${{2#*=}}" > "${{2%%=*}}" ;;
+*) exit 1 ;;
+esac
+"""
+
+SYSTEMCTL = """#!/bin/sh
+# A service manager with one file per active service and one log of restarts.
+cd {services} || exit 1
+case $1 in
+is-active) for last; do :; done; [ -e "$last" ] && echo active || {{ echo inactive; exit 3; }} ;;
+restart | start) touch "$2"; echo "$1 $2" >> log ;;
+*) exit 1 ;;
+esac
+"""
+
+
+class Node:
+    """One real node, and the commands that stand for its kernel and its service manager."""
+
+    def __init__(self, directory: Path, sshd: Sshd) -> None:
+        self.directory = directory
+        self._sshd = sshd
+        self.kernel, self.services = directory / "kernel", directory / "services"
+        for folder, name, text in (
+            (self.kernel, "sysctl", SYSCTL),
+            (self.services, "systemctl", SYSTEMCTL),
+        ):
+            folder.mkdir()
+            command = directory / name
+            command.write_text(text.format(kernel=self.kernel, services=self.services))
+            command.chmod(0o755)
+
+    def play(self, playbook: str, **variables: Any) -> dict[str, int]:
+        """Run a playbook and return the counts of its one node; `failures` holds what failed."""
+        host = {
+            **self._sshd.connection(),
+            "ansible_become": False,
+            "ansible_ssh_common_args": f"-o UserKnownHostsFile={self._sshd.known_hosts}",
+        }
+        inventory = self.directory / "inventory.json"
+        inventory.write_text(json.dumps({"all": {"hosts": {"n0": host}}}))
+        done = subprocess.run(
+            [
+                Path(sys.executable).with_name("ansible-playbook"),
+                *("-i", inventory, "-e", json.dumps(variables), PLAYBOOKS / playbook),
+            ],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "ANSIBLE_PIPELINING": "1",
+                "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
+            },
+        )
+        recap = done.stdout.rpartition("n0 ")[2].split()
+        counts = {name: int(number) for name, _, number in (word.partition("=") for word in recap) if number}
+        assert counts.get("unreachable") == 0, done.stdout + done.stderr
+        self.said = done.stdout
+        return counts
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node of this test's own."""
+    sshd = Sshd().start(tmp_path / "sshd")
+    yield Node(tmp_path, sshd)
+    sshd.stop()
+
+
+def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
+    parameter = node.kernel / "net.core.somaxconn"
+    parameter.write_text("4096\n")
+    file = node.directory / "sysctl.d" / "90-rolloutd.conf"
+    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
+
+    assert node.play("sysctl-verify.yml", somaxconn=65535, **where)["failed"] == 1
+    assert node.play("sysctl.yml", somaxconn=65535, **where)["failed"] == 0
+    assert parameter.read_text() == "65535\n"
+    assert "net.core.somaxconn = 65535" in file.read_text().splitlines()
+    assert node.play("sysctl-verify.yml", somaxconn=65535, **where)["failed"] == 0
+    assert node.play("sysctl.yml", somaxconn=65535, **where)["changed"] == 0
+
+    assert node.play("sysctl.yml", somaxconn=1024, **where)["failed"] == 0
+    assert node.play("sysctl-undo.yml", **where)["failed"] == 0
+    assert parameter.read_text() == "4096\n"
+    assert not file.exists()
+    assert node.play("sysctl-undo.yml", **where)["changed"] == 0
+
+
+def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
+    (node.kernel / "vm.swappiness").write_text("60\n")
+    file = node.directory / "90-rolloutd.conf"
+    file.write_text("vm.swappiness = 60\n")
+    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
+    assert node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)["failed"] == 0
+    assert node.play("sysctl-undo.yml", **where)["failed"] == 0
+    assert file.read_text() == "vm.swappiness = 60\n"
+    assert (node.kernel / "vm.swappiness").read_text() == "60\n"
+
+
+def test_sysctl_names_what_is_missing(node: Node) -> None:
+    assert node.play("sysctl.yml")["failed"] == 1
+    assert "name the parameters to set" in node.said
+
+
+def test_a_service_is_restarted_once_per_token(node: Node) -> None:
+    (node.services / "nginx").touch()
+    where = {
+        "service": "nginx",
+        "restart_state_dir": str(node.directory / "tokens"),
+        "systemctl_command": str(node.directory / "systemctl"),
+    }
+    for token in ("CHG-1", "CHG-1", "CHG-2"):
+        assert node.play("restart-service.yml", restart_token=token, **where)["failed"] == 0
+    assert (node.services / "log").read_text().splitlines() == ["restart nginx"] * 2
+    assert node.play("restart-service-verify.yml", restart_token="CHG-2", **where)["failed"] == 0
+    (node.services / "nginx").unlink()
+    assert node.play("restart-service-verify.yml", restart_token="CHG-2", **where)["failed"] == 1
+    assert node.play("restart-service-undo.yml", **where)["failed"] == 0
+    assert (node.services / "nginx").exists()
+
+
+def test_packages_verify_says_what_is_not_installed(node: Node) -> None:
+    where = {"packages_reboot_marker": str(node.directory / "reboot-required")}
+    assert node.play("packages-verify.yml", packages=["no-such-package-of-ours"], **where)["failed"] == 1
+    assert "no-such-package-of-ours is not installed" in node.said
+
+
+@pytest.mark.parametrize("playbook", sorted(path.name for path in PLAYBOOKS.glob("*.yml")))
+def test_every_playbook_has_its_two_companions_and_parses(playbook: str) -> None:
+    name = playbook.removesuffix(".yml").removesuffix("-verify").removesuffix("-undo")
+    assert all((PLAYBOOKS / f"{name}{end}.yml").exists() for end in ("", "-verify", "-undo"))
+    binary = Path(sys.executable).with_name("ansible-playbook")
+    parsed = subprocess.run(
+        [binary, "-i", "n0,", "--syntax-check", PLAYBOOKS / playbook], capture_output=True, text=True
+    )
+    assert parsed.returncode == 0, parsed.stderr

@@ -1,0 +1,92 @@
+"""Real ansible-inventory on real files: what becomes a node, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rolloutd.adapters.ansible.inventory import AnsibleInventory
+from rolloutd.errors import SourceFailed
+
+STATIC = """
+all:
+  vars: {ansible_user: ops, motd: "welcome to {{ inventory_hostname }}"}
+  children:
+    web:
+      children:
+        edge: {hosts: {n1: {team: red, canary: true, rack: 12, weight: 1.5}}}
+      hosts: {n2: {team: blue, canary: false, ansible_port: 2222}}
+  hosts: {n3: {}}
+"""
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+async def test_hosts_variables_labels_and_groups(tmp_path: Path) -> None:
+    labels = ["team", "canary", "rack", "weight"]
+    inventory = AnsibleInventory(write(tmp_path / "hosts.yml", STATIC), labels)
+    found = {node.name: node for node in await inventory.refresh()}
+    assert found["n1"].labels == {"team": "red", "canary": "true", "rack": "12", "weight": "1.5"}
+    assert found["n2"].labels == {"team": "blue", "canary": "false"}
+    assert found["n3"].labels == {}
+    assert found["n2"].connection["ansible_port"] == 2222
+    assert found["n2"].connection["motd"] == "welcome to {{ inventory_hostname }}"
+    assert found["n1"].source == inventory.source == f"ansible:{tmp_path / 'hosts.yml'}"
+    assert inventory.groups == {"web": ["n1", "n2"], "edge": ["n1"]}
+
+
+async def test_directories_and_scripts(tmp_path: Path) -> None:
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    write(folder / "static.ini", "[db]\nn1 team=red\n")
+    script = (
+        '#!/bin/sh\necho \'{"cloud": {"hosts": ["n2"]}, "_meta": {"hostvars": {"n2": {"team": "blue"}}}}\'\n'
+    )
+    write(folder / "cloud.sh", script, 0o755)
+    found = await AnsibleInventory(folder, ["team"]).refresh()
+    assert [(node.name, node.labels["team"]) for node in found] == [("n1", "red"), ("n2", "blue")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "says"),
+    [
+        ("broken.yml", "all:\n  hosts:\n    n1: {x: 1\n", 0o644, "YAML parsing failed"),
+        ("empty.yml", "all: {hosts: {}}\n", 0o644, "it names no host"),
+        ("fails.sh", "#!/bin/sh\nexit 3\n", 0o755, "non-zero exit code 3"),
+        ("list.yml", "all: {hosts: {n1: {team: [a, b]}}}\n", 0o644, "variable team of host n1 is a list"),
+        ("map.yml", "all: {hosts: {n1: {team: {a: b}}}}\n", 0o644, "variable team of host n1 is a mapping"),
+    ],
+)
+async def test_a_bad_source_is_refused_and_says_why(
+    tmp_path: Path, name: str, text: str, mode: int, says: str
+) -> None:
+    path = write(tmp_path / name, text, mode)
+    with pytest.raises(SourceFailed, match=says) as caught:
+        await AnsibleInventory(path, ["team"]).refresh()
+    assert str(path) in str(caught.value)
+
+
+async def test_a_half_readable_directory_is_refused_whole(tmp_path: Path) -> None:
+    write(tmp_path / "good.ini", "n1\n")
+    write(tmp_path / "bad.yml", "all:\n  hosts:\n    n1: {x: 1\n")
+    with pytest.raises(SourceFailed, match=r"bad\.yml"):
+        await AnsibleInventory(tmp_path).refresh()
+
+
+async def test_a_source_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    path = write(tmp_path / "slow.sh", "#!/bin/sh\nexec sleep 600\n", 0o755)
+    with pytest.raises(SourceFailed, match="did not end in 2 s"):
+        await AnsibleInventory(path, limit_s=2.0).refresh()
+
+
+async def test_missing_file_and_missing_program(tmp_path: Path) -> None:
+    with pytest.raises(SourceFailed, match="there is no inventory"):
+        await AnsibleInventory(tmp_path / "nowhere.yml").refresh()
+    path = write(tmp_path / "hosts.ini", "n1\n")
+    with pytest.raises(SourceFailed, match="No such file"):
+        await AnsibleInventory(path, binary=str(tmp_path / "no-ansible")).refresh()
