@@ -285,7 +285,7 @@ def _standing(target: Target) -> Reason:
     return Reason(outcome, f"{target.node} is done: {outcome}", target.since)
 
 
-def _turn(index: Index, target: Target, now: float, decision: Decision) -> Reason:
+def _turn(index: Index, target: Target, decision: Decision) -> Reason:
     """Say that nothing stands in the way but, perhaps, another node whose turn comes first."""
     for start in _begun(decision):
         if (start.rollout, start.node) == (target.rollout, target.node):
