@@ -84,7 +84,7 @@ async def _serving(state: State, clock: SystemClock) -> Any:
     runner = AnsibleRunner(
         settings.state_dir / "runs",
         shell,
-        ansible_playbook=settings.ansible.bin,
+        ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
         parallel=settings.ansible.parallel,
         known_hosts=settings.ssh.known_hosts,
         user=settings.ssh.user,
@@ -153,14 +153,14 @@ def _trees(state: State, sources: TreeSources) -> Any:
 
 def _inventories(kit: Kit, settings: Settings) -> Iterator[Inventory]:
     for source in settings.inventory:
-        for kind, params in source.items():
-            yield make(INVENTORIES, kind, replace(kit, params=params))
+        yield make(INVENTORIES, source.kind, replace(kit, params=source.params))
 
 
 def _observers(kit: Kit, settings: Settings) -> Iterator[Observer]:
     for source in settings.observe:
-        for kind, params in source.items():
-            yield make(OBSERVERS, kind, replace(kit, params=params))
+        yield make(OBSERVERS, source.kind, replace(kit, params=source.params))
+    if not settings.observe:
+        yield make(OBSERVERS, "reachable", kit)
 
 
 async def _keep_socket(server: ControlServer, clock: SystemClock) -> None:

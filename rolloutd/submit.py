@@ -129,7 +129,7 @@ def _mind_owner(plan_file: PlanFile, state: State) -> None:
         raise InvalidFile(
             (
                 plan_file.mistake(
-                    "metadata.owner",
+                    ("metadata", "owner"),
                     found=owner,
                     allowed=f"a team of the settings: {known}",
                     message="the owner is no team of the settings",
@@ -142,13 +142,13 @@ def _targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...
     matching: list[Node] = [n for n in state.index.nodes.values() if plan.selector.matches(n.labels)]
     if not matching:
         mistake: Mistake = plan_file.mistake(
-            "spec.targets",
+            ("spec", "targets"),
             found=plan.selector.text,
             allowed=f"a selector that matches some of the {len(state.index.nodes)} known nodes",
             message="the selector matches no node",
         )
         raise InvalidFile((mistake,))
-    canaries = {name: team.canaries for name, team in state.settings.teams.items()}
+    canaries = {name: tuple(team.canaries) for name, team in state.settings.teams.items()}
     keys = (*state.index.limits.pools, *plan.pool_keys)
     return tuple(
         Target(

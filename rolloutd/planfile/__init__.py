@@ -22,7 +22,7 @@ from rolloutd.planfile.content import (
     scope_content,
     selector_digest,
 )
-from rolloutd.planfile.document import read_document
+from rolloutd.planfile.document import Path, Value, cut, dotted, read_document, walk
 from rolloutd.planfile.model import RESERVED, PlanDocument
 from rolloutd.planfile.schema import schema_of_model
 from rolloutd.planfile.steps import CHECKS, ISOLATORS
@@ -65,10 +65,15 @@ FORMAT = Format(
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan without mistakes: `content` is JSON, every default filled in."""
+    """A plan without mistakes: `content` is JSON, every default filled in.
+
+    `root` is the plan as it was written, for mistakes that only the daemon can
+    find: a playbook that its source lacks, an owner that no team is.
+    """
 
     file: str
     content: dict[str, JSON]
+    root: Value
 
     @property
     def name(self) -> str:
@@ -85,13 +90,47 @@ class PlanFile:
         """Where the playbooks come from: `{git, ref}` or `{path}`."""
         return {key: value for key, value in self.content["spec"]["source"].items() if value is not None}
 
+    def mistake(self, path: Path, *, found: str, allowed: str, message: str) -> Mistake:
+        """Return a mistake at the line where this part of the plan stands."""
+        place = self.root.place
+        value: Value | None = self.root
+        for part in path:
+            value = None if value is None else value.child(part)
+            place = place if value is None else value.place
+        return Mistake(place.file, place.line, place.column, dotted(path), cut(found), allowed, message)
+
+    def playbooks(self) -> list[tuple[Path, str]]:
+        """Return every playbook the plan names, with the place where it does."""
+        return [
+            (path, str(value.plain))
+            for path, value in walk(self.root)
+            if path[:1] == ("spec",) and path[1:2] and path[1] in _PLAYBOOK_PARTS and _names_playbook(path)
+        ]
+
+
+_PLAYBOOK_PARTS = frozenset({"maintain", "rollback", "isolate"})
+
+
+def _names_playbook(path: Path) -> bool:
+    """Whether a playbook stands at this path: of a stage or a rollback, or of an isolator."""
+    if "vars" in path:
+        return False
+    return (
+        path[-1] == "playbook"
+        if path[1] != "isolate"
+        else path[-2:-1] == ("playbook",) and path[-1] in ("file", "undo")
+    )
+
 
 def read(text: bytes, file: str) -> PlanFile:
     """Read a plan; `file` is the name that mistakes carry.
 
     Raises InvalidFile with every mistake, each with its line.
     """
-    return PlanFile(file, content_of(check(PlanDocument, read_document(text, file), FORMAT)))
+    document = read_document(text, file)
+    content = content_of(check(PlanDocument, document, FORMAT))
+    assert document.root is not None  # check() raises where there is no document
+    return PlanFile(file, content, document.root)
 
 
 def schema() -> dict[str, JSON]:
