@@ -55,7 +55,9 @@ def hold(
     wanted = Hold(node, source or PERSON, id or who.user, who.actor, reason, state.now(), until)
     _mind_future(state, until)
     if wanted.source == LEFT:
-        raise Refused("reserved", f"the source {LEFT!r} is for nodes that were skipped with --leave; name another")
+        raise Refused(
+            "reserved", f"the source {LEFT!r} is for nodes that were skipped with --leave; name another"
+        )
     there = find_hold(state, node, wanted.source, wanted.id)
     ended: Events = ()
     if there is not None:
@@ -69,7 +71,14 @@ def hold(
     return wanted, (*ended, HoldTaken(wanted))
 
 
-def release(state: State, who: Asker, node: str, *, source: str | None = None, id: str | None = None) -> Events:  # noqa: A002
+def release(
+    state: State,
+    who: Asker,
+    node: str,
+    *,
+    source: str | None = None,
+    id: str | None = None,  # noqa: A002  # the API's word
+) -> Events:
     """Give the node's slots back; one's own hold, or any as an admin.  Not held is released."""
     there = find_hold(state, node, source or PERSON, id or who.user)
     if there is None:
@@ -77,7 +86,9 @@ def release(state: State, who: Asker, node: str, *, source: str | None = None, i
         return ()
     _mind_mine(who, there, "release")
     if there.source == LEFT:
-        raise Refused("isolated", f"{node} was skipped and left isolated: rolloutctl return {node} releases it")
+        raise Refused(
+            "isolated", f"{node} was skipped and left isolated: rolloutctl return {node} releases it"
+        )
     return (HoldReleased(node, there.source, there.id, who.actor, state.now()),)
 
 
@@ -91,10 +102,11 @@ def freeze(state: State, who: Asker, scope: str, reason: str, until: float | Non
 
 
 def unfreeze(state: State, who: Asker, scope: str) -> Events:
-    """Lift every freeze of this very scope; none there is lifted."""
-    _mind_scope(state, who, scope, "lift the freeze of")
-    now = state.now()
-    return tuple(Unfrozen(each.id, who.actor, now) for each in state.index.freezes if each.scope == scope)
+    """Lift every freeze of this very scope, or the one of this id; none there is lifted."""
+    meant = [each for each in state.index.freezes if scope in (each.scope, each.id)]
+    for each in {one.scope for one in meant} or {scope}:
+        _mind_scope(state, who, each, "lift the freeze of")
+    return tuple(Unfrozen(each.id, who.actor, state.now()) for each in meant)
 
 
 def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # noqa: A002
@@ -121,10 +133,7 @@ def _mind_slot(state: State, node: str) -> None:
     if reason is None:
         return
     mates = tuple(
-        mate
-        for pool in state.index.pools_for("", node)
-        for mate in sorted(pool.unknown)
-        if mate != node
+        mate for pool in state.index.pools_for("", node) for mate in sorted(pool.unknown) if mate != node
     )
     if reason.code == "mate-unknown" and mates:
         raise SlotUnknown(reason, mates)
@@ -137,7 +146,9 @@ def _lasts(state: State, there: Hold) -> bool:
 
 def _mind_mine(who: Asker, there: Hold, verb: str) -> None:
     if not who.admin and not _same(who.actor, there.actor):
-        raise NotAllowed(f"{who.user} may not {verb} {there.node}: {there.actor.name}, who holds it, and admins may")
+        raise NotAllowed(
+            f"{who.user} may not {verb} {there.node}: {there.actor.name}, who holds it, and admins may"
+        )
 
 
 def _same(one: Actor, other: Actor) -> bool:
@@ -146,9 +157,13 @@ def _same(one: Actor, other: Actor) -> bool:
 
 def _mind_scope(state: State, who: Asker, scope: str, verb: str) -> None:
     key, _, value = scope.partition("/")
-    known = scope == "all" or (key == "team" and value in state.settings.teams) or scope in state.index.pool_ids()
+    known = (
+        scope == "all" or (key == "team" and value in state.settings.teams) or scope in state.index.pool_ids()
+    )
     if not known:
-        raise NotFound(f"there is no scope {scope}: it is all, team/NAME or a pool such as rolloutctl locks lists")
+        raise NotFound(
+            f"there is no scope {scope}: it is all, team/NAME or a pool such as rolloutctl locks lists"
+        )
     if who.admin or (key == "team" and value in who.teams):
         return
     owners = f"members of {value} and admins" if key == "team" else "admins"

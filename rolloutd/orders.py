@@ -68,11 +68,10 @@ def mind_steering(who: Asker, rollout: Rollout, verb: str) -> None:
         )
 
 
-def mind_submitting(who: Asker, owner: str, teams: Sequence[str]) -> None:
-    """Raise NotAllowed unless they are a member of the plan's owner, a team of the settings, or an admin."""
-    if who.admin or (owner in teams and owner in who.teams):
-        return
-    raise NotAllowed(f"{who.user} may not submit a plan of {owner}: members of {owner} and admins may")
+def mind_submitting(who: Asker, owner: str) -> None:
+    """Raise NotAllowed unless they are a member of the plan's owner or an admin."""
+    if not who.admin and owner not in who.teams:
+        raise NotAllowed(f"{who.user} may not submit a plan of {owner}: members of {owner} and admins may")
 
 
 def mind_trying(who: Asker) -> None:
@@ -157,7 +156,8 @@ def rollback(state: State, who: Asker, rollout: Rollout, target: Target, reason:
     _mind_acting(state)
     if rollout.plan.rollback is None:
         raise Refused(
-            "no-rollback", f"the plan of {rollout.id} has no rollback playbook: retry {target.node} or skip it"
+            "no-rollback",
+            f"the plan of {rollout.id} has no rollback playbook: retry {target.node} or skip it",
         )
     return (_moved(state, target, Trigger.ROLLBACK_ORDERED, text=reason),)
 
@@ -211,10 +211,13 @@ def give_back(state: State, who: Asker, node: str, reason: str) -> tuple[Target,
     rollout = state.index.rollout(target.rollout)
     mind_steering(who, rollout, f"return {node} of")
     if target.phase in BUSY:
-        raise Refused("not-now", f"{node} is {_standing(target)} in {rollout.id}: it is put back when that is done")
+        raise Refused(
+            "not-now", f"{node} is {_standing(target)} in {rollout.id}: it is put back when that is done"
+        )
     if target.phase is Phase.PENDING:
         raise Refused(
-            "pending", f"{node} waits for another try in {rollout.id}: rolloutctl skip {rollout.id} {node} --return"
+            "pending",
+            f"{node} waits for another try in {rollout.id}: rolloutctl skip {rollout.id} {node} --return",
         )
     if target.order is not None:
         return target, ()
@@ -253,7 +256,9 @@ def _left(state: State, who: Asker, target: Target, reason: str) -> Hold:
 
 def _mind_open(rollout: Rollout) -> None:
     if rollout.cancelled is not None:
-        raise Refused("cancelled", f"{rollout.id} was cancelled by {rollout.cancelled.by.name}: nothing of it starts")
+        raise Refused(
+            "cancelled", f"{rollout.id} was cancelled by {rollout.cancelled.by.name}: nothing of it starts"
+        )
     if rollout.ended_at is not None:
         raise Refused("ended", f"{rollout.id} has ended: submit the plan again with --again")
 
@@ -261,7 +266,8 @@ def _mind_open(rollout: Rollout) -> None:
 def _mind_failed(rollout: Rollout, target: Target, verb: str) -> None:
     if target.phase is not Phase.FAILED:
         raise Refused(
-            "not-failed", f"{target.node} of {rollout.id} is {_standing(target)}: only failed nodes can be {verb}"
+            "not-failed",
+            f"{target.node} of {rollout.id} is {_standing(target)}: only failed nodes can be {verb}",
         )
     _mind_unordered(target)
 
@@ -274,10 +280,14 @@ def _mind_unordered(target: Target) -> None:
 
 def _mind_acting(state: State) -> None:
     if state.index.limits.observe_only:
-        raise Refused("observe-only", "this daemon only observes (observe_only in its settings): it touches no node")
+        raise Refused(
+            "observe-only", "this daemon only observes (observe_only in its settings): it touches no node"
+        )
 
 
 def _standing(target: Target) -> str:
     if target.outcome is not None:
         return f"{target.phase} ({target.outcome})"
-    return f"{target.phase} and isolated" if target.isolated and target.phase not in BUSY else str(target.phase)
+    return (
+        f"{target.phase} and isolated" if target.isolated and target.phase not in BUSY else str(target.phase)
+    )

@@ -46,13 +46,16 @@ def vote(state: State, who: Asker, rollout: Rollout, ballot: Ballot) -> Events:
     wave = wave_of(state, rollout, ballot.gate, ballot.wave)
     if ballot.digest is not None and ballot.digest != rollout.digest.whole:
         raise Refused(
-            "other-digest", f"{rollout.id} has the digest {rollout.digest.whole}, not {ballot.digest}: look at it again"
+            "other-digest",
+            f"{rollout.id} has the digest {rollout.digest.whole}, not {ballot.digest}: look at it again",
         )
     reason = gates.may_vote(state.index, rollout, ballot.gate, wave, now)
     if reason is not None:
         raise Refused(reason.code, reason.text)
     if len(rollout.votes) >= MOST_VOTES:
-        raise Refused("too-many-votes", f"{rollout.id} has {MOST_VOTES} votes already: cancel it and submit again")
+        raise Refused(
+            "too-many-votes", f"{rollout.id} has {MOST_VOTES} votes already: cancel it and submit again"
+        )
     shown = _shown(state, rollout, ballot) if ballot.gate is GateName.PROCEED else ()
     _mind_extent(rollout, ballot, now)
     cast = Vote(
@@ -81,7 +84,14 @@ def vote(state: State, who: Asker, rollout: Rollout, ballot: Ballot) -> Events:
 
 
 def withdraw(
-    state: State, who: Asker, rollout: Rollout, gate: GateName, reason: str, *, team: str | None, wave: str | None
+    state: State,
+    who: Asker,
+    rollout: Rollout,
+    gate: GateName,
+    reason: str,
+    *,
+    team: str | None,
+    wave: str | None,
 ) -> Events:
     """Take one's own votes at a gate back: a yes until the gate opens, a no at any time."""
     place = wave_of(state, rollout, gate, wave)
@@ -98,7 +108,9 @@ def withdraw(
     shut = not gates.is_opened(rollout, gate, place) and view.state != "open"
     free = [each for each in mine if shut or not each.yes]
     if not free:
-        raise Refused("open", f"{gate} of {rollout.id} is open already: a yes can no longer be taken back; pause it")
+        raise Refused(
+            "open", f"{gate} of {rollout.id} is open already: a yes can no longer be taken back; pause it"
+        )
     return tuple(VoteWithdrawn(rollout.id, each.id, who.actor, reason, state.now()) for each in free)
 
 
@@ -154,7 +166,8 @@ def _speaks_for(
 def _mind_eyes(who: Asker, rollout: Rollout, cast: Vote) -> None:
     if cast.yes and not gates.may_fill(rollout, cast):
         raise NotAllowed(
-            f"{who.user} submitted {rollout.id}, and its gate {cast.gate} asks for four eyes: somebody else must say yes"
+            f"{who.user} submitted {rollout.id}, and its gate {cast.gate} asks for four eyes: "
+            "somebody else must say yes"
         )
 
 
@@ -166,12 +179,16 @@ def _mind_earlier(state: State, rollout: Rollout, cast: Vote) -> None:
         if each.actor.uid == cast.actor.uid and gates.counts(rollout, each, cast.at)
     ]
     if cast.yes and any(not each.yes for each in earlier):
-        raise Refused("said-no", f"you said no at {cast.gate} of {rollout.id}: take that back first (withdraw)")
+        raise Refused(
+            "said-no", f"you said no at {cast.gate} of {rollout.id}: take that back first (withdraw)"
+        )
     same = [each for each in earlier if each.yes == cast.yes]
     spoken = {team for each in same for team in each.teams}
     if not same or not spoken.issuperset(cast.teams) or _adds(state, rollout, cast, same):
         return
-    raise Refused("already-voted", f"you have voted at {cast.gate} of {rollout.id} already, for {_either(cast.teams)}")
+    raise Refused(
+        "already-voted", f"you have voted at {cast.gate} of {rollout.id} already, for {_either(cast.teams)}"
+    )
 
 
 def _adds(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> bool:
@@ -183,7 +200,8 @@ def _adds(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> b
         return not covered.issuperset(cast.shown) or cast.more > 0 or bool(cast.nodes)
     latest = max(each.at for each in same)
     return any(
-        target.needs_vote_of in cast.teams and target.since > latest for target in state.index.targets(rollout.id)
+        target.needs_vote_of in cast.teams and target.since > latest
+        for target in state.index.targets(rollout.id)
     )
 
 

@@ -137,5 +137,7 @@ def _problem(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{where} is not known here"
     found = problem.get("input")
-    shown = f" (found {json.dumps(found)[:LONGEST_ECHO]})" if isinstance(found, str | int | float | bool) else ""
+    shown = (
+        f" (found {json.dumps(found)[:LONGEST_ECHO]})" if isinstance(found, str | int | float | bool) else ""
+    )
     return f"{where}: {what}{shown}" if where else f"{what}{shown}"

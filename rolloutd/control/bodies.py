@@ -50,7 +50,12 @@ Reason = Annotated[
     AfterValidator(_printable),
 ]
 Name = Annotated[
-    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_NAME), AfterValidator(_one_line)
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_NAME),
+    AfterValidator(_one_line),
+]
+FileName = Annotated[
+    str, StringConstraints(min_length=1, max_length=LONGEST_FILE_NAME), AfterValidator(_one_line)
 ]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
@@ -70,7 +75,9 @@ class Query(BaseModel):
 class PlanFile(Body):
     """A plan as it was written, and the name under which its mistakes are told."""
 
-    file: Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_FILE_NAME), AfterValidator(_one_line)]
+    file: Annotated[
+        str, StringConstraints(min_length=1, max_length=LONGEST_FILE_NAME), AfterValidator(_one_line)
+    ]
     text: Annotated[str, StringConstraints(max_length=LONGEST_PLAN)]
 
 

@@ -57,7 +57,7 @@ def default_socket() -> str:
 
 
 def path_of(*parts: str) -> str:
-    """Return the API path of these parts, each quoted: `path_of("rollouts", "a/b")` is `/v1/rollouts/a%2Fb`."""
+    """Return the API path of these parts, each quoted: ("rollouts", "a/b") is `/v1/rollouts/a%2Fb`."""
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
@@ -131,7 +131,9 @@ class Client:
             _refuse(response)
             return _decoded(response)
         except (OSError, HTTPException) as exc:
-            raise NoDaemon(f"the daemon at {self.path} went away in the middle of its answer: {_said(exc)}") from exc
+            raise NoDaemon(
+                f"the daemon at {self.path} went away in the middle of its answer: {_said(exc)}"
+            ) from exc
         finally:
             connection.close()
 

@@ -128,7 +128,8 @@ class NameService:
 def listed(account: Account, members: Iterable[str]) -> bool:
     """Say whether a list of user names and @groups means this account."""
     return any(
-        member[1:] in account.groups if member.startswith("@") else member == account.user for member in members
+        member[1:] in account.groups if member.startswith("@") else member == account.user
+        for member in members
     )
 
 

@@ -97,7 +97,9 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         "x-who-may": route.who,
         "parameters": _parameters(route),
         "responses": {
-            **{status: {"description": "Yes.", "content": {media: {"schema": answer}}} for status in statuses},
+            **{
+                status: {"description": "Yes.", "content": {media: {"schema": answer}}} for status in statuses
+            },
             **{
                 status: {
                     "description": text,

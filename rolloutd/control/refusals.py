@@ -15,7 +15,7 @@ MERGED_WITHIN_S = 60.0
 """Refusals of one person within this time are told together."""
 
 MOST_TOLD = 10
-"""Different refusals of one person that are told one by one within that time; a person tries no more by hand."""
+"""Different refusals of one person told one by one within that time; nobody tries more by hand."""
 
 MOST_PEOPLE = 1024
 """People remembered; the one who was quiet the longest is forgotten first."""

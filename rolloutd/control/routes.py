@@ -6,7 +6,7 @@ reads and checks what was sent, and writes what is returned.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,17 @@ from rolloutd.state import State
 EVERYBODY = "everybody who can open the socket"
 
 
+async def _observe_nobody(nodes: Sequence[str]) -> None:
+    """Observe nothing: what is unknown stays unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What handlers work with."""
+    """What handlers work with.
+
+    `refresh` asks the inventory sources beside us; `observe` returns once these
+    nodes were looked at.
+    """
 
     state: State
     runner: Runner
@@ -28,13 +36,15 @@ class Desk:
     since: float
     version: str
     refresh: Callable[[], None]
+    observe: Callable[[Sequence[str]], Awaitable[None]] = _observe_nobody
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One checked request: who asks, the parts of the path, the query and the body."""
+    """One checked request: who asks, for what, the parts of the path, the query and the body."""
 
     who: Identity
+    verb: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     query: Any = None
     body: Any = None
@@ -48,10 +58,11 @@ class Created:
     body: JSON
 
 
-Lines = AsyncIterator[Mapping[str, JSON]]
+Lines = AsyncGenerator[Any, None]
 """A stream: one JSON object per line."""
 
-Handler = Callable[[Desk, Call], Awaitable[JSON | Created | Lines]]
+Handler = Callable[[Desk, Call], Awaitable[Any]]
+"""Returns a JSON value, Created, or Lines where the route streams."""
 
 
 @dataclass(frozen=True, slots=True)

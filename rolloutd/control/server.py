@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ STOP_TIMEOUT_S = 2.0
 """How long open answers are waited for when the daemon stops; streams are resumed by their clients."""
 
 
+STREAM_HEADERS = {"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"}
+
+
 class ControlServer:
     """The HTTP API of one daemon on one Unix socket.
 
@@ -60,7 +64,13 @@ class ControlServer:
     """
 
     def __init__(
-        self, desk: Desk, *, path: Path, group: str | None = None, listening: Any = None, names: NameService | None = None
+        self,
+        desk: Desk,
+        *,
+        path: Path,
+        group: str | None = None,
+        listening: socket.socket | None = None,
+        names: NameService | None = None,
     ) -> None:
         self._desk = desk
         self._path = path
@@ -142,7 +152,9 @@ class ControlServer:
     async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
         who = await self._who(request)
         if who is None:
-            return answers.error(401, "no-credential", "the socket does not say who is asking; use the daemon's Unix socket")
+            return answers.error(
+                401, "no-credential", "the socket does not say who is asking; use the daemon's Unix socket"
+            )
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 call = await self._call(route, request, who)
@@ -153,7 +165,9 @@ class ControlServer:
             await self._note(who, f"{route.method} {request.path}", str(exc))
             raise
         except TimeoutError:
-            return answers.error(503, "too-slow", f"there was no answer within {ANSWER_TIMEOUT_S:.0f} s; ask again")
+            return answers.error(
+                503, "too-slow", f"there was no answer within {ANSWER_TIMEOUT_S:.0f} s; ask again"
+            )
         if route.streams:
             return await self._stream(request, said)
         if isinstance(said, Created):
@@ -170,12 +184,12 @@ class ControlServer:
         return identify(account, settings.teams.items(), settings.admins)
 
     async def _call(self, route: Route, request: web.Request, who: Identity) -> Call:
-        names = dict(request.match_info)
+        names, verb = dict(request.match_info), route.handler.__name__
         query = _query(route, request)
         if route.content is not None:
-            return Call(who, names, query, content=await self._content(route, request))
+            return Call(who, verb, names, query, content=await self._content(route, request))
         body = await self._body(route, request) if route.body is not None else None
-        return Call(who, names, query, body)
+        return Call(who, verb, names, query, body)
 
     async def _body(self, route: Route, request: web.Request) -> Any:
         raw = await _received(request, LARGEST_BODY)
@@ -206,10 +220,12 @@ class ControlServer:
                 409, "too-many-streams", f"{MOST_STREAMS} streams are open already; close one and try again"
             )
         self._streams += 1
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"}
+        )
         try:
             await response.prepare(request)
-            async with contextlib.aclosing(_closable(lines)) as told:
+            async with contextlib.aclosing(lines) as told:
                 async for line in told:
                     await response.write(answers.encoded(line) + b"\n")
             await response.write_eof()
@@ -230,11 +246,6 @@ class ControlServer:
 def _break_off(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-async def _closable(lines: Lines) -> AsyncIterator[Mapping[str, Any]]:
-    async for line in lines:
-        yield line
 
 
 async def _received(request: web.Request, largest: int) -> bytes:

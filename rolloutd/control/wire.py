@@ -472,6 +472,12 @@ class Inventory(TypedDict):
     sources: list[Source]
 
 
+class Refreshing(TypedDict):
+    """The inventory sources that are being asked again."""
+
+    sources: list[str]
+
+
 class Audit(TypedDict):
     """A page of the audit; `next` is the `after` of the next page, null at the end."""
 

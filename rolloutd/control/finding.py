@@ -1,0 +1,78 @@
+"""Which rollout is meant: by its id, the beginning of its id, or its plan's name.
+
+Live rollouts are in the index; closed ones are fetched from the store and put
+in an index of their own, so that one way of looking serves both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from machines.index import Index, Snapshot
+from machines.rollout import Rollout, Target
+from rolloutd.errors import NotFound, Refused
+from rolloutd.state import State
+
+SHORTEST_PREFIX = 3
+"""Characters of an id that may stand for it; fewer are a slip of the finger."""
+
+MOST_CLOSED = 1_000
+"""Closed rollouts that are listed and found by their plan's name; older ones are found by their id."""
+
+MOST_NAMED = 5
+"""Candidates named in a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A rollout and the index it is in."""
+
+    index: Index
+    rollout: Rollout
+    live: bool
+
+    def target(self, node: str) -> Target:
+        """Return a node of it; raises NotFound."""
+        try:
+            return self.index.target(self.rollout.id, node)
+        except KeyError:
+            raise NotFound(f"{self.rollout.id} has no node {node}") from None
+
+
+async def find(state: State, named: str) -> Found:
+    """Return the rollout that is meant; raises NotFound, or Refused when several could be."""
+    there = state.index.rollouts
+    if named in there:
+        return Found(state.index, there[named], live=True)
+    live = [each for each in there.values() if each.plan.name == named and not each.closed]
+    live = live or [each for each in there.values() if each.plan.name == named]
+    if len(live) == 1:
+        return Found(state.index, live[0], live=True)
+    closed = {each.id: each.name for each in await state.store.closed_rollouts(MOST_CLOSED)}
+    candidates = {each.id: each.plan.name for each in live} or {
+        rollout: name for rollout, name in closed.items() if rollout == named or name == named
+    }
+    if not candidates and len(named) >= SHORTEST_PREFIX:
+        every = closed | {each.id: each.plan.name for each in there.values()}
+        candidates = {rollout: name for rollout, name in every.items() if rollout.startswith(named)}
+    if len(candidates) > 1:
+        named_ids = ", ".join(list(candidates)[:MOST_NAMED])
+        raise Refused(
+            "ambiguous", f"{named} could be {len(candidates)} rollouts ({named_ids}): name one by its id"
+        )
+    return await _found(state, next(iter(candidates), named))
+
+
+async def _found(state: State, rollout: str) -> Found:
+    known = state.index.rollouts.get(rollout)
+    if known is not None:
+        return Found(state.index, known, live=True)
+    try:
+        closed = await state.store.rollout(rollout)
+    except NotFound:
+        raise NotFound(f"there is no rollout {rollout}; rolloutctl rollouts lists them") from None
+    targets = tuple(await state.store.targets(rollout))
+    nodes = tuple(state.index.nodes.values())
+    index = Index.build(Snapshot(nodes=nodes, rollouts=(closed,), targets=targets), state.index.limits)
+    index.advance(state.now())
+    return Found(index, closed, live=False)
