@@ -116,10 +116,13 @@ def steps_of(
     connection: sqlite3.Connection, rollout: str, node: str, attempt: int | None
 ) -> tuple[StepRecord, ...]:
     """Return the steps of a node, oldest first."""
-    where, values = "rollout = ? AND node = ?", [rollout, node]
-    if attempt is not None:
-        where, values = f"{where} AND ifnull(attempt, -1) = ?", [*values, str(attempt)]
-    return tuple(map(_step, connection.execute(f"{_STEP} WHERE {where} ORDER BY rowid", values)))
+    where, values = "rollout = ? AND node = ?", (rollout, node)
+    if attempt is None:
+        rows = connection.execute(f"{_STEP} WHERE {where} ORDER BY rowid", values)
+    else:
+        where += " AND ifnull(attempt, -1) = ?"
+        rows = connection.execute(f"{_STEP} WHERE {where} ORDER BY rowid", (*values, attempt))
+    return tuple(map(_step, rows))
 
 
 def content_of(connection: sqlite3.Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:

@@ -42,7 +42,7 @@ from machines.events import (
     VoteWithdrawn,
 )
 from machines.rollout import Actor, Target
-from machines.states import Trigger
+from machines.states import IllegalTransition, Phase, Trigger, edge
 from rolloutd.errors import StoreFailed
 from rolloutd.journal import canonical
 from rolloutd.store.entries import MAX_TEXT
@@ -65,7 +65,11 @@ class Statement:
 
 
 def statements(event: Event, at: float) -> Iterator[Statement]:
-    """Yield what an event that is committed at `at` writes, besides its audit entry."""
+    """Yield what an event that is committed at `at` writes, besides its audit entry.
+
+    Raises IllegalTransition for a move that is not in the table, ValueError or
+    TypeError for a value that has no JSON form, StoreFailed for one too large.
+    """
     match event:
         case PhaseMoved():
             yield from _move(event)
@@ -112,6 +116,10 @@ _AMENDED = "UPDATE rollout SET amendments = amendments + 1 WHERE id = ?"
 
 
 def _move(event: PhaseMoved) -> Iterator[Statement]:
+    if edge(event.trigger, event.source, event.outcome).target is not event.target:
+        raise IllegalTransition(f"{event.trigger} does not lead from {event.source} to {event.target}")
+    if (event.failure is None) == (event.target is Phase.FAILED):
+        raise IllegalTransition("a failure belongs to every move to failed and to no other")
     failure = event.failure
     # What target_after() in machines.changes does to the value, said in SQL.
     trigger, begins = event.trigger, event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
@@ -195,18 +203,20 @@ def _note(event: LookedCurrent | NodeOrdered) -> Statement:
 # -- steps ------------------------------------------------------------------------
 
 # A repeat of the same answer changes nothing that matters and is let through, so
-# that whoever lost an answer may say it again; another answer is a conflict.
+# that whoever lost an answer may say it again; another answer is a conflict.  A
+# step began when it was first intended, and what an isolator found then is never
+# forgotten for a later record that says nothing of it.
 _RECORD = """
 INSERT INTO step (rollout, node, attempt, step, action, number, state, began_at, at, stage, handle, prior,
                   text, output, visible_to)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout, node, ifnull(attempt, -1), step, action, number) DO UPDATE
-SET state = excluded.state, began_at = excluded.began_at, at = excluded.at, stage = excluded.stage,
-    handle = excluded.handle, prior = excluded.prior, text = excluded.text, output = excluded.output,
-    visible_to = excluded.visible_to
+SET state = excluded.state, at = excluded.at, stage = excluded.stage, handle = excluded.handle,
+    prior = iif(excluded.prior = 'null', prior, excluded.prior), text = excluded.text,
+    output = excluded.output, visible_to = excluded.visible_to
 WHERE step.state = 'intended'
-   OR (step.state = excluded.state AND step.handle = excluded.handle AND step.prior = excluded.prior
-       AND step.text = excluded.text AND step.output = excluded.output)"""
+   OR (step.state = excluded.state AND step.handle = excluded.handle AND step.text = excluded.text
+       AND step.output = excluded.output AND excluded.prior IN ('null', step.prior))"""
 
 
 def _record(event: StepRecorded) -> Iterator[Statement]:
