@@ -81,5 +81,5 @@ class PlaybookIsolator:
 
 def run_name(key: str, action: str) -> str:
     """Return a run's name, safe as a file name: the same key and action give the same run."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.")[:KEY_LENGTH]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-._")[:KEY_LENGTH]
     return f"{readable}-{hashlib.sha256(key.encode()).hexdigest()[:12]}-{action}"

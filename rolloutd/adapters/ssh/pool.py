@@ -68,7 +68,8 @@ class SshShell:
 
         Raises NodeUnreachable (also when the connection is lost while it runs:
         then nobody knows how it ended), HostKeyChanged, and TimeoutError when
-        it did not end in time; it is then sent SIGTERM.
+        it did not end in time.  It is then sent SIGTERM, which OpenSSH's server
+        passes on for every user but root.
         """
         route = read_route(host, self._defaults)
         logged_in = False

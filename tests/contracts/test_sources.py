@@ -1,0 +1,366 @@
+"""The contract of ports.Sources, for its twin and for git and a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from rolloutd.adapters.sources import TreeSources, make
+from rolloutd.errors import NotFound, Refused, SourceFailed
+from rolloutd.packing import MAX_TREE_BYTES, pack, tree_hash
+from rolloutd.ports import Pinned, Sources
+from tests.contracts.twins.sources import FakeSources
+
+MISSING = "0" * 40
+
+
+class Repository:
+    """A git repository that a test writes to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = f"file://{directory}"
+        directory.mkdir()
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *arguments: str) -> str:
+        """Run git in the repository."""
+        identity = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t", "GIT_CONFIG_GLOBAL": "/dev/null"}
+        identity |= {
+            "GIT_COMMITTER_NAME": "t",
+            "GIT_COMMITTER_EMAIL": "t@t",
+            "GIT_CONFIG_SYSTEM": "/dev/null",
+        }
+        ended = subprocess.run(
+            ["git", *arguments],
+            cwd=self.directory,
+            env={**os.environ, **identity},
+            check=True,
+            capture_output=True,
+        )
+        return ended.stdout.decode().strip()
+
+    def commit(self, name: str, text: str) -> str:
+        """Write a file and commit it; return the commit's id."""
+        (self.directory / name).write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "-m", name)
+        return self.git("rev-parse", "HEAD")
+
+
+class World(Protocol):
+    """Sources, and a remote repository with commits, branches and tags."""
+
+    sources: Sources
+    url: str
+
+    def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str: ...
+
+
+class TwinWorld:
+    """The twin."""
+
+    def __init__(self, directory: Path) -> None:
+        self.url = "https://git.example/playbooks.git"
+        self._sources = FakeSources(directory / "trees")
+        self.sources: Sources = self._sources
+
+    def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str:
+        return self._sources.commit(self.url, {"site.yml": text}, [branch, *([tag] if tag else [])])
+
+
+class GitWorld:
+    """git on a local repository."""
+
+    def __init__(self, directory: Path) -> None:
+        self.repository = Repository(directory / "playbooks")
+        self.url = self.repository.url
+        self.sources: Sources = TreeSources(directory / "state", allow_local=True)
+
+    def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str:
+        self.repository.git("checkout", "--quiet", "-B", branch)
+        commit = self.repository.commit("site.yml", text)
+        if tag:
+            self.repository.git("tag", "--annotate", "-m", tag, tag)
+        return commit
+
+
+WORLDS: list[Callable[[Path], World]] = [TwinWorld, GitWorld]
+
+
+@pytest.fixture(params=WORLDS, ids=["twin", "git"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """Each world in turn."""
+    made: World = request.param(tmp_path)
+    return made
+
+
+async def test_a_branch_is_pinned_to_its_commit_and_stays_there(world: World) -> None:
+    first = world.commit("one\n")
+    pinned = await world.sources.pin_git(world.url, "main")
+    assert pinned == Pinned("git", first)
+    second = world.commit("two\n")
+    assert await world.sources.pin_git(world.url, "main") == Pinned("git", second)
+    assert (world.sources.tree(pinned) / "site.yml").read_text() == "one\n"
+    assert (world.sources.tree(Pinned("git", second)) / "site.yml").read_text() == "two\n"
+
+
+async def test_a_tag_is_pinned_to_the_commit_it_names(world: World) -> None:
+    tagged = world.commit("one\n", tag="v1.0")
+    world.commit("two\n")
+    assert await world.sources.pin_git(world.url, "v1.0") == Pinned("git", tagged)
+
+
+async def test_a_commit_is_its_own_pin(world: World) -> None:
+    first = world.commit("one\n")
+    world.commit("two\n")
+    assert await world.sources.pin_git(world.url, first) == Pinned("git", first)
+    assert (world.sources.tree(Pinned("git", first)) / "site.yml").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("ref", ["nowhere", "v9", MISSING])
+async def test_a_ref_that_is_not_there_fails_by_name(world: World, ref: str) -> None:
+    world.commit("one\n")
+    with pytest.raises(SourceFailed) as told:
+        await world.sources.pin_git(world.url, ref)
+    assert world.url in str(told.value)
+
+
+@pytest.mark.parametrize("ref", ["--upload-pack=touch x", "-x", "a..b", "main@{1}", "", "a b", "x.lock"])
+async def test_a_ref_that_could_be_an_option_is_refused(world: World, ref: str) -> None:
+    with pytest.raises(Refused):
+        await world.sources.pin_git(world.url, ref)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "--upload-pack=touch x",
+        "ext::sh -c touch% x",
+        "/etc",
+        "../playbooks",
+        "playbooks",
+        "fd::17",
+        "ssh://-oProxyCommand=x/y",
+        "-oProxyCommand=x:y",
+        "host:-x",
+        "https://a b",
+        "",
+    ],
+)
+async def test_what_is_no_server_is_refused(tmp_path: Path, url: str) -> None:
+    for sources in (FakeSources(tmp_path / "fake"), make(tmp_path / "state")):
+        with pytest.raises(Refused):
+            await sources.pin_git(url, "main")
+
+
+async def test_an_upload_is_kept_under_its_content(world: World, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "mine")
+    pinned = await world.sources.keep_upload(pack(tree))
+    assert pinned == Pinned("tree", tree_hash(tree))
+    kept = world.sources.tree(pinned)
+    assert (kept / "roles/web/run.sh").read_text() == "#!/bin/sh\n"
+    assert os.access(kept / "roles/web/run.sh", os.X_OK)
+    assert not os.access(kept / "site.yml", os.X_OK)
+    assert (kept / "link.yml").readlink() == Path("site.yml")
+    assert tree_hash(kept) == pinned.pin
+    assert await world.sources.keep_upload(pack(tree)) == pinned
+
+
+@pytest.mark.parametrize(
+    "pinned",
+    [Pinned("git", MISSING), Pinned("tree", "0" * 64), Pinned("tree", "../../etc"), Pinned("x", "y")],
+)
+async def test_a_tree_that_is_not_kept_is_not_found(world: World, pinned: Pinned) -> None:
+    with pytest.raises(NotFound):
+        world.sources.tree(pinned)
+
+
+def make_tree(directory: Path) -> Path:
+    """Write a small tree with a program and a link."""
+    (directory / "roles/web").mkdir(parents=True)
+    (directory / "empty").mkdir()
+    (directory / ".git").mkdir()
+    (directory / ".git/config").write_text("[core]")
+    (directory / "site.yml").write_text("- hosts: all\n")
+    (directory / "roles/web/run.sh").write_text("#!/bin/sh\n")
+    (directory / "roles/web/run.sh").chmod(0o755)
+    (directory / "link.yml").symlink_to("site.yml")
+    return directory
+
+
+# -- uploads with bad intentions ----------------------------------------------
+
+
+def archive(*members: tuple[str, bytes | None, bytes, str]) -> bytes:
+    """Return a tar of (name, content, type, link target)."""
+    kept = io.BytesIO()
+    with tarfile.open(fileobj=kept, mode="w") as tar:
+        for name, content, kind, target in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, target, len(content or b"")
+            tar.addfile(member, io.BytesIO(content) if content is not None else None)
+    return kept.getvalue()
+
+
+def regular(name: str, content: bytes = b"x") -> tuple[str, bytes, bytes, str]:
+    """Return a regular member."""
+    return name, content, tarfile.REGTYPE, ""
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[str, None, bytes, str]:
+    """Return a link member."""
+    return name, None, kind, target
+
+
+BAD = {
+    "absolute": archive(regular("/etc/passwd")),
+    "upwards": archive(regular("a/../../b")),
+    "link out": archive(regular("a"), link("b", "../x")),
+    "absolute link": archive(regular("a"), link("b", "/etc/passwd")),
+    "link by link": archive(regular("d/a"), link("self", "."), link("out", "self/../x"), link("e", "out/y")),
+    "hard link": archive(regular("a"), link("b", "a", tarfile.LNKTYPE)),
+    "device": archive(("null", None, tarfile.CHRTYPE, "")),
+    "fifo": archive(("pipe", None, tarfile.FIFOTYPE, "")),
+    "twice": archive(regular("a"), regular("./a")),
+    "below a file": archive(regular("a"), regular("a/b")),
+    "below a link": archive(link("a", "b"), regular("a/c")),
+    "a link to itself": archive(regular("x"), link("a", "a")),
+    "nothing": archive(),
+    "no tar": b"hello" * 1000,
+    "empty": b"",
+    "cut gzip": gzip.compress(archive(regular("a")))[:-20],
+    "bomb": gzip.compress(bytes(MAX_TREE_BYTES * 2)),
+    "too large": archive(regular("a", bytes(MAX_TREE_BYTES + 1))),
+    "too many": archive(*(regular(f"f{n}", b"") for n in range(20_001))),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_upload_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    sources = TreeSources(tmp_path / "state")
+    with pytest.raises(Refused):
+        await sources.keep_upload(BAD[name])
+    assert not [
+        path for path in (tmp_path / "state").glob("trees/*") if path.is_file() or any(path.iterdir())
+    ]
+
+
+async def test_the_hash_does_not_know_owners_times_order_or_compression(tmp_path: Path) -> None:
+    sources = TreeSources(tmp_path)
+    one = archive(regular("a"), regular("b/c", b"y"))
+    two = archive(("b", None, tarfile.DIRTYPE, ""), regular("./b/c", b"y"), regular("./a"))
+    pins = [await sources.keep_upload(data) for data in (one, two, gzip.compress(one))]
+    assert len(set(pins)) == 1
+    assert await sources.keep_upload(archive(regular("a"), regular("b/c", b"z"))) not in pins
+
+
+async def test_trees_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
+    sources = TreeSources(tmp_path)
+    data = archive(regular("a"))
+    pins = await asyncio.gather(*(sources.keep_upload(data) for _ in range(8)))
+    assert len(set(pins)) == 1
+    assert [path.name for path in (tmp_path / "trees").iterdir()] == [f"tree-{pins[0].pin}"]
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="is not a directory"):
+        pack(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refused, match="pipe is neither a file nor a link"):
+        pack(tmp_path)
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "out").symlink_to("/etc/passwd")
+    with pytest.raises(Refused, match="out is a link to '/etc/passwd', outside"):
+        pack(tmp_path)
+    (tmp_path / "out").unlink()
+    with (tmp_path / "big").open("wb") as big:
+        big.truncate(MAX_TREE_BYTES + 1)
+    with pytest.raises(Refused, match="larger than 64 MiB"):
+        pack(tmp_path)
+
+
+def test_packing_is_the_same_bytes_for_the_same_content(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "one")
+    first = pack(tree)
+    os.utime(tree / "site.yml", (1, 1))
+    (tree / "site.yml").chmod(0o600)
+    assert pack(tree) == first
+
+
+# -- git alone ----------------------------------------------------------------
+
+
+async def test_git_refuses_local_paths_unless_told(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    repository.commit("site.yml", "x")
+    for url in (repository.url, str(repository.directory)):
+        with pytest.raises(Refused, match="never a path of the daemon's machine"):
+            await make(tmp_path / "state").pin_git(url, "main")
+
+
+async def test_git_gives_short_commits_files_modes_and_links(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    (repository.directory / "run.sh").write_text("#!/bin/sh\n")
+    (repository.directory / "run.sh").chmod(0o755)
+    (repository.directory / "link").symlink_to("run.sh")
+    commit = repository.commit("site.yml", "x")
+    sources = TreeSources(tmp_path / "state", allow_local=True)
+    pinned = await sources.pin_git(repository.url, commit[:10])
+    assert pinned.pin == commit
+    tree = sources.tree(pinned)
+    assert sorted(path.name for path in tree.iterdir()) == ["link", "run.sh", "site.yml"]
+    assert os.access(tree / "run.sh", os.X_OK)
+    assert (tree / "link").readlink() == Path("run.sh")
+
+
+async def test_git_finds_an_old_commit_after_a_shallow_fetch(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    old = repository.commit("site.yml", "one")
+    repository.commit("site.yml", "two")
+    sources = TreeSources(tmp_path / "state", allow_local=True)
+    await sources.pin_git(repository.url, "main")
+    assert await sources.pin_git(repository.url, old[:12]) == Pinned("git", old)
+
+
+async def test_git_says_that_submodules_are_not_fetched(tmp_path: Path) -> None:
+    inner, outer = Repository(tmp_path / "inner"), Repository(tmp_path / "outer")
+    inner.commit("a", "b")
+    outer.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", inner.url, "roles")
+    outer.git("commit", "--quiet", "-m", "roles")
+    with pytest.raises(SourceFailed, match="roles is a git submodule"):
+        await TreeSources(tmp_path / "state", allow_local=True).pin_git(outer.url, "main")
+
+
+async def test_git_is_not_led_astray_by_a_hooks_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    commit = repository.commit("site.yml", "x")
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
+    sources = TreeSources(tmp_path / "state", allow_local=True)
+    assert await sources.pin_git(repository.url, "main") == Pinned("git", commit)
+
+
+async def test_git_that_fails_tells_no_password(tmp_path: Path) -> None:
+    with pytest.raises(SourceFailed) as told:
+        await make(tmp_path).pin_git("https://ops:geheim@127.0.0.1:1/x.git", "main")
+    assert "geheim" not in str(told.value)
+    assert "https://127.0.0.1:1/x.git" in str(told.value)
+
+
+async def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "trees" / ".staged-x"
+    left.mkdir(parents=True)
+    make(tmp_path)
+    assert not left.exists()

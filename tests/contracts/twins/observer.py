@@ -1,0 +1,27 @@
+"""The in-memory twin of the Observer: nodes are up unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machines.node import Observation, Sight
+from rolloutd.ports import Clock, Host
+
+
+class FakeObserver:
+    """ports.Observer; `sights` and `foreign` are what a test says of nodes, `asked` who was looked at."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.sights: dict[str, Sight] = {}
+        self.foreign: set[str] = set()
+        self.asked: list[str] = []
+
+    async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
+        """Say what the test said."""
+        self.asked += [host.name for host in hosts]
+        return [self._observe(host.name) for host in hosts]
+
+    def _observe(self, node: str) -> Observation:
+        sight = self.sights.get(node, Sight.UP)
+        return Observation(node, sight, self._clock.now(), f"said to be {sight}", node in self.foreign)
