@@ -6,6 +6,7 @@ to notice.  It knows sequence numbers and offsets, and not what the lines mean.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,14 +23,16 @@ ASK_AGAIN_S = 1.0
 Line = dict[str, Any]
 
 
-def follow_entries(client: Client, rollout: str | None, after: int | None) -> Iterator[Line]:
-    """Yield the event stream's lines for ever; without `after`, from now on."""
+def follow_entries(
+    client: Client, rollout: str | None, after: int | None, over: threading.Event | None = None
+) -> Iterator[Line]:
+    """Yield the event stream's lines until it is `over`; without `after`, from now on."""
     position = after
 
     def connect() -> Iterator[Line]:
         return client.stream(path_of("events"), {"after": position, "rollout": rollout, "follow": True})
 
-    for line in resumed(connect, ends=False):
+    for line in resumed(connect, ends=False, over=over):
         if line.get("seq") is not None:
             position = line["seq"]
         elif line.get("heartbeat") is not None:
@@ -50,12 +53,16 @@ def follow_log(client: Client, rollout: str, node: str, attempt: int | None) -> 
         yield line
 
 
-def resumed(connect: Callable[[], Iterator[Line]], *, ends: bool) -> Iterator[Line]:
+def resumed(
+    connect: Callable[[], Iterator[Line]], *, ends: bool, over: threading.Event | None = None
+) -> Iterator[Line]:
     """Yield the lines of a stream that is connected again when it breaks off.
 
     The first connection must succeed: raises NoDaemon, Answer.  A stream that
-    `ends` is over when the daemon closes it in good order.
+    `ends` is over when the daemon closes it in good order.  Once `over` is set,
+    nothing is connected or said any more.
     """
+    over = over or threading.Event()
     began = False
     gone_since: float | None = None
     while True:
@@ -75,10 +82,12 @@ def resumed(connect: Callable[[], Iterator[Line]], *, ends: bool) -> Iterator[Li
             if not began:
                 raise
             lost = none
+        if over.is_set():
+            return
         began = True
         if gone_since is None:
             gone_since = time.monotonic()
             say("the daemon is away; waiting for it")
         if time.monotonic() - gone_since > AWAY_LIMIT_S:
             raise lost
-        time.sleep(ASK_AGAIN_S)
+        over.wait(ASK_AGAIN_S)

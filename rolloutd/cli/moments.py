@@ -16,19 +16,10 @@ _PART = re.compile(r"(\d+)([smhd])")
 
 def read(text: str, now: datetime | None = None) -> str:
     """Return the instant that a person wrote as RFC 3339 UTC; raises ValueError with a sentence."""
-    now = now or datetime.now(UTC)
-    if _DURATION.fullmatch(text):
-        seconds = sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-        return _rfc3339(now + timedelta(seconds=seconds))
     try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"'{text}' is neither a time (2026-11-20T16:00:00+01:00) nor a duration (2h)"
-        ) from None
-    if instant.tzinfo is None:
-        raise ValueError(f"'{text}' names no time zone; add Z or an offset such as +01:00")
-    return _rfc3339(instant.astimezone(UTC))
+        return _read(text, now or datetime.now(UTC))
+    except OverflowError:
+        raise ValueError(f"'{text}' is too far away") from None
 
 
 def parse(text: str) -> datetime:
@@ -70,3 +61,18 @@ def span(seconds: float) -> str:
 
 def _rfc3339(instant: datetime) -> str:
     return instant.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _read(text: str, now: datetime) -> str:
+    if _DURATION.fullmatch(text):
+        seconds = sum(int(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+        return _rfc3339(now + timedelta(seconds=seconds))
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"'{text}' is neither a time (2026-11-20T16:00:00+01:00) nor a duration (2h)"
+        ) from None
+    if instant.tzinfo is None:
+        raise ValueError(f"'{text}' names no time zone; add Z or an offset such as +01:00")
+    return _rfc3339(instant.astimezone(UTC))

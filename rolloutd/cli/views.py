@@ -38,25 +38,33 @@ def views(client: Client, wanted: Sequence[str]) -> Iterator[View]:
     lines: queue.Queue[Line | Exception] = queue.Queue(WAITING_LINES)
     only = wanted[0] if len(wanted) == 1 else None
     rollouts = _stand(client, wanted)
-    threading.Thread(target=_listen, args=(client, only, lines), name="events", daemon=True).start()
-    yield View((), rollouts)
-    while True:
-        batch = _gather(lines)
-        # A daemon that is away is waited for by the listener, which gives up in the end.
-        with suppress(NoDaemon):
-            rollouts = _stand(client, wanted)
-        entries = [line["entry"] for line in batch if line.get("entry") is not None]
-        yield View([entry for entry in entries if entry.get("rollout") in wanted], rollouts)
+    over = threading.Event()
+    threading.Thread(target=_listen, args=(client, only, lines, over), name="events", daemon=True).start()
+    try:
+        yield View((), rollouts)
+        while True:
+            batch = _gather(lines)
+            # A daemon that is away is waited for by the listener, which gives up in the end.
+            with suppress(NoDaemon):
+                rollouts = _stand(client, wanted)
+            entries = [line["entry"] for line in batch if line.get("entry") is not None]
+            yield View([entry for entry in entries if entry.get("rollout") in wanted], rollouts)
+    finally:
+        over.set()
 
 
 def _stand(client: Client, wanted: Sequence[str]) -> list[Rollout]:
     return [client.get(path_of("rollouts", rollout)) for rollout in wanted]
 
 
-def _listen(client: Client, rollout: str | None, lines: queue.Queue[Line | Exception]) -> None:
+def _listen(
+    client: Client, rollout: str | None, lines: queue.Queue[Line | Exception], over: threading.Event
+) -> None:
     try:
-        for line in follow_entries(client, rollout, None):
+        for line in follow_entries(client, rollout, None, over):
             lines.put(line)
+            if over.is_set():
+                return
     except (NoDaemon, Answer) as ended:
         lines.put(ended)
 

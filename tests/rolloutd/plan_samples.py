@@ -70,7 +70,7 @@ spec:
     timeout: 20m
     verify: [{ssh: {run: is-old, exit: 3}}]
   verify:
-    - reachable: {within: 5m, timeout: 20s}
+    - reachable: {within: 6m}
     - ssh: {run: "name {{ node.name }}", equals: "x", within: 1m, in_service: true, timeout: 30s}
     - ssh: {run: version, matches: "^5[.]"}
     - ssh: {run: "true", exit: 0}

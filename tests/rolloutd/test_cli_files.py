@@ -1,0 +1,136 @@
+"""What rolloutctl does with files and without a daemon: plans and the audit's database."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from rolloutd import journal
+from rolloutd.cli.main import main
+from tests.rolloutd.canned import serving
+
+PLAN = """\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata: {name: somaxconn, owner: infra}
+spec:
+  source: {path: ./tree}
+  targets: "role=worker"
+  maintain: {playbook: sysctl.yml}
+  verify: [{reachable: {}}]
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "sysctl.yml").write_text("- hosts: all\n")
+    (tmp_path / "plan.yml").write_text(PLAN)
+    return tmp_path / "plan.yml"
+
+
+def test_a_valid_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "validate", str(plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": []}
+
+
+def test_every_mistake_has_its_place(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("targets:", "target:").replace("playbook:", "playbok:"))
+    assert main(["plan", "validate", str(plan), "--json"]) == 1
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert {6, 7} <= {error["line"] for error in errors}
+    assert set(errors[0]) == {"file", "line", "column", "path", "found", "allowed", "message"}
+    assert main(["plan", "validate", str(plan)]) == 1
+    assert f"{plan}:6:" in capsys.readouterr().out
+
+
+def test_a_plan_from_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe nonsense: [")))
+    assert main(["plan", "validate", "-"]) == 1
+    assert "(stdin):1:" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "validate", str(tmp_path / "none.yml")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'none.yml'}: No such file or directory\n"
+
+
+def test_the_schema_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert "spec" in schema["properties"]
+    assert main(["plan", "schema", str(tmp_path / "schema.json")]) == 0
+    assert json.loads((tmp_path / "schema.json").read_text()) == schema
+
+
+def test_submit_uploads_what_the_plan_names(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(tmp_path / "s") as daemon:
+        daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
+        submission = {"rollout": "r1", "digest": "d", "state": "awaiting-approval", "existing": False}
+        daemon.answer("POST", "plans/submit", submission, 201)
+        assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == submission
+        (_, _, _, archive), (_, _, _, body) = daemon.asked
+    assert archive.startswith(b"\x1f\x8b")
+    assert body == {
+        "file": str(plan),
+        "text": PLAN,
+        "upload": "abc",
+        "again": False,
+        "supersede": False,
+    }
+
+
+def test_an_invalid_plan_is_not_sent(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("verify", "verfy"))
+    with serving(tmp_path / "s") as daemon:
+        assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan)]) == 1
+        assert daemon.asked == []
+    assert "verify" in capsys.readouterr().err
+
+
+def test_a_source_that_is_not_there(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("./tree", "./forest"))
+    assert main(["--socket", str(tmp_path / "s"), "plan", "preview", str(plan)]) == 1
+    assert "forest is not a directory" in capsys.readouterr().err
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "audit.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE audit (seq INTEGER PRIMARY KEY, entry TEXT, hash TEXT)")
+        previous = journal.GENESIS
+        for seq in range(1, 4):
+            text = journal.canonical({"event": "Noted", "seq": seq})
+            previous = journal.entry_hash(previous, text)
+            connection.execute("INSERT INTO audit VALUES (?, ?, ?)", (seq, text, previous))
+    connection.close()
+    return path
+
+
+def test_an_audit_is_verified_without_a_daemon(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "verify", "--database", str(database), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["ok"], verdict["entries"]) == (True, 3)
+    assert main(["audit", "verify", "--database", str(database), "--head", verdict["head"]]) == 0
+    assert main(["audit", "verify", "--database", str(database), "--head", "e" * 64]) == 1
+
+
+def test_an_altered_audit_is_told(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE audit SET entry = replace(entry, 'Noted', 'Moved') WHERE seq = 2")
+    connection.close()
+    assert main(["audit", "verify", "--database", str(database)]) == 1
+    assert "NOT INTACT" in capsys.readouterr().out
+
+
+def test_a_database_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "verify", "--database", str(tmp_path / "none.db")]) == 1
+    assert "there is no database" in capsys.readouterr().err
