@@ -48,6 +48,9 @@ from rolloutd.state import InvariantBroken, Live, State
 
 log = logging.getLogger("rolloutd.driver")
 
+CHECK_TRY_S = 60.0
+"""The limit of one try of a check whose parameters name none."""
+
 CHECK_EVERY_S = 1.0
 """The first pause between two tries of a check that may take a while to turn green."""
 
@@ -293,7 +296,9 @@ class Driver:
     async def _until_green(self, check: Check, ctx: StepContext) -> StepResult:
         pause_s = CHECK_EVERY_S
         while True:
-            result = await self._try(check.check(ctx))
+            one_try_s = float(ctx.params.get("timeout", CHECK_TRY_S))
+            deadline = min(ctx.deadline, self._state.now() + one_try_s)
+            result = await self._try(check.check(replace(ctx, deadline=deadline)))
             left_s = ctx.deadline - self._state.now()
             if isinstance(result, Ok) or left_s <= 0 or self._target.phase in (Phase.DONE,):
                 return result

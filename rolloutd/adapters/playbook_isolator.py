@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
-from rolloutd.ports import JSON, Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
+from rolloutd.kit import InventorySnapshot, Kit
+from rolloutd.ports import Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
 
 KEY_LENGTH = 60
 """Kept of a key in a run's name, for people; its hash makes the name unique."""
@@ -23,17 +23,9 @@ MIN_RUN_S = 60.0
 """A put-back whose deadline has passed is tried all the same, and a playbook starts in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class InventorySnapshot:
-    """The whole static inventory of the last refresh: host variables by node, nodes by group."""
-
-    hosts: Mapping[str, Mapping[str, JSON]]
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-
-def make(runner: Runner, inventory: Callable[[], InventorySnapshot], clock: Clock) -> PlaybookIsolator:
+def make(kit: Kit) -> PlaybookIsolator:
     """Return the isolator `playbook`."""
-    return PlaybookIsolator(runner, inventory, clock)
+    return PlaybookIsolator(kit.runner, kit.inventory, kit.clock)
 
 
 class PlaybookIsolator:
@@ -46,7 +38,7 @@ class PlaybookIsolator:
 
     async def look(self, ctx: StepContext) -> Look:
         """Say that nobody can tell."""
-        return Look(done=False, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case")
+        return Look(done=None, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case")
 
     async def do(self, ctx: StepContext) -> StepResult:
         """Run `file` on the node, or wait for the run that a daemon before us started."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.errors import SourceFailed
+from rolloutd.kit import Kit
 from rolloutd.ports import Found
 
 REFRESH_LIMIT_S = 120.0
@@ -29,6 +30,13 @@ OUTPUT_LIMIT_BYTES = 256 * 1024 * 1024
 
 COMPLAINT_LIMIT = 2000
 """Characters of ansible-inventory's own words that go into an error."""
+
+
+def make(kit: Kit) -> AnsibleInventory:
+    """Return the inventory source `ansible` of the settings."""
+    beside = kit.settings.ansible.bin
+    binary = None if beside is None else str(beside.with_name("ansible-inventory"))
+    return AnsibleInventory(Path(kit.params["path"]), kit.params["labels"], binary)
 
 
 class AnsibleInventory:

@@ -9,6 +9,7 @@ node that was isolated before we came is left so.
 from __future__ import annotations
 
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
+from rolloutd.kit import Kit
 from rolloutd.ports import Clock, Failed, Look, Ok, Shell, StepContext, StepResult, Unknown
 
 LOOK_TIMEOUT_S = 60.0
@@ -18,9 +19,9 @@ MIN_COMMAND_S = 5.0
 """A put-back whose deadline has passed is tried all the same."""
 
 
-def make(shell: Shell, clock: Clock) -> CommandIsolator:
+def make(kit: Kit) -> CommandIsolator:
     """Return the isolator `command`."""
-    return CommandIsolator(shell, clock)
+    return CommandIsolator(kit.shell, kit.clock)
 
 
 class CommandIsolator:
@@ -35,7 +36,7 @@ class CommandIsolator:
         command = ctx.params.get("look")
         if command is None:
             prior = {"isolated": False, "output": ""} if ctx.prior is None else ctx.prior
-            return Look(done=False, prior=prior, text="there is no look command: do is run in any case")
+            return Look(done=None, prior=prior, text="there is no look command: do is run in any case")
         result = await self._shell.run(ctx.host, str(command), timeout_s=LOOK_TIMEOUT_S)
         isolated = result.exit_status == 0
         found = {"isolated": isolated, "output": result.stdout}

@@ -18,6 +18,7 @@ from machines.node import Observation, Sight
 from rolloutd.adapters.ssh.explain import refused
 from rolloutd.adapters.ssh.route import Defaults, Route, read_route
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
+from rolloutd.kit import Kit
 from rolloutd.ports import Clock, Failed, Host, Observer, Ok, Shell, StepContext, Unknown
 
 OBSERVE_TIMEOUT_S = 5.0
@@ -36,14 +37,15 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errn
 """Errors of this machine, which say nothing of the node."""
 
 
-def make_observer(shell: Shell, clock: Clock, defaults: Defaults | None = None) -> Observer:
+def make_observer(kit: Kit) -> Observer:
     """Return the observer `reachable` of the settings."""
-    return ReachableObserver(shell, clock, defaults)
+    ssh = kit.settings.ssh
+    return ReachableObserver(kit.shell, kit.clock, Defaults(ssh.known_hosts, ssh.user, ssh.key_file))
 
 
-def make_check(shell: Shell) -> ReachableCheck:
+def make_check(kit: Kit) -> ReachableCheck:
     """Return the check `reachable`."""
-    return ReachableCheck(shell)
+    return ReachableCheck(kit.shell)
 
 
 class ReachableCheck:
