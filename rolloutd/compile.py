@@ -25,10 +25,13 @@ StepContent = Mapping[str, Mapping[str, JSON]]
 CANARY_WAVE = "canary"
 FLEET_WAVE = "fleet"
 
+LEAST_TIMEOUT_S = 1.0
+"""The limit of a step that is asked once and names none: it keeps its adapter's own."""
+
 HOLDS_AFTER_ROLLBACK = frozenset({"reachable", "kubernetes"})
 """Checks that say a node is well, whatever its configuration; the others describe the new state."""
 
-_REACHABLE: StepContent = {"reachable": {"within": 300, "timeout": 10}}
+_REACHABLE: StepContent = {"reachable": {"within": 300}}
 """Asked after a rollback where the plan has no check that could hold: nobody puts back what nobody judged."""
 
 
@@ -131,7 +134,7 @@ def _step(name: str, kind: str, params: Mapping[str, JSON], team: str | None) ->
         name=name,
         kind=kind,
         params={key: value for key, value in params.items() if key != "in_service"},
-        timeout_s=float(params.get("within", 0) + params["timeout"]),
+        timeout_s=max(float(params.get("within", 0) + params.get("timeout", 0)), LEAST_TIMEOUT_S),
         in_service=bool(params.get("in_service", False)),
         team=team,
     )

@@ -149,13 +149,13 @@ class Needs(Part):
 class Gates(Part):
     """The places where people must say yes."""
 
-    start: Needs = Field(default=Needs(owner=1), description="Before the first node.")
+    start: Needs = Field(default=Needs(owner=1), description="Before the first node; one owner if not given.")
     continue_: Needs = Field(
         default=Needs(owner=1, each_team=1),
         alias="continue",
-        description="After the canaries and their soak.",
+        description="After the canaries and their soak; one owner and one of each team if not given.",
     )
-    proceed: Needs = Field(default=Needs(owner=1), description="After a failure.")
+    proceed: Needs = Field(default=Needs(owner=1), description="After a failure; one owner if not given.")
 
 
 class Pools(Part):
@@ -210,7 +210,10 @@ Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
 class Spec(Part):
     """What is done, where, by whose leave, and how it is judged."""
 
-    source: Source = Field(default=Source(path="."), description="Where the playbooks come from.")
+    source: Source = Field(
+        default=Source(path="."),
+        description="Where the playbooks come from; if not given, the directory of the plan.",
+    )
     targets: SelectorText = Field(description="Label selector of the nodes; an empty one means every node.")
     enrol: Literal["auto", "ask", "never"] = Field(
         default="auto", description="What becomes of matching nodes that appear while the rollout runs."

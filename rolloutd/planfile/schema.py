@@ -74,12 +74,20 @@ def known_keys(schema: dict[str, JSON], path: Path) -> tuple[str, ...]:
     return tuple(node.get("properties", ())) if node is not None else ()
 
 
+def values_of(node: dict[str, JSON]) -> dict[str, JSON] | None:
+    """Return what the values of a mapping with free keys are; None where the keys are not free."""
+    for value in (*node.get("patternProperties", {}).values(), node.get("additionalProperties")):
+        if isinstance(value, dict):
+            return value
+    return None
+
+
 def _step_into(schema: dict[str, JSON], node: dict[str, JSON], part: str | int) -> dict[str, JSON] | None:
     for choice in (node, *node.get("anyOf", ())):
         choice = resolved(schema, choice)
         child = choice.get("items") if isinstance(part, int) else choice.get("properties", {}).get(part)
-        if child is None and isinstance(part, str) and isinstance(choice.get("additionalProperties"), dict):
-            child = choice["additionalProperties"]
+        if child is None and isinstance(part, str):
+            child = values_of(choice)
         if isinstance(child, dict):
             return resolved(schema, child)
     return None

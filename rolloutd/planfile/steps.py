@@ -76,7 +76,6 @@ class ReachableCheck(Check):
     """The node answers over SSH."""
 
     within: Duration = span("5m", "How long the node may take until it answers; 0s asks once.")
-    timeout: Limit = span("10s", "Limit of one try.")
 
 
 def _exit_zero(value: object) -> object:
@@ -88,6 +87,18 @@ def _exit_zero(value: object) -> object:
 
 class SshCheck(Check):
     """A command on the node ends, or answers, as it should."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {
+                "anyOf": [
+                    {"required": ["equals", "matches"]},
+                    {"required": ["equals", "exit"]},
+                    {"required": ["matches", "exit"]},
+                ]
+            }
+        }
+    )
 
     run: Templated = Field(description="Shell command, run on the node.")
     equals: Answer = Field(
@@ -112,8 +123,6 @@ class SshCheck(Check):
 
 class ReachableObserver(Part):
     """Sees a node as up when it answers over SSH."""
-
-    timeout: Limit = span("10s", "Limit of one try.")
 
 
 # -- the registries -----------------------------------------------------------
