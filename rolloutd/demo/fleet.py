@@ -192,10 +192,19 @@ class Fleet:
         directory = NodeDirectory(self.root(node))
         return {
             "ansible_port": self._servers[node].port,
-            "ansible_remote_tmp": str(directory.remote_tmp),
+            "ansible_remote_tmp": _remote_tmp(directory),
             "node_root": str(directory.root),
             **labels_of(int(node[1:])),
         }
+
+
+def _remote_tmp(node: NodeDirectory) -> str:
+    """Return Ansible's directory on a node: relative to the node's home where a shell would split the path.
+
+    Ansible hands the path to `dd` unquoted.
+    """
+    path = str(node.remote_tmp)
+    return path if shlex.quote(path) == path else str(node.remote_tmp.relative_to(node.root))
 
 
 def _write(path: Path, text: str) -> None:

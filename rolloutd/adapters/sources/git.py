@@ -71,9 +71,7 @@ class Commit:
                 continue
             mode, _, _, length = meta.split()
             if mode == "160000":
-                raise SourceFailed(
-                    f"{path} is a git submodule, which is not fetched; put its files there"
-                )
+                raise SourceFailed(f"{path} is a git submodule, which is not fetched; put its files there")
             size, count = size + int(length), count + 1
         if size > MAX_TREE_BYTES or count > MAX_TREE_FILES:
             raise SourceFailed(
