@@ -46,7 +46,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         uri = f"{path.absolute().as_uri()}?mode=rw"
         connection = sqlite3.connect(
-            uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, cached_statements=CACHED_STATEMENTS
+            uri,
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,  # opened by one thread, used by another, never by both
+            cached_statements=CACHED_STATEMENTS,
         )
         return _prepared(connection, path)
     except (sqlite3.Error, OSError) as error:

@@ -7,6 +7,7 @@ thread would be an escape from the clock, it is the caller itself.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
@@ -63,7 +64,10 @@ class InlineLane:
 
 async def open_thread(connect: Connect) -> Lane:
     """Open a connection in a thread of its own."""
-    return cast(ThreadLane, await ThreadLane(connect, iter_chunk_size=1))
+    # Opened beforehand, because aiosqlite leaves its thread to itself when that
+    # fails, and the thread then stumbles over a loop that may be gone.
+    connection = await asyncio.to_thread(connect)
+    return cast(ThreadLane, await ThreadLane(lambda: connection, iter_chunk_size=1))
 
 
 async def open_inline(connect: Connect) -> Lane:

@@ -125,6 +125,17 @@ def steps_of(
     return tuple(map(_step, rows))
 
 
+def unclean_of(connection: sqlite3.Connection, node: str) -> bool:
+    """Say whether a run on the node may have left processes there, and nobody cleared it since."""
+    row = connection.execute(
+        "SELECT 1 FROM step AS run WHERE run.node = ? AND run.action = 'run' AND run.state != 'ok'"
+        " AND NOT EXISTS (SELECT 1 FROM step AS clear WHERE clear.node = run.node"
+        " AND clear.action = 'clear' AND clear.state = 'ok' AND clear.rowid > run.rowid) LIMIT 1",
+        (node,),
+    ).fetchone()
+    return row is not None
+
+
 def content_of(connection: sqlite3.Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
     """Return a rollout's content and its pinned source; raises NotFound."""
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"

@@ -152,6 +152,10 @@ class SqliteStore:
         """Return the step records of a node, oldest first."""
         return await self._read(lambda connection: reading.steps_of(connection, rollout, node, attempt))
 
+    async def unclean(self, node: str) -> bool:
+        """Say whether a run on the node is not known to have ended and was not cleared since."""
+        return await self._read(lambda connection: reading.unclean_of(connection, node))
+
     async def audit(
         self,
         *,
@@ -248,9 +252,7 @@ class _Writer:
                 rows.extend(statements(event, at))
                 drafts.extend(draft(event, actor=actor, cause=cause, at=at, digest=digest))
         except (TypeError, ValueError) as error:
-            raise StoreFailed(
-                f"nothing was written: a value of the event has no JSON form ({error})"
-            ) from error
+            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
         return Transaction(tuple(rows), tuple(drafts)), opened
 
     async def _write_on(self) -> None:

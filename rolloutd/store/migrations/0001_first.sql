@@ -119,6 +119,7 @@ CREATE TABLE step (
     visible_to   TEXT,
     FOREIGN KEY (rollout, node) REFERENCES target (rollout, node)
 ) STRICT;
+CREATE INDEX step_by_node ON step (node, action);
 CREATE UNIQUE INDEX step_by_key ON step (rollout, node, ifnull(attempt, -1), step, action, number);
 
 CREATE TABLE failure (

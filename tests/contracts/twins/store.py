@@ -36,6 +36,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    StepAction,
     StepRecord,
     StepRecorded,
     StepState,
@@ -206,6 +207,15 @@ class MemoryStore:
             if self.memory.opened[target.rollout].digest.change == change
             and target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
         )
+
+    async def unclean(self, node: str) -> bool:
+        left = False
+        for record in self.memory.steps.values():
+            if record.node == node and record.action is StepAction.RUN and record.state is not StepState.OK:
+                left = True
+            if record.node == node and record.action is StepAction.CLEAR and record.state is StepState.OK:
+                left = False
+        return left
 
     async def close(self) -> None:
         self._closed = True
