@@ -98,7 +98,7 @@ async def _pin(sources: Sources, plan_file: PlanFile, upload: str | None) -> Pin
         raise Refused(
             "no-upload", "the plan's source is a path: pack it and upload it first (rolloutctl does)"
         )
-    return Pinned("upload", upload)
+    return Pinned("tree", upload)
 
 
 def _mind_playbooks(plan_file: PlanFile, tree: Path) -> None:
