@@ -225,6 +225,19 @@ class Host:
     connection: Mapping[str, JSON] = field(default_factory=dict)
 
 
+class Watch(Protocol):
+    """Sees a source's nodes all the time, so that nobody needs to ask."""
+
+    async def run(self, seen: Callable[[Sequence[Observation]], None], changed: Callable[[], None]) -> None:
+        """Observe until cancelled.
+
+        `seen` is told of every change, and of all nodes again well within the
+        time that observations are good for.  `changed` means that nodes
+        appeared, vanished or changed their labels: ask the inventory again.
+        """
+        ...
+
+
 class Observer(Protocol):
     """Says whether nodes are up."""
 
@@ -268,7 +281,9 @@ class StepContext:
     `params` are rendered; `prior` is what the isolator's look recorded before
     it did anything; `tree` is the pinned source; `key` is unique to
     (rollout, node, attempt, step) and the same after a restart.  `gentle` asks
-    an isolator to keep new work away without driving running work off.
+    an isolator to keep new work away without driving running work off.  `held`
+    says, at a put-back, who wants the node to stay out of service all the same.
+    A check is given as `prior` what the isolator of its own kind recorded.
     """
 
     host: Host
@@ -282,6 +297,7 @@ class StepContext:
     prior: JSON = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
     gentle: bool = False
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +348,8 @@ class Isolator(Protocol):
     All three are safe to repeat.  `undo` restores `ctx.prior`.
     """
 
-    async def look(self, ctx: StepContext) -> Look:
-        """Say whether the node is isolated by us, and what was there before."""
+    async def look(self, ctx: StepContext) -> Look | Busy:
+        """Say whether the node is isolated by us, and what was there before; Busy: it cannot be asked now."""
         ...
 
     async def do(self, ctx: StepContext) -> StepResult:
