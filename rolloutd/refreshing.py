@@ -45,6 +45,7 @@ class Refreshing:
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.trouble = str(failure)
+            self._state.refreshed.set()
             self._state.poke()
 
     async def _ask(self, inventory: Inventory) -> None:

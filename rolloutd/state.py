@@ -68,6 +68,7 @@ class State:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     trouble: str = ""
     poke: Callable[[], None] = lambda: None
+    refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -7,6 +7,8 @@ previewed is what is opened.  The daemon opens no path that a client names: a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +28,10 @@ from rolloutd.ports import Pinned, Sources
 from rolloutd.state import State
 
 
+FIRST_REFRESH_S = 60.0
+"""How long a submit waits for the first inventory of a daemon that has just started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A plan with everything resolved: what would be opened."""
@@ -41,6 +47,9 @@ class Draft:
 async def draft(state: State, sources: Sources, file: str, text: bytes, upload: str | None) -> Draft:
     """Resolve a plan against the inventory as it stands; raises InvalidFile, SourceFailed or Refused."""
     plan_file = planfile.read(text, file)
+    with contextlib.suppress(TimeoutError):
+        # A daemon that has just started asks its sources first; one that cannot goes by what it last knew.
+        await asyncio.wait_for(state.refreshed.wait(), FIRST_REFRESH_S)
     pinned = await _pin(sources, plan_file, upload)
     tree = sources.tree(pinned)
     _mind_playbooks(plan_file, tree)
