@@ -76,15 +76,14 @@ def is_opened(rollout: Rollout, gate: GateName, wave: str = "") -> bool:
     return any(each.gate is gate and each.wave == wave for each in rollout.opened)
 
 
-def _voters(rollout: Rollout, need: Need, votes: Iterable[Vote], team: str) -> int:
-    """Count the different people among these votes who may speak for the team."""
-    return len(
-        {
-            _person(vote)
-            for vote in votes
-            if vote.yes and team in vote.teams and _may_fill(rollout, need, vote)
-        }
-    )
+def _voices(rollout: Rollout, need: Need, votes: Iterable[Vote]) -> dict[str, set[int | str]]:
+    """Return the different people who said yes, by each team they may speak for."""
+    people: dict[str, set[int | str]] = {}
+    for vote in votes:
+        if vote.yes and _may_fill(rollout, need, vote):
+            for team in vote.teams:
+                people.setdefault(team, set()).add(_person(vote))
+    return people
 
 
 def _may_fill(rollout: Rollout, need: Need, vote: Vote) -> bool:
@@ -110,7 +109,7 @@ def _alive(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote, .
 
 def has_voted(rollout: Rollout, need: Need, votes: Iterable[Vote], team: str) -> bool:
     """Say whether the team gave all the votes that the gate asks of it."""
-    return _voters(rollout, need, votes, team) >= need.each_team
+    return len(_voices(rollout, need, votes).get(team, ())) >= need.each_team
 
 
 def counts(rollout: Rollout, vote: Vote, now: float) -> bool:
@@ -135,8 +134,9 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     need, votes = need_of(rollout, gate), cast_at(rollout, gate, wave)
     opened = is_opened(rollout, gate, wave)
     counted = votes if opened else _alive(rollout, votes, now)
-    teams = _teams(index, rollout, need, counted, asked_of(index, rollout, gate, wave, opened))
-    owners = _voters(rollout, need, counted, rollout.plan.owner)
+    voices = _voices(rollout, need, counted)
+    teams = _teams(need, voices, asked_of(index, rollout, gate, wave, opened))
+    owners = len(voices.get(rollout.plan.owner, ()))
     missing = _missing(rollout, need, owners, teams)
     held_back = not need.per_team and any(have < want for _, want, have in teams)
     if any(not vote.yes for vote in votes):
@@ -147,6 +147,15 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     else:
         state = "waiting" if is_asked(index, rollout, gate, wave) else "not-asked"
     return GateView(gate, wave, state, need.owner, owners, teams, votes, missing)
+
+
+def is_open(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> bool:
+    """Say whether a gate was opened and none of the votes it rested on was withdrawn since."""
+    if not is_opened(rollout, gate, wave):
+        return False
+    if all(vote.yes and vote.withdrawn_at is None for vote in rollout.votes):
+        return True
+    return gate_view(index, rollout, gate, wave, now).state == "open"
 
 
 def asked_of(index: Index, rollout: Rollout, gate: GateName, wave: str, opened: bool) -> tuple[str, ...]:
@@ -284,8 +293,9 @@ def _settles(rollout: Rollout, votes: list[Vote], teams: tuple[str, ...]) -> boo
     need = need_of(rollout, GateName.PROCEED)
     for latest in votes:
         together = _alive(rollout, (vote for vote in votes if vote.at <= latest.at), latest.at)
-        owners = _voters(rollout, need, together, rollout.plan.owner)
-        if owners >= need.owner and all(has_voted(rollout, need, together, team) for team in teams):
+        voices = _voices(rollout, need, together)
+        enough = all(len(voices.get(team, ())) >= need.each_team for team in teams)
+        if enough and len(voices.get(rollout.plan.owner, ())) >= need.owner:
             return True
     return False
 
@@ -301,8 +311,9 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
     counted = [
         vote for vote in votes if vote.yes and all(f.id in covered_by(vote, rollout.failures) for f in asked)
     ]
-    teams = _teams(index, rollout, need, tuple(counted), tuple(sorted(index.tally(rollout.id).teams)))
-    owners = _voters(rollout, need, counted, rollout.plan.owner)
+    voices = _voices(rollout, need, counted)
+    teams = _teams(need, voices, sorted(index.tally(rollout.id).teams))
+    owners = len(voices.get(rollout.plan.owner, ()))
     missing = ""
     if any(not vote.yes for vote in votes):
         state, missing = "rejected", _rejection(votes)
@@ -318,12 +329,11 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
 
 
 def _teams(
-    index: Index, rollout: Rollout, need: Need, votes: Iterable[Vote], teams: Iterable[str]
+    need: Need, voices: dict[str, set[int | str]], teams: Iterable[str]
 ) -> tuple[tuple[str, int, int], ...]:
     if not need.each_team:
         return ()
-    counted = tuple(votes)
-    return tuple((team, need.each_team, _voters(rollout, need, counted, team)) for team in teams)
+    return tuple((team, need.each_team, len(voices.get(team, ()))) for team in teams)
 
 
 def _missing(rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]) -> str:

@@ -10,11 +10,9 @@ It makes no decision: that is schedule.py's.
 
 from __future__ import annotations
 
-import heapq
-import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 from machines import changes, gates, pools, waves
@@ -44,10 +42,12 @@ from machines.events import (
     VoteCast,
     VoteWithdrawn,
 )
+from machines.lanes import Lanes, Place, place_of
 from machines.limits import Limits
-from machines.node import NO_LABEL, Node, Observation, pools_of
+from machines.node import Node, Observation, Sight, pools_of
 from machines.plan import Plan
-from machines.rollout import Failure, Hold, Rollout, Target
+from machines.rollout import Failure, Hold, Reason, Rollout, Target
+from machines.slots import Pool, Slots
 from machines.states import BUSY, Phase
 from machines.tally import Tally
 from machines.windows import Freeze
@@ -68,26 +68,6 @@ class Snapshot:
     epoch: int = 0
 
 
-Place = tuple[bool, int, str]
-"""Where a pending node stands in its wave: still isolated ones first, then by position."""
-
-
-@dataclass(slots=True)
-class Pool:
-    """The members of one pool, those known to be down, and those of which nobody knows."""
-
-    key: str
-    value: str
-    members: set[str] = field(default_factory=set)
-    down: set[str] = field(default_factory=set)
-    unknown: set[str] = field(default_factory=set)
-
-    @property
-    def id(self) -> str:
-        """The pool's id, `key/value`."""
-        return f"{self.key}/{self.value}"
-
-
 class Index:
     """The facts, and what follows from them at the instant `now` (epoch seconds)."""
 
@@ -105,15 +85,15 @@ class Index:
         self._freezes: dict[str, Freeze] = {}
         self._seen: dict[str, Observation] = {}
         self._keys: tuple[str, ...] = tuple(limits.pools)
-        self._pools: dict[str, Pool] = {}
-        self._pools_of: dict[str, tuple[Pool, ...]] = {}
-        self._stands: dict[str, pools.Stand] = {}
+        self.lanes = Lanes()
+        self._slots = Slots(self)
+        self._pool_reasons: dict[str, Reason] = {}
         self._tallies: dict[str, Tally] = {}
         self._pending: dict[str, dict[str, list[Place]]] = {}
         self._unsettled: dict[str, tuple[Failure, ...]] = {}
         self._wave_ends: dict[tuple[str, str], float | None] = {}
         self._wanted: set[tuple[str, str]] = set()
-        self._timers: list[tuple[float, str]] = []
+        self._at_work = 0
 
     @classmethod
     def build(
@@ -132,10 +112,8 @@ class Index:
         for hold in snapshot.holds:
             index._take(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
-        for node in snapshot.nodes:
-            index._nodes[node.name] = node
-            index._join_pools(node)
-        index._restand(index._nodes)
+        index._nodes = {node.name: node for node in snapshot.nodes}
+        index._repool()
         return index
 
     # -- facts
@@ -217,7 +195,7 @@ class Index:
 
     def in_flight(self) -> int:
         """Return how many nodes are at work in the whole fleet."""
-        return sum(len(tally.busy) for tally in self._tallies.values())
+        return self._at_work
 
     def all_done(self, rollout: str) -> bool:
         """Say whether every target of a rollout is done."""
@@ -234,13 +212,43 @@ class Index:
 
     def crowded(self) -> list[Pool]:
         """Return the pools with more nodes down than their budget, in the order of their ids."""
-        over = [pool for pool in self._pools.values() if len(pool.down) > self.budget(pool)]
+        full = (self._slots.pools[pool] for pool in self._slots.full)
+        over = (pool for pool in full if len(pool.down) > self.budget(pool))
         return sorted(over, key=lambda pool: pool.id)
 
+    def pool_reasons(self) -> dict[str, Reason]:
+        """Return why the full pools are full in which somebody waits.
+
+        The keys are pool ids, or `rollout|id` for a pool that only plans name.
+        """
+        found: dict[str, Reason] = {}
+        for pool_id in self._slots.full:
+            if not self.lanes.waits_in(pool_id):
+                continue
+            reason = self._pool_reasons.get(pool_id)
+            if reason is None:
+                reason = self._pool_reasons[pool_id] = pools.explain(self, self._slots.pools[pool_id])
+            if self._slots.pools[pool_id].key in self.limits.pools:
+                found[pool_id] = reason
+            else:
+                found |= {f"{rollout}|{pool_id}": reason for rollout in self.lanes.rollouts_in(pool_id)}
+        return found
+
+    def reasons_changed(self, changed: Iterable[Pool]) -> None:
+        """Forget the reasons of these pools: who takes their slots has changed."""
+        for pool in changed:
+            self._pool_reasons.pop(pool.id, None)
+
     def next_change(self) -> float:
-        """Return when next a hold runs out or a bad observation is too old (epoch seconds)."""
-        soon = (at for at, node in self._timers if node in self._stands)
-        return min(soon, default=math.inf)
+        """Return when next time alone may change a decision, other than by a soak (epoch seconds)."""
+        return min(self._slots.next_change(self._is_current), self.lanes.next_wake())
+
+    def _is_current(self, node: str, at: float) -> bool:
+        """Say whether a bad observation or a hold of the node still ends at the instant."""
+        seen = self._seen.get(node)
+        if seen is not None and seen.at + self.limits.observe_within_s == at:
+            return True
+        return any(hold.until == at for hold in self.holds_on(node))
 
     def unsettled(self, rollout: str) -> tuple[Failure, ...]:
         """Return the failures of a rollout that no sufficient vote covers."""
@@ -286,7 +294,7 @@ class Index:
 
     def stand(self, node: str) -> pools.Stand | None:
         """Return why the node counts as down at `now`, None when it is known to be up."""
-        return self._stands.get(node)
+        return self._slots.stand(node)
 
     def pools_of(self, node: Node) -> tuple[str, ...]:
         """Return the ids of the pools that every plan obeys on this node."""
@@ -294,7 +302,7 @@ class Index:
 
     def pools_for(self, rollout: str, node: str) -> tuple[Pool, ...]:
         """Return the node's pools under this rollout: those of all plans, and those its plan adds."""
-        found = self._pools_of.get(node, ())
+        found = self._slots.of(node)
         if len(self._keys) == len(self.limits.pools):
             return found
         asked = self._rollouts.get(rollout)  # a hold asks on behalf of no rollout
@@ -304,7 +312,7 @@ class Index:
     def pool(self, pool: str) -> Pool:
         """Return a pool by its id; one that has no members is empty."""
         key, _, value = pool.partition("/")
-        return self._pools.get(pool) or Pool(key, value)
+        return self._slots.pools.get(pool) or Pool(key, value)
 
     def members(self, key: str, value: str) -> Iterable[str]:
         """Return the known nodes of the pool `key/value`, in no order."""
@@ -312,7 +320,7 @@ class Index:
 
     def pool_ids(self) -> Iterable[str]:
         """Return the ids of all pools that have had members."""
-        return self._pools.keys()
+        return self._slots.pools.keys()
 
     def budget(self, pool: Pool) -> int:
         """Return how many of the pool's nodes may be down; 1 for a pool that only a plan names."""
@@ -350,6 +358,7 @@ class Index:
                 | RolloutEnded()
             ):
                 self._replace(event.rollout, changes.rollout_after(self.rollout(event.rollout), event))
+                self.lanes.heat_rollout(event.rollout)
             case RolloutOpened():
                 self._open(event)
             case RolloutDeleted():
@@ -365,8 +374,9 @@ class Index:
             if last is not None and last.at > seen.at:
                 continue
             self._seen[seen.node] = seen
-            heapq.heappush(self._timers, (seen.at + self.limits.observe_within_s, seen.node))
-            self._restand((seen.node,))
+            good = seen.sight is Sight.UP and not seen.foreign
+            self._slots.expires(seen.node, seen.at + self.limits.observe_within_s, lifts=not good)
+            self._slots.judge((seen.node,))
 
     def relimit(self, limits: Limits) -> None:
         """Take up new settings."""
@@ -378,15 +388,13 @@ class Index:
 
     def advance(self, now: float) -> None:
         """Let time pass: observations grow old, holds run out."""
-        if now < self.now:
-            self.now = now
-            self._restand(tuple(self._nodes))
-            return
+        backwards = now < self.now
         self.now = now
-        due: dict[str, None] = {}
-        while self._timers and self._timers[0][0] <= now:
-            due[heapq.heappop(self._timers)[1]] = None
-        self._restand(due)
+        if backwards:
+            self._slots.judge(self._nodes)
+            self.lanes.heat_all()
+        self._slots.advance(now)
+        self.lanes.advance(now)
 
     # -- how facts change
 
@@ -405,27 +413,28 @@ class Index:
             case NodesSeen():
                 for node in event.nodes:
                     self._nodes[node.name] = node
-                    self._leave_pools(node.name)
-                    self._join_pools(node)
-                self._restand(node.name for node in event.nodes)
+                    self._slots.join(node, self._keys)
+                    self._replace_lanes(node.name)
             case NodesGone():
                 for name in event.names:
-                    self._leave_pools(name)
+                    self._slots.leave(name)
                     self._nodes.pop(name, None)
                     self._seen.pop(name, None)
-                    self._stands.pop(name, None)
+                    self._replace_lanes(name)
             case HoldTaken():
                 self._take(event.hold)
-                self._restand((event.hold.node,))
+                self._slots.judge((event.hold.node,))
             case HoldReleased():
                 key = (event.node, event.source, event.id)
                 self._holds.pop(key, None)
                 self._held.get(event.node, {}).pop(key, None)
-                self._restand((event.node,))
+                self._slots.judge((event.node,))
             case Frozen():
                 self._freezes[event.freeze.id] = event.freeze
+                self.lanes.heat_all()
             case Unfrozen():
                 self._freezes.pop(event.freeze, None)
+                self.lanes.heat_all()
             case DaemonStarted():
                 self._epoch = event.epoch
             case CallRefused():
@@ -449,41 +458,78 @@ class Index:
             self._repool()
 
     def _replace(self, rollout_id: str, rollout: Rollout) -> None:
+        if rollout.closed and not self._rollouts[rollout_id].closed:
+            for target in self._targets[rollout_id].values():
+                self.lanes.unplace(target)
         self._rollouts[rollout_id] = rollout
         self._unsettled.pop(rollout_id, None)
 
     def _delete(self, rollout: str) -> None:
-        nodes = list(self._targets.get(rollout, ()))  # one that ended in an earlier life is not here
-        for node in nodes:
-            self._on_node[node].pop(rollout, None)
-            self._wanted.discard((rollout, node))
-        for table in (self._rollouts, self._targets, self._tallies, self._pending):
+        gone = list(self._targets[rollout].values())
+        for target in gone:
+            self.lanes.unplace(target)
+            self._on_node[target.node].pop(rollout, None)
+            self._wanted.discard((rollout, target.node))
+            self._wave_ends.pop((rollout, target.wave), None)
+        self._at_work -= len(self._tallies[rollout].busy)
+        for table in (self._rollouts, self._targets, self._tallies, self._pending, self._unsettled):
             table.pop(rollout, None)
-        self._restand(nodes)
+        self._slots.judge(target.node for target in gone)
 
     def _put(self, target: Target) -> None:
         """Store a target and keep all that is counted from it."""
-        tally, places = self._tallies[target.rollout], self._pending[target.rollout]
-        self._unsettled.pop(target.rollout, None)
-        self._wave_ends.pop((target.rollout, target.wave), None)
-        before = self._targets[target.rollout].get(target.node)
+        rollout, node = target.rollout, target.node
+        before = self._targets[rollout].get(node)
+        expected = self._tallies[rollout].expected_s(0.0)
         if before is not None:
-            tally.count(before, -1)
-            _unplace(places, before)
-        self._targets[target.rollout][target.node] = target
-        self._on_node.setdefault(target.node, {})[target.rollout] = target
-        tally.count(target, 1)
-        _place(places, target)
-        key = (target.rollout, target.node)
-        (self._wanted.add if target.phase in BUSY or target.order is not None else self._wanted.discard)(key)
-        self._restand((target.node,))
+            self._uncount(before)
+        self._targets[rollout][node] = target
+        self._on_node.setdefault(node, {})[rollout] = target
+        self._count(target)
+        if self._tallies[rollout].expected_s(0.0) != expected:
+            self.lanes.heat_rollout(rollout)
+        needs_driver = target.phase in BUSY or target.order is not None
+        (self._wanted.add if needs_driver else self._wanted.discard)((rollout, node))
+        self._unsettled.pop(rollout, None)
+        self._wave_ends.pop((rollout, target.wave), None)
+        self._slots.judge((node,))
+
+    def _count(self, target: Target) -> None:
+        self._tallies[target.rollout].count(target, 1)
+        if target.phase in BUSY:
+            self._at_work += 1
+        if target.phase is Phase.PENDING:
+            insort(self._pending[target.rollout].setdefault(target.wave, []), place_of(target))
+            self._enlane(target)
+
+    def _uncount(self, target: Target) -> None:
+        self._tallies[target.rollout].count(target, -1)
+        if target.phase in BUSY:
+            self._at_work -= 1
+        if target.phase is Phase.PENDING:
+            queue = self._pending[target.rollout][target.wave]
+            del queue[bisect_left(queue, place_of(target))]
+            self.lanes.unplace(target)
+
+    def _enlane(self, target: Target) -> None:
+        if self._rollouts[target.rollout].closed:
+            return
+        ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
+        self.lanes.place(target, ids)
+
+    def _replace_lanes(self, node: str) -> None:
+        """Let a node whose pools changed wait in other lanes."""
+        for target in self.targets_on(node):
+            if target.phase is Phase.PENDING:
+                self.lanes.unplace(target)
+                self._enlane(target)
 
     def _take(self, hold: Hold) -> None:
         key = (hold.node, hold.source, hold.id)
         self._holds[key] = hold
         self._held.setdefault(hold.node, {})[key] = hold
         if hold.until is not None:
-            heapq.heappush(self._timers, (hold.until, hold.node))
+            self._slots.expires(hold.node, hold.until, lifts=True)
 
     # -- pools
 
@@ -494,49 +540,11 @@ class Index:
         return bool(added)
 
     def _repool(self) -> None:
-        self._pools.clear()
-        self._pools_of.clear()
-        for node in self._nodes.values():
-            self._join_pools(node)
-        self._restand(tuple(self._nodes))
-
-    def _join_pools(self, node: Node) -> None:
-        joined = []
-        for key in self._keys:
-            value = node.labels.get(key, NO_LABEL)
-            pool = self._pools.setdefault(f"{key}/{value}", Pool(key, value))
-            pool.members.add(node.name)
-            joined.append(pool)
-        self._pools_of[node.name] = tuple(joined)
-
-    def _leave_pools(self, node: str) -> None:
-        for pool in self._pools_of.pop(node, ()):
-            for nodes in (pool.members, pool.down, pool.unknown):
-                nodes.discard(node)
-            if not pool.members:
-                del self._pools[pool.id]
-
-    def _restand(self, nodes: Iterable[str]) -> None:
-        """Judge again whether these nodes are down."""
-        for node in nodes:
-            if node not in self._nodes:
-                continue
-            stand = pools.stand(self, node)
-            if stand is None:
-                self._stands.pop(node, None)
-            else:
-                self._stands[node] = stand
-            for pool in self._pools_of.get(node, ()):
-                (pool.down.add if stand is not None and stand.sure else pool.down.discard)(node)
-                (pool.unknown.add if stand is not None and not stand.sure else pool.unknown.discard)(node)
-
-
-def _place(places: dict[str, list[Place]], target: Target) -> None:
-    if target.phase is Phase.PENDING:
-        insort(places.setdefault(target.wave, []), (not target.isolated, target.position, target.node))
-
-
-def _unplace(places: dict[str, list[Place]], target: Target) -> None:
-    if target.phase is Phase.PENDING:
-        queue = places[target.wave]
-        del queue[bisect_left(queue, (not target.isolated, target.position, target.node))]
+        """Lay out the pools and the lanes anew."""
+        self._pool_reasons.clear()
+        self.lanes = Lanes()
+        self._slots.rebuild(self._nodes.values(), self._keys)
+        for targets in self._targets.values():
+            for target in targets.values():
+                if target.phase is Phase.PENDING:
+                    self._enlane(target)

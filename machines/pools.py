@@ -19,7 +19,8 @@ from machines.rollout import Hold, Reason, Target
 from machines.states import BUSY, Phase
 
 if TYPE_CHECKING:
-    from machines.index import Index, Pool
+    from machines.index import Index
+    from machines.slots import Pool
 
 NAMED_HOLDERS: Final = 3
 """Nodes named in one sentence: more than three nobody reads."""
@@ -185,16 +186,35 @@ def may_start(index: Index, target: Target, now: float, taken: Taken | None = No
     that the decision being made has given away.
     """
     index.advance(now)
-    unknown: Reason | None = None
-    for pool in index.pools_for(target.rollout, target.node):
+    found = blocked_by(index, target, taken)
+    if found is None:
+        return None
+    pool, surely = found
+    return _unknown(index, pool, target) if surely is None else _full(index, pool, target.node, surely)
+
+
+def blocked_by(index: Index, target: Target, taken: Taken | None = None) -> tuple[Pool, int | None] | None:
+    """Return the pool without a slot for this target, and how many of its nodes are known to be down.
+
+    None in place of the number says that only unknown nodes are in the way.
+    The rule itself; may_start() is the same in words.
+    """
+    node = target.node
+    unsure: tuple[Pool, None] | None = None
+    for pool in index.pools_for(target.rollout, node):
         more = 0 if taken is None else taken.of(pool.id)
         budget = index.budget(pool)
-        surely = len(pool.down) + more - (target.node in pool.down)
+        surely = len(pool.down) + more - (node in pool.down)
         if surely >= budget:
-            return _full(index, pool, target, surely, budget)
-        if unknown is None and surely + len(pool.unknown) - (target.node in pool.unknown) >= budget:
-            unknown = _unknown(index, pool, target)
-    return unknown
+            return pool, surely
+        if unsure is None and surely + len(pool.unknown) - (node in pool.unknown) >= budget:
+            unsure = pool, None
+    return unsure
+
+
+def explain(index: Index, pool: Pool) -> Reason:
+    """Return why a full pool is full."""
+    return _full(index, pool, "", len(pool.down))
 
 
 class Taken:
@@ -218,8 +238,9 @@ class Taken:
                 self._slots[pool.id] = self._slots.get(pool.id, 0) + 1
 
 
-def _full(index: Index, pool: Pool, target: Target, surely: int, budget: int) -> Reason:
-    named = list(_ordered(index, pool.down, without=target.node))
+def _full(index: Index, pool: Pool, node: str, surely: int) -> Reason:
+    budget = index.budget(pool)
+    named = list(_ordered(index, pool.down, without=node))
     if budget == 0:
         return Reason(
             "pool-closed", f"pool {pool.id} is closed: its max_unavailable is 0", None, "the settings"

@@ -8,7 +8,7 @@ and the order in which all are asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,9 +78,9 @@ def _rejected(index: Index, rollout: Rollout, now: float) -> Reason | None:
 
 
 def _start_block(index: Index, rollout: Rollout, now: float) -> Reason | None:
-    view = gates.gate_view(index, rollout, GateName.START, "", now)
-    if view.state == "open" and gates.is_opened(rollout, GateName.START):
+    if gates.is_open(index, rollout, GateName.START, "", now):
         return None
+    view = gates.gate_view(index, rollout, GateName.START, "", now)
     text = f"the start gate waits: {view.missing or 'its votes are in'}"
     return Reason("gate-start", text, rollout.submitted_at, f"rolloutctl approve {rollout.id} start")
 
@@ -109,6 +109,8 @@ def wave_block(course: Course, target: Target) -> Reason | None:
 
 def own_block(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
     """Return why this node may not start whatever its pools say."""
+    if target.node not in index.nodes:
+        return Reason("node-gone", f"the inventory no longer has {target.node}", None, "the inventory")
     if now < target.not_before:
         why = f": {target.last_text}" if target.last_text else ""
         return Reason(
@@ -191,27 +193,32 @@ def _sight_block(index: Index, target: Target) -> Reason | None:
 
 def room_block(index: Index, rollout: Rollout, wave: WaveSpec, room: Room) -> Reason | None:
     """Return which limit on nodes at work is reached: the fleet's, the rollout's or the wave's."""
-    more = room.rollouts.get(rollout.id, 0)
-    tally = index.tally(rollout.id)
-    in_wave = sum(tally.waves[wave.name][phase] for phase in BUSY) if wave.name in tally.waves else 0
-    for whose, most, at_work in (
-        ("the fleet", index.limits.max_parallel, index.in_flight() + room.fleet),
-        (rollout.id, rollout.plan.max_parallel, len(tally.busy) + more),
-        (f"wave {wave.name} of {rollout.id}", wave.max_parallel, in_wave + more),
-    ):
+    for whose, most, at_work in limits_at_work(index, rollout, wave, room):
         if most is not None and at_work >= most:
             text = f"{at_work} nodes of {whose} are at work, and max_parallel is {most}"
             return Reason("max-parallel", text, None, "the next node that is done")
     return None
 
 
-def first_block(rules: Iterable[Callable[[], Reason | None]]) -> Reason | None:
-    """Return the first reason that any of the rules gives."""
-    for rule in rules:
-        reason = rule()
-        if reason is not None:
-            return reason
-    return None
+def has_room(index: Index, rollout: Rollout, wave: WaveSpec, room: Room) -> bool:
+    """Say whether one more node may be at work; room_block() is the same in words."""
+    limits = limits_at_work(index, rollout, wave, room)
+    return all(most is None or at_work < most for _, most, at_work in limits)
+
+
+def limits_at_work(
+    index: Index, rollout: Rollout, wave: WaveSpec, room: Room
+) -> tuple[tuple[str, int | None, int], ...]:
+    """Return each limit on nodes at work: whose it is, how many may be, how many are."""
+    more = room.rollouts.get(rollout.id, 0)
+    tally = index.tally(rollout.id)
+    phases = tally.waves.get(wave.name)
+    in_wave = 0 if phases is None else sum(phases[phase] for phase in BUSY)
+    return (
+        ("the fleet", index.limits.max_parallel, index.in_flight() + room.fleet),
+        (rollout.id, rollout.plan.max_parallel, len(tally.busy) + more),
+        (f"wave {wave.name} of {rollout.id}", wave.max_parallel, in_wave + more),
+    )
 
 
 UNSEEN = frozenset({"mate-unknown", "node-unknown"})

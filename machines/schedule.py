@@ -10,17 +10,19 @@ left.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
 from machines import gates, pools, rules, waves
 from machines.decision import Decision, Look, Open, PutBack, Start
-from machines.index import Index, Pool
+from machines.index import Index
+from machines.lanes import Lane, Place
 from machines.node import natural
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
+from machines.slots import Pool
 from machines.states import BUSY, Phase
 from machines.waves import Course
 
@@ -39,6 +41,7 @@ class _Draft:
     opens: list[Open] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     observe: dict[str, None] = field(default_factory=dict)
+    asked: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
     wake_at: float = math.inf
 
@@ -59,6 +62,7 @@ def decide(index: Index, now: float) -> Decision:
     if quiet is None:
         _put_back(index, now, draft)
     draft.wake_at = min(draft.wake_at, index.next_change())
+    draft.reasons.update(index.pool_reasons())
     return Decision(
         starts=tuple(draft.starts),
         looks=tuple(draft.looks),
@@ -162,66 +166,103 @@ def _start(index: Index, rollout: Rollout, now: float, draft: _Draft, quiet: Rea
         return
     if course.wave is None:
         return
-    started = False
-    first: Reason | None = None
-    for _, _, node in index.pending(rollout.id, course.wave.name):
-        target = index.target(rollout.id, node)
-        reason = _try(index, rollout, course.wave, target, now, draft, quiet)
-        if reason is None:
-            started = True
-            continue
-        first = first or reason
-        draft.wake_at = min(draft.wake_at, rules.until(index, rollout, target, reason, now))
-    if first is not None and not started and not index.tally(rollout.id).busy:
-        draft.reasons[rollout.id] = first
+    begun = draft.room.fleet
+    _walk(index, rollout, course.wave, now, draft, quiet)
+    if begun == draft.room.fleet and not index.tally(rollout.id).busy:
+        places = index.pending(rollout.id, course.wave.name)
+        first = index.target(rollout.id, places[0][2]) if places else None
+        reason = None if first is None else _waiting(index, rollout, first, None, course, now)
+        if reason is not None:
+            draft.reasons[rollout.id] = reason
 
 
-def _try(
+def _walk(
+    index: Index, rollout: Rollout, wave: WaveSpec, now: float, draft: _Draft, quiet: Reason | None
+) -> None:
+    """Ask the hot lanes' nodes in the order of their places, and start whom every rule lets go.
+
+    A lane of which nobody can start, whatever else this decision starts, is parked.
+    """
+    heads: list[tuple[Place, int, Lane, _Asked]] = []
+    for number, lane in enumerate(index.lanes.hot(rollout.id, wave.name)):
+        heads.append((lane.places[0], number, lane, _Asked()))
+    heapify(heads)
+    while heads and rules.has_room(index, rollout, wave, draft.room):
+        place, number, lane, asked = heappop(heads)
+        if _ask(index, rollout, index.target(rollout.id, place[2]), now, draft, asked, quiet):
+            asked.at += 1
+            if asked.at < len(lane.places):
+                heappush(heads, (lane.places[asked.at], number, lane, asked))
+                continue
+        if not asked.hot:
+            index.lanes.park(lane, asked.until)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """How far a lane has been asked; `hot` says that it must be asked again next time."""
+
+    at: int = 0
+    hot: bool = False
+    until: float = math.inf
+
+
+def _ask(
     index: Index,
     rollout: Rollout,
-    wave: WaveSpec,
     target: Target,
     now: float,
     draft: _Draft,
+    asked: _Asked,
     quiet: Reason | None,
-) -> Reason | None:
-    """Start the node if every rule lets it go; else return the first reason."""
+) -> bool:
+    """Start the node if every rule lets it go; say whether the next one of its lane is worth asking."""
     if target.node in draft.room.taken.nodes:
-        return Reason("other-rollout", f"{target.node} is starting in another rollout")
+        asked.hot = True
+        return True
+    blocked = pools.blocked_by(index, target, draft.room.taken)
+    if blocked is not None and blocked[1] is not None:
+        asked.hot = asked.hot or not _is_full_anyway(index, target)
+        return target.isolated
     own = rules.own_block(index, rollout, target, now)
     if own is not None and own.code not in rules.UNSEEN:
-        return own
-    pool = pools.may_start(index, target, now, draft.room.taken)
-    if pool is not None and pool.code not in rules.UNSEEN:
-        return pool
-    room = rules.room_block(index, rollout, wave, draft.room)
-    if room is not None:
-        return room
-    unseen = own or pool
-    if unseen is not None:
-        _ask_to_observe(index, target, draft)
-        return unseen
+        asked.until = min(asked.until, rules.until(index, rollout, target, own, now))
+        return True
+    if own is not None or blocked is not None:
+        asked.hot |= _ask_to_observe(index, target, draft) or pools.blocked_by(index, target) != blocked
+        return blocked is None or target.isolated
+    asked.hot = True
     if quiet is not None:
-        return quiet
+        return False
     draft.room.take(index, target)
     if target.maybe_current:
         draft.looks.append(Look(target.rollout, target.node))
     else:
         draft.starts.append(Start(target.rollout, target.node))
-    return None
+    return True
 
 
-def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> None:
-    """Ask for the node and its mates to be observed, as far as their last observation is too old."""
-    asked: dict[str, None] = {target.node: None}
+def _is_full_anyway(index: Index, target: Target) -> bool:
+    """Say whether a pool is full also without what this decision starts."""
+    blocked = pools.blocked_by(index, target)
+    return blocked is not None and blocked[1] is not None
+
+
+def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> bool:
+    """Ask for the node and its mates to be observed where that is too long ago; say whether any is."""
+    stale = _observe(index, (target.node,), draft)
     for pool in index.pools_for(target.rollout, target.node):
-        asked.update(dict.fromkeys(nsmallest(OBSERVE_MOST, pool.unknown, key=natural)))
-    for node in asked:
-        stand = index.stand(node)
-        if len(draft.observe) >= OBSERVE_MOST:
-            return
-        if stand is not None and stand.stale:
-            draft.observe[node] = None
+        if pool.id not in draft.asked:
+            draft.asked[pool.id] = _observe(index, nsmallest(OBSERVE_MOST, pool.unknown, key=natural), draft)
+        stale |= draft.asked[pool.id]
+    return stale
+
+
+def _observe(index: Index, nodes: Iterable[str], draft: _Draft) -> bool:
+    stale = [node for node in nodes if (stand := index.stand(node)) is not None and stand.stale]
+    for node in stale[: OBSERVE_MOST - len(draft.observe)]:
+        draft.observe[node] = None
+    return bool(stale)
 
 
 # -- putting back ----------------------------------------------------------------

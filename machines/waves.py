@@ -139,11 +139,9 @@ def _kept(index: Index, rollout: Rollout, spec: WaveSpec, now: float) -> Course 
     if now < until:
         text = f"wave {spec.name} soaks until {stamp(until)}"
         return Course(spec, Reason("soaking", text, until - spec.soak_s, "time"), True, until)
-    if spec.gate is None:
+    if spec.gate is None or gates.is_open(index, rollout, GateName.CONTINUE, spec.name, now):
         return None
     view = gates.gate_view(index, rollout, GateName.CONTINUE, spec.name, now)
-    if view.state == "open" and gates.is_opened(rollout, GateName.CONTINUE, spec.name):
-        return None
     waiting = view.missing or "its votes are in"
     text = f"the continue gate after wave {spec.name} waits: {waiting}"
     return Course(spec, Reason("gate-continue", text, until, f"rolloutctl approve {rollout.id} continue"))

@@ -20,9 +20,10 @@ T0 = 1_800_000_000.0
 ALICE = Actor(ActorKind.PERSON, "alice", 1001)
 BOB = Actor(ActorKind.PERSON, "bob", 1002)
 CAROL = Actor(ActorKind.PERSON, "carol", 1003)
-OPEN_GATES = {gate: Need() for gate in (GateName.START, GateName.CONTINUE)} | {GateName.PROCEED: Need(owner=1)}
+OPEN_GATES = {GateName.START: Need(), GateName.CONTINUE: Need(), GateName.PROCEED: Need(owner=1)}
 FLEET = (WaveSpec("fleet"),)
-CANARY_THEN_FLEET = (WaveSpec("canary", max_parallel=1, soak_s=600.0, gate=GateName.CONTINUE), WaveSpec("fleet"))
+CANARY = WaveSpec("canary", max_parallel=1, soak_s=600.0, gate=GateName.CONTINUE)
+CANARY_THEN_FLEET = (CANARY, *FLEET)
 
 
 def plan_of(**changed: Any) -> Plan:
@@ -102,7 +103,8 @@ def vote(
 ) -> Vote:
     """Cast a vote for the rollout's digest."""
     whole = index.rollout(rollout).digest.whole
-    number = len(index.rollout(rollout).votes) + 1
-    cast = Vote(f"{rollout}-v{number}", gate, more.pop("digest", whole), actor, yes, "because", at, teams, **more)
+    name = f"{rollout}-v{len(index.rollout(rollout).votes) + 1}"
+    digest = more.pop("digest", whole)
+    cast = Vote(name, gate, digest, actor, yes, "because", at, teams, **more)
     index.apply(VoteCast(rollout, cast))
     return cast
