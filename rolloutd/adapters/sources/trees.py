@@ -31,17 +31,21 @@ _PIN = {GIT: re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"), TREE: re.compile(r"[0-9
 
 
 def make(state_dir: Path) -> TreeSources:
-    """Return the daemon's sources, kept under its state directory; what a crash left half is removed."""
-    for left in (state_dir / "trees").glob(f"{STAGED}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Return the daemon's sources, kept under its state directory."""
     return TreeSources(state_dir)
 
 
 class TreeSources:
-    """ports.Sources under `state_dir`; `allow_local` lets git read paths of this machine (for tests)."""
+    """ports.Sources under `state_dir`; `allow_local` lets git read paths of this machine (for tests).
+
+    Made by the one daemon that holds the state directory: what a crash left
+    half-written there is removed.
+    """
 
     def __init__(self, state_dir: Path, *, allow_local: bool = False) -> None:
         self._trees = state_dir / "trees"
+        for left in self._trees.glob(f"{STAGED}*"):
+            shutil.rmtree(left, ignore_errors=True)
         self._git = GitCache(state_dir / "git", allow_local=allow_local)
 
     async def pin_git(self, url: str, ref: str) -> Pinned:
