@@ -178,7 +178,7 @@ class Real:
 
     def processes_of(self, run: str) -> list[int]:
         """Return what carries the run's mark on this machine."""
-        return wrapper.marked(run.encode(), b"/no/sockets", b"")
+        return wrapper.marked(run.encode(), os.fsencode(self.runs_dir / run), b"")
 
     async def close(self) -> None:
         """End everything, also what a failed test left."""
@@ -186,5 +186,5 @@ class Real:
             await runner.close()
         await self.shell.close()
         for directory in self.runs_dir.glob("*"):
-            wrapper.sweep(directory.name.encode(), b"")
+            wrapper.sweep(directory.name.encode(), os.fsencode(directory), b"")
         self.node.stop()

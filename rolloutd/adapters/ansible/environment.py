@@ -10,6 +10,7 @@ from __future__ import annotations
 import configparser
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ OWN_VARIABLES = (
 SSH_SCRIPT = """\
 #!/bin/sh
 # Stands for ssh in one run of rolloutd: the remote command gets a parent whose
-# command line names the run, so that the node can be asked what is left of it.
+# command line names the run, so that the node can be asked what is left of it,
+# and that removes the run's temporary directory whenever it is empty.
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac
 done
@@ -57,7 +59,7 @@ for argument do
     left=$((left - 1))
     if [ "$left" -eq 0 ]; then
         case $argument in
-        /*" -c "*) argument="/bin/sh -c '\\"\\$@\\"; exit \\$?' {mark} $argument" ;;
+        /*" -c "*) argument="/bin/sh -c '\\"\\$@\\"; status=\\$?; {tidy}; exit \\$status' {mark} $argument" ;;
         esac
     fi
     set -- "$@" "$argument"
@@ -113,10 +115,9 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where one run keeps its things; `mark` is on its command lines on the node."""
+    """Where one run keeps its things on this machine."""
 
     run: str
-    mark: str
     events: Path
     local_tmp: Path
     sockets: Path
@@ -130,6 +131,7 @@ def environment(places: Places, config: TreeConfig) -> dict[str, str]:
     own = {
         "LC_ALL": "C.UTF-8",
         "ROLLOUTD_RUN": places.run,
+        "ROLLOUTD_RUN_DIR": str(places.events.parent),
         "ROLLOUTD_EVENTS": str(places.events),
         "ANSIBLE_CALLBACK_PLUGINS": f"{config.callback_paths()}:{CALLBACKS}",
         "ANSIBLE_INVENTORY_ENABLED": "yaml",
@@ -151,10 +153,15 @@ def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:
     return str(host.get("ansible_remote_tmp") or config.get("defaults", "remote_tmp") or DEFAULT_REMOTE_TMP)
 
 
-def ssh_script(mark: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
-    """Return the script that stands for ssh in the run."""
+def ssh_script(mark: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
+    """Return the script that stands for ssh in the run; `mark` is then on its command lines on the node."""
     said = host.get("ansible_ssh_executable") or config.get("ssh_connection", "ssh_executable") or "ssh"
-    return SSH_SCRIPT.format(ssh=shlex.quote(str(said)), mark=mark)
+    tidy = f"rmdir {remote_tmp} 2>/dev/null" if _PLAIN_PATH.fullmatch(remote_tmp) else ":"
+    return SSH_SCRIPT.format(ssh=shlex.quote(str(said)), mark=mark, tidy=tidy)
+
+
+_PLAIN_PATH = re.compile(r"(~?/)?[A-Za-z0-9._@:=+/-]+")
+"""A path that needs no quoting within quotes within quotes."""
 
 
 def static_inventory(

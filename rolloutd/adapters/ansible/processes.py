@@ -13,10 +13,11 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rolloutd.adapters.ansible import wrapper
 
-MARK = "ROLLOUTD_RUN"
+MARK, PLACE = "ROLLOUTD_RUN", "ROLLOUTD_RUN_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ class Departure:
         return True
 
 
-async def end_all(run: str, sockets: str) -> int:
+async def end_all(run: str, directory: Path, sockets: str) -> int:
     """End every process of the run on this machine; return how many would not go."""
-    return await asyncio.to_thread(wrapper.sweep, run.encode(), sockets.encode())
+    return await asyncio.to_thread(wrapper.sweep, run.encode(), os.fsencode(directory), sockets.encode())
 
 
 def ask_to_end(claim: Claim) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,11 @@ class RunDir:
         """The script that stands for ssh in this run."""
         return self.path / "ssh"
 
+    @property
+    def local_tmp(self) -> Path:
+        """Ansible's own temporary files on this machine."""
+        return self.path / "tmp"
+
     def make(self) -> None:
         """Make the directory; raises FileExistsError when somebody was here before."""
         self.path.mkdir(mode=0o700, parents=False)
@@ -112,6 +118,17 @@ class RunDir:
     def take_claim(self) -> bool:
         """Claim the run for the daemon, so that a late wrapper does not begin it."""
         return wrapper.claim(str(self.path / "claim"), "daemon", os.getpid())
+
+    def forget_secrets(self) -> None:
+        """Remove what only a run under way needs: the fleet's variables, and Ansible's temporary files."""
+        shutil.rmtree(self.local_tmp, ignore_errors=True)
+        for path in (self.inventory_file, self.variables_file, self.ssh_file):
+            path.unlink(missing_ok=True)
+        facts = self.facts()
+        if "connection" in facts:
+            draft = self.path / "run.json.new"
+            self.write(draft, {name: value for name, value in facts.items() if name != "connection"})
+            draft.replace(self.path / "run.json")
 
     def claim(self) -> Claim | None:
         """Return who holds the run; None when nobody does."""

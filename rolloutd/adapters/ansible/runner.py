@@ -11,17 +11,14 @@ file is rundir's affair, what events mean is progress's.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
-import tempfile
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from rolloutd.adapters.ansible import environment, processes, progress, remnants, rundir, wrapper
-from rolloutd.adapters.ansible.environment import Defaults, Places, TreeConfig
+from rolloutd.adapters.ansible import environment, launch, processes, progress, remnants, rundir, wrapper
+from rolloutd.adapters.ansible.environment import Defaults
 from rolloutd.adapters.ansible.interpreter import Interpreters, as_host
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.errors import NotFound
@@ -41,9 +38,6 @@ CANCEL_NODE_S = 10.0
 
 TRIES_LIMIT = 16
 """Directories that one run may use up by daemons dying at the wrong moment; it takes one such death each."""
-
-SHORT_PATH = 32
-"""Longest directory under which a socket's name still fits its 108 bytes."""
 
 
 @dataclass(slots=True)
@@ -139,6 +133,7 @@ class AnsibleRunner:
         if (await self.observe(handle)).result is not None:
             return
         directory = run.directory
+        host = _host_of(directory)
         directory.take_claim()
         claim = directory.claim()
         if claim is not None and processes.ask_to_end(claim) and run.departure is not None:
@@ -146,7 +141,8 @@ class AnsibleRunner:
         await self._end_here(directory)
         if directory.status() is None:
             directory.close_as_cancelled(float(directory.facts().get("began_at") or 0.0))
-        await self._clear_cancelled(directory)
+        if host is not None:
+            await self._clear(host, keep=None, timeout_s=CANCEL_NODE_S, wait_share=0.0)
         await self.observe(handle)
 
     async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
@@ -178,7 +174,7 @@ class AnsibleRunner:
         )
 
     async def _begin(self, handle: str, directory: RunDir, request: RunRequest) -> None:
-        refusal = _refusal(request)
+        refusal = launch.refusal(request)
         if refusal is None:
             host = as_host(request.node, request.inventory[request.node])
             python = await self._interpreters.of(host, request.tree, request.tree / request.playbook)
@@ -193,57 +189,21 @@ class AnsibleRunner:
         await self._slots.acquire()
         run = _Followed(directory, has_slot=True)
         try:
-            await asyncio.to_thread(self._prepare, directory, request, interpreters)
-            self._watch(run, _spawn(directory, request.run))
+            await asyncio.to_thread(
+                launch.prepare,
+                directory,
+                request,
+                binary=self._binary,
+                mark=self._marks.mark(request.node, request.run),
+                defaults=self._defaults,
+                interpreters=interpreters,
+            )
+            self._tmp_bases.add(str(directory.facts()["remote_tmp"]).rpartition("/")[0])
+            self._watch(run, launch.spawn(directory, request.run))
         except BaseException:
             self._free(run)
             raise
         self._followed[handle] = run
-
-    def _prepare(self, directory: RunDir, request: RunRequest, interpreters: dict[str, str]) -> None:
-        """Write all that the wrapper and Ansible read."""
-        directory.make()
-        config = TreeConfig.of(request.tree)
-        host = request.inventory[request.node]
-        mark = self._marks.mark(request.node, request.run)
-        sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_short_directory()))
-        base = environment.remote_tmp_base(config, host)
-        self._tmp_bases.add(base)
-        directory.write_facts(
-            {
-                "node": request.node,
-                "playbook": request.playbook,
-                "timeout_s": request.timeout_s,
-                "began_at": time.time(),
-                "run": request.run,
-                "sockets": str(sockets),
-                "connection": dict(host),
-            }
-        )
-        inventory = environment.static_inventory(
-            request.inventory,
-            request.groups,
-            defaults=self._defaults,
-            config=config,
-            interpreters=interpreters,
-        )
-        directory.write(directory.inventory_file, inventory)
-        directory.write(
-            directory.variables_file, {**request.variables, "ansible_remote_tmp": f"{base}/{mark}"}
-        )
-        directory.write(directory.ssh_file, environment.ssh_script(mark, config, host), mode=0o700)
-        local_tmp = directory.path / "tmp"
-        local_tmp.mkdir(mode=0o700)
-        marked_ssh = directory.ssh_file if os.access(directory.ssh_file, os.X_OK) else None
-        places = Places(request.run, mark, directory.events_file, local_tmp, sockets, marked_ssh)
-        directory.write_command(
-            run=request.run,
-            limit_s=request.timeout_s,
-            sockets=sockets,
-            cwd=request.tree,
-            argv=_argv(self._binary, directory, request),
-            environment=environment.environment(places, config),
-        )
 
     # -- following ---------------------------------------------------------
 
@@ -305,6 +265,7 @@ class AnsibleRunner:
                 f"the run on {node} was prepared and never began: the daemon or the machine stopped before it"
             )
         left = await self._end_here(run.directory)
+        run.directory.forget_secrets()
         more = f"; {left} of its processes would not end" if left else ""
         return Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
 
@@ -331,15 +292,9 @@ class AnsibleRunner:
         facts = directory.facts()
         if "sockets" not in facts:
             return 0
-        left = await processes.end_all(facts["run"], facts["sockets"])
+        left = await processes.end_all(facts["run"], directory.path, facts["sockets"])
         await asyncio.to_thread(wrapper.remove, facts["sockets"].encode())
         return left
-
-    async def _clear_cancelled(self, directory: RunDir) -> None:
-        facts = directory.facts()
-        if "connection" in facts:
-            host = as_host(str(facts["node"]), facts["connection"])
-            await self._clear(host, keep=None, timeout_s=CANCEL_NODE_S, wait_share=0.0)
 
     async def _clear(
         self, host: Host, *, keep: str | None, timeout_s: float, wait_share: float
@@ -356,38 +311,9 @@ class AnsibleRunner:
         )
 
 
-def _refusal(request: RunRequest) -> Failed | None:
-    """Say why a request cannot be run at all."""
-    if request.node not in request.inventory:
-        return Failed(
-            f"{request.node} is not in the inventory of this run: refresh the inventory and try again"
-        )
-    path = Path(os.path.normpath(request.tree / request.playbook))
-    if not path.is_relative_to(request.tree):
-        return Failed(f"playbook {request.playbook} is outside its source; name one inside it")
-    if not path.is_file():
-        return Failed(
-            f"there is no playbook {request.playbook} in the source; look at its path and its commit"
-        )
-    return None
-
-
-def _spawn(directory: RunDir, run: str) -> int:
-    """Start the wrapper in a session of its own, with nothing that ties it to us; return its pid."""
-    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    argv = [sys.executable, "-I", "-S", wrapper.__file__, str(directory.path)]
-    return os.posix_spawn(argv[0], argv, {processes.MARK: run}, file_actions=null, setsid=True)
-
-
 def _is_over(directory: RunDir) -> bool:
     """Say whether a run that the daemon claimed has an outcome all the same."""
     return directory.status() is not None or directory.facts().get("refused") is not None
-
-
-def _argv(binary: str, directory: RunDir, request: RunRequest) -> list[str]:
-    limit = ["--limit", request.node]
-    variables = ["--extra-vars", f"@{directory.variables_file}"]
-    return [binary, "--inventory", str(directory.inventory_file), *limit, *variables, "--", request.playbook]
 
 
 def _read_on(run: _Followed) -> None:
@@ -402,15 +328,17 @@ def _judge(run: _Followed, status: rundir.Status) -> Ok | Failed:
     assert run.progress is not None
     facts = run.directory.facts()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
+    run.directory.forget_secrets()
     return progress.verdict(run.progress, status, playbook, limit_s, run.directory.output())
+
+
+def _host_of(directory: RunDir) -> Host | None:
+    """Return the node of a run that is not over, as the shell needs it."""
+    facts = directory.facts()
+    return as_host(str(facts["node"]), facts["connection"]) if "connection" in facts else None
 
 
 def _as_event(line: rundir.Line) -> RunEvent:
     event = dict(line.event)
     at, kind, text = event.pop("at", 0.0), event.pop("kind", ""), event.pop("text", "")
     return RunEvent(line.offset, float(at), str(kind), str(text or event.get("task", "")), event)
-
-
-def _short_directory() -> str:
-    found = tempfile.gettempdir()
-    return found if len(found) <= SHORT_PATH else "/tmp"  # noqa: S108 - mkdtemp makes a 0700 directory there

@@ -59,7 +59,7 @@ def main() -> int:
     ended, code = hold(pid, output_read, wake_read, began + float(limit))
     own_end = ended == "exit" and code >= 0
     own_end = ended == "exit" and code >= 0
-    left = sweep(run, sockets, b"ssh\n" if own_end else b"")
+    left = sweep(run, os.getcwdb(), sockets, b"ssh\n" if own_end else b"")  # noqa: PTH109 - as above
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not alive(pid) else -signal.SIGKILL
     remove(sockets)
@@ -182,14 +182,14 @@ class Kept:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
-def sweep(run: bytes, sockets: bytes, program: bytes = b"") -> int:
+def sweep(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> int:
     """End every other process of a run on this machine; return how many would not go.
 
     With a program's name only that is ended: after a run that ended by itself
     ssh's masters are, and what a playbook started here on purpose is not.
     """
     began, step_s = time.monotonic(), FIRST_STEP_S
-    while pids := marked(run, sockets, program):
+    while pids := marked(run, directory, sockets, program):
         waited = time.monotonic() - began
         if waited > SWEEP_LIMIT_S:
             return len(pids)
@@ -213,13 +213,14 @@ def remove(sockets: bytes) -> None:
         return  # an empty directory left behind harms nobody; the outcome matters more
 
 
-def marked(run: bytes, sockets: bytes, program: bytes) -> list[int]:
+def marked(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> list[int]:
     """Return the live processes of a run, ourselves apart.
 
     They carry its mark in their environment, but for ssh's masters, which write
     their title over it: that title names the directory of the run's sockets.
+    Another daemon's run of the same name is told by its directory.
     """
-    own, mark = os.getpid(), b"ROLLOUTD_RUN=" + run
+    own = os.getpid()
     return [
         int(name)
         for name in os.listdir("/proc")  # noqa: PTH208 - as above
@@ -227,11 +228,19 @@ def marked(run: bytes, sockets: bytes, program: bytes) -> list[int]:
         and int(name) != own
         and (not program or read(f"/proc/{name}/comm") == program)
         and (
-            mark in read(f"/proc/{name}/environ").split(b"\0")
+            carries(read(f"/proc/{name}/environ").split(b"\0"), run, directory)
             or (sockets and sockets in read(f"/proc/{name}/cmdline"))
         )
         and alive(int(name))
     ]
+
+
+def carries(environment: list[bytes], run: bytes, directory: bytes) -> bool:
+    """Say whether an environment is of the run, and not of a run of that name elsewhere."""
+    if b"ROLLOUTD_RUN=" + run not in environment:
+        return False
+    places = [line for line in environment if line.startswith(b"ROLLOUTD_RUN_DIR=")]
+    return all(line == b"ROLLOUTD_RUN_DIR=" + directory for line in places)
 
 
 def alive(pid: int) -> bool:

@@ -1,0 +1,132 @@
+"""Events and a status in, a verdict out: every sentence that a run can end with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rolloutd.adapters.ansible.progress import Progress, duration, verdict
+from rolloutd.adapters.ansible.rundir import Status
+from rolloutd.ports import Failed, Ok
+
+EXITED = Status("exit", 0, 0.0, 1.0, 0)
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"at": 1.0, "kind": kind, "host": "n0", "task": "t", **fields}
+
+
+def stats(**counts: int) -> dict[str, Any]:
+    return {"kind": "stats", "stats": {"n0": {"ok": 1, "failures": 0, "unreachable": 0, **counts}}}
+
+
+def folded(*events: dict[str, Any]) -> Progress:
+    progress = Progress("n0")
+    for one in events:
+        progress = progress.after(one)
+    return progress
+
+
+def judged(progress: Progress, status: Status = EXITED, output: str = "") -> Ok | Failed:
+    return verdict(progress, status, "p.yml", 1800.0, output)
+
+
+def exited(code: int, left: int = 0) -> Status:
+    return Status("exit", code, 0.0, 1.0, left)
+
+
+def test_done_needs_a_finished_task_the_counts_and_exit_0() -> None:
+    assert isinstance(judged(folded(event("ok"), stats())), Ok)
+    assert isinstance(judged(folded(event("ok"))), Failed)
+    assert isinstance(judged(folded(stats())), Failed)
+    assert isinstance(judged(folded(event("ok"), stats()), exited(1)), Failed)
+    assert isinstance(judged(folded(event("ok", host="n1"), stats())), Failed)
+
+
+def test_what_is_rescued_or_ignored_is_no_failure() -> None:
+    assert isinstance(judged(folded(event("failed"), event("ok"), stats(rescued=1))), Ok)
+    assert isinstance(judged(folded(event("ignored"), stats(ignored=1))), Ok)
+
+
+def test_failures_count_even_with_exit_0() -> None:
+    assert isinstance(judged(folded(event("ok"), event("failed"), stats(failures=1))), Failed)
+    assert isinstance(judged(folded(event("ok"), event("unreachable"), stats(unreachable=1))), Failed)
+
+
+@pytest.mark.parametrize(
+    ("progress", "status", "output", "text"),
+    [
+        (
+            folded(event("failed", task="install package", text="no\n such"), stats(failures=1)),
+            exited(2),
+            "",
+            'task "install package" failed on n0: no such',
+        ),
+        (
+            folded(event("unreachable", text="timed out"), stats(unreachable=1)),
+            exited(4),
+            "",
+            "n0 was unreachable: timed out",
+        ),
+        (folded({"kind": "stats", "stats": {}}), exited(0), "", "no play of this playbook runs on n0"),
+        (
+            folded(event("task", task="reboot")),
+            Status("limit", -15, 0.0, 1800.0, 0),
+            "",
+            'time limit of 30m passed during task "reboot" on n0',
+        ),
+        (
+            folded(),
+            Status("limit", -9, 0.0, 1800.0, 2),
+            "",
+            "time limit of 30m passed before the first task on n0; 2 of its processes would not end",
+        ),
+        (
+            folded(event("task", task="reboot")),
+            Status("cancelled", 0, 0.0, 5.0, 0),
+            "",
+            'the run of p.yml on n0 was cancelled during task "reboot"',
+        ),
+        (
+            folded(event("task", task="reboot")),
+            exited(-9),
+            "",
+            'ansible-playbook was ended by signal 9 during task "reboot" on n0',
+        ),
+        (
+            folded(),
+            exited(4),
+            "hello\n[ERROR]: did not find expected key\nOrigin: /t/p.yml:5:3\n",
+            (
+                "ansible-playbook could not run p.yml on n0: "
+                "[ERROR]: did not find expected key Origin: /t/p.yml:5:3"
+            ),
+        ),
+        (
+            folded(event("failed", text="/bin/sh: 1: /opt/python3: not found"), stats(failures=1)),
+            exited(2),
+            "",
+            (
+                'task "t" failed on n0: /bin/sh: 1: /opt/python3: not found; '
+                "name a Python that exists there as ansible_python_interpreter in the inventory"
+            ),
+        ),
+    ],
+)
+def test_the_sentences(progress: Progress, status: Status, output: str, text: str) -> None:
+    result = judged(progress, status, output)
+    assert isinstance(result, Failed)
+    assert result.text == text
+
+
+def test_percent_never_falls_and_never_says_100() -> None:
+    progress, seen = Progress("n0"), []
+    for done, todo in ((0, 4), (2, 4), (2, 8), (8, 8), (0, 0)):
+        progress = progress.after({"kind": "task", "task": "t", "done": done, "todo": todo})
+        seen.append(progress.percent)
+    assert seen == [0.0, 50.0, 50.0, 99.0, 99.0]
+
+
+def test_durations_read_as_in_plan_files() -> None:
+    assert [duration(s) for s in (1800, 5400, 61, 2.5, 86400)] == ["30m", "1h30m", "1m1s", "2.5s", "24h"]
