@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -74,13 +75,10 @@ def check(model: type[M], document: Document, form: Format) -> M:
     try:
         result = model.model_validate(document.root.plain)
     except ValidationError as error:
-        spoiled = {mistake.path for mistake in mistakes}
-        for details in error.errors(include_url=False, include_input=False):
-            mistake = reader.mistake(details)
-            if details["type"] not in _SHAPES or mistake.path not in spoiled:
-                mistakes += _new_ones(mistakes, [mistake])
-    for rule in form.rules:
-        mistakes += _new_ones(mistakes, map(reader.breach, rule(document.root)))
+        details = error.errors(include_url=False, include_input=False)[:MAX_MISTAKES]
+        mistakes += _worth_saying(mistakes, [(reader.mistake(detail), detail["type"]) for detail in details])
+    breaches = islice((breach for rule in form.rules for breach in rule(document.root)), MAX_MISTAKES)
+    mistakes += _worth_saying(mistakes, [(reader.breach(breach), "rule") for breach in breaches])
     if mistakes or result is None:
         raise InvalidFile(tuple(sorted(mistakes, key=_order)[:MAX_MISTAKES]))
     return result
@@ -90,13 +88,15 @@ def _order(mistake: Mistake) -> tuple[str, int, int]:
     return mistake.file, mistake.line, mistake.column
 
 
-def _new_ones(known: list[Mistake], found: Iterable[Mistake]) -> list[Mistake]:
-    """Leave out what only repeats a mistake at the same value."""
+def _worth_saying(known: list[Mistake], found: Iterable[tuple[Mistake, str]]) -> list[Mistake]:
+    """Leave out what only repeats a known mistake: at its place, or of the shape of what is spoilt."""
     places = {(mistake.file, mistake.line, mistake.column, mistake.path) for mistake in known}
+    spoilt = {mistake.path for mistake in known}
     return [
         mistake
-        for mistake in found
+        for mistake, kind in found
         if (mistake.file, mistake.line, mistake.column, mistake.path) not in places
+        and not (kind in _SHAPES and mistake.path in spoilt)
     ]
 
 
@@ -199,7 +199,9 @@ def _message(error: ErrorDetails, value: Value | None) -> str:
         return "this is no text to YAML; put it in quotes"
     if kind in _SHAPES:
         return f"this must be {_SHAPES[kind]}"
-    message = error["msg"].replace("Input", "value").replace("input", "value")
+    message = (
+        error["msg"].replace("Input", "value").replace("input", "value").replace(" after validation", "")
+    )
     return f"the {message[:1].lower()}{message[1:]}"
 
 

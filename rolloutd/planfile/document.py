@@ -28,8 +28,8 @@ MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 32
 """Levels of nesting: four times what any plan needs, far below what Python's recursion bears."""
 
-MAX_VALUES = 50_000
-"""Values after aliases are followed: enough for 1 MiB of real text, and a limit to alias bombs."""
+MAX_VALUES = 20_000
+"""Values after aliases are followed: a hundred times what plans hold, and a limit to alias bombs."""
 
 MAX_MISTAKES = 500
 """Mistakes reported of one file: more than a person reads, less than garbage can make."""
