@@ -362,5 +362,18 @@ async def test_git_that_fails_tells_no_password(tmp_path: Path) -> None:
 async def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "trees" / ".staged-x"
     left.mkdir(parents=True)
+    (tmp_path / "trees" / ".staged-x.index").touch()
     make(tmp_path)
-    assert not left.exists()
+    assert list((tmp_path / "trees").iterdir()) == []
+
+
+async def test_the_locks_of_a_killed_git_do_not_stop_the_next(tmp_path: Path) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    repository.commit("site.yml", "one")
+    sources = TreeSources(tmp_path / "state", allow_local=True)
+    await sources.pin_git(repository.url, "main")
+    (cache,) = (tmp_path / "state" / "git").iterdir()
+    for lock in ("shallow.lock", "HEAD.lock", "refs/rolloutd/x.lock"):
+        (cache / lock).touch()
+    second = repository.commit("site.yml", "two")
+    assert await sources.pin_git(repository.url, "main") == Pinned("git", second)

@@ -106,6 +106,9 @@ class GitCache:
         self.check(url, ref)
         cache = self._directory / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.git"
         async with self._locks.setdefault(cache, asyncio.Lock()):
+            # We hold the cache, so a lock in it is that of a git that was killed.
+            for left in (*cache.glob("*.lock"), *(cache / "refs").rglob("*.lock")):
+                left.unlink()
             if not (cache / "HEAD").is_file():
                 cache.mkdir(parents=True, exist_ok=True, mode=0o700)
                 await _git(cache, "init", "--quiet", "--bare")

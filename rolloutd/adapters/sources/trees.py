@@ -45,7 +45,7 @@ class TreeSources:
     def __init__(self, state_dir: Path, *, allow_local: bool = False) -> None:
         self._trees = state_dir / "trees"
         for left in self._trees.glob(f"{STAGED}*"):
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         self._git = GitCache(state_dir / "git", allow_local=allow_local)
 
     async def pin_git(self, url: str, ref: str) -> Pinned:
