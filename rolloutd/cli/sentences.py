@@ -43,8 +43,11 @@ def _step(fields: Fields) -> str:
 
 def _vote(fields: Fields) -> str:
     vote = fields["vote"]
-    wave = f" before {vote['wave']}" if vote.get("wave") else ""
-    return f"voted {'yes' if vote['yes'] else 'no'} at {vote['gate']}{wave}: {vote['reason']}"
+    return f"voted {'yes' if vote['yes'] else 'no'} at {_gate(vote)}: {vote['reason']}"
+
+
+def _gate(fields: Fields) -> str:
+    return f"{fields['gate']} after {fields['wave']}" if fields.get("wave") else str(fields["gate"])
 
 
 def _hold(fields: Fields) -> str:
@@ -66,7 +69,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "StepRecorded": _step,
     "VoteCast": _vote,
     "VoteWithdrawn": _because("took a vote back"),
-    "GateOpened": lambda f: f"gate {f['gate']} before {f['wave']} opened",
+    "GateOpened": lambda f: f"opened the gate {_gate(f)}",
     "RolloutOpened": lambda f: f"submitted {f['name']}, {len(f['targets'])} targets",
     "RolloutPaused": _because("paused the rollout"),
     "RolloutResumed": _because("resumed the rollout"),

@@ -28,7 +28,9 @@ def register(family: Family) -> None:
         add_rollout(parser)
         parser.add_argument("gate", metavar="GATE", choices=GATES, help="start, continue or proceed")
         parser.add_argument("--team", metavar="TEAM", help="the team you speak for, where you are in several")
-        parser.add_argument("--wave", metavar="WAVE", help="the wave after the gate, where there are several")
+        parser.add_argument(
+            "--wave", metavar="WAVE", help="the wave that the gate comes after, where there are several"
+        )
         add_reason(parser)
     for parser in (approve, reject):
         parser.add_argument("--digest", metavar="SHA256", help="what you read; refused if it is another")
@@ -63,7 +65,8 @@ def gate_sentence(gate: Gate) -> str:
     """Return how a gate stands and who is missing, in one line."""
     missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
     team = f" of {gate['team']}" if gate["team"] else ""
-    return f"{gate['gate']}{team} (before {gate['wave']}) is {gate['state']}{missing}"
+    wave = f" after {gate['wave']}" if gate["wave"] else ""
+    return f"{gate['gate']}{team}{wave} is {gate['state']}{missing}"
 
 
 def _report(call: Call, gate: Gate) -> int:

@@ -94,7 +94,7 @@ def staged(directory: Path, *, nodes: int, keep: bool) -> Iterator[Stage]:
         )
         _await(stage, "fleet", fleet, (stage.fleet / "fleet.json").exists)
         daemon = _start(stage, "daemon", "rolloutd", "--config", str(directory / "config.yaml"))
-        _await(stage, "daemon", daemon, lambda: _answers(stage.client))
+        _await(stage, "daemon", daemon, lambda: _knows(stage.client, nodes))
         yield stage
 
 
@@ -205,10 +205,9 @@ def _await(stage: Stage, name: str, process: subprocess.Popen[bytes], is_there: 
         time.sleep(LOOK_S)
 
 
-def _answers(client: Client) -> bool:
+def _knows(client: Client, nodes: int) -> bool:
+    """Say whether the daemon answers and has read its inventory."""
     try:
-        client.get(path_of("health"))
-        client.post(path_of("inventory", "refresh"))
+        return len(client.get(path_of("inventory"))["nodes"]) == nodes
     except (NoDaemon, Answer):
         return False
-    return True

@@ -35,6 +35,10 @@ STUCK_S = 180.0
 """Without any change for so long something is wrong: a node of the demo takes seconds."""
 
 
+CONFLICT = 409
+"""The API's no to a request that is well formed: it comes too late or too early."""
+
+
 class Audience(Protocol):
     """Who watches, and answers."""
 
@@ -133,14 +137,15 @@ class _Actor:
             return
         self._answered.add(key)
         yes = self._audience.agree(f"gate {gate_sentence(gate)}. Say yes?")
-        body = {"gate": gate["gate"], "wave": gate["wave"], "yes": yes, "reason": "seen in the demo"}
+        body = {"gate": gate["gate"], "yes": yes, "reason": "seen in the demo"}
+        if gate["wave"]:
+            body["wave"] = gate["wave"]
         try:
             self._client.post(path_of("rollouts", self._rollout, "votes"), body)
         except Answer as refused:
-            if refused.code != "not-asked":
+            # The gate moved on between our look and our word: the next view shows how it stands.
+            if refused.status != CONFLICT:
                 raise
-            # The gate moved on between our look and our word; the next view asks again.
-            self._answered.discard(key)
             return
         if not yes and gate["gate"] != "start":
             self._cancel("somebody said no")

@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any
+    do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - http.server looks for these
 
     def _stream(self, left: list[list[dict[str, Any]]]) -> None:
         """Send the next connection's lines; all but the last connection break off in a line's middle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -47,11 +48,9 @@ def test_what_is_no_moment_is_refused_with_a_sentence(written: str) -> None:
 
 
 @given(st.text(max_size=30))
-def test_nothing_but_ValueError_comes_of_any_text(text: str) -> None:  # noqa: N802 - the error's name
-    try:
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(ValueError):
         assert moments.read(text, NOW).endswith("Z")
-    except ValueError as wrong:
-        assert str(wrong)
 
 
 @pytest.mark.parametrize(
