@@ -74,25 +74,34 @@ def verify(database: Path | sqlite3.Connection, head: str | None = None) -> Verd
     try:
         with closing(open_read_only(database)) as connection:
             return _verify(connection, head)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         return Verdict(False, 0, GENESIS, None, f"{database} cannot be read: {error}")
 
 
 def open_read_only(database: Path) -> sqlite3.Connection:
-    """Return a connection that cannot write, whether or not a daemon has the file open."""
+    """Return a connection that cannot write, whether or not a daemon has the file open.
+
+    One thread at a time may use it, whichever.  Raises sqlite3.Error.
+    """
     uri = f"{database.absolute().as_uri()}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    connection = _connect(uri)
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         wal = database.with_name(database.name + "-wal")
         if not isinstance(error, sqlite3.OperationalError) or (wal.exists() and wal.stat().st_size > 0):
             raise
         # A file in a directory that nobody can write to has no place for the
         # shared memory of WAL; as it has no WAL either, it is whole by itself.
-        connection = sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+        connection = _connect(f"{uri}&immutable=1")
     return connection
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
 
 
 def _verify(connection: sqlite3.Connection, head: str | None) -> Verdict:
@@ -106,7 +115,8 @@ def _verify(connection: sqlite3.Connection, head: str | None) -> Verdict:
                 return Verdict(False, count, previous, count + 1, wrong)
             previous, count = stated.decode(), count + 1
             noted = noted or previous == head
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # SQLite quotes the damaged bytes in its message, and Python may fail to read that.
         message = f"the file is damaged at entry {count + 1}: {error}"
         return Verdict(False, count, previous, count + 1, message)
     finally:

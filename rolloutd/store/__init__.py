@@ -2,9 +2,9 @@
 
 `open_store` is the way in.  Above this package there is no SQL, and in it there
 is no opinion: what an event means is machines.changes, which events happen is
-the daemon's affair.  The map: entries (what the audit says), statements (which
-rows change), ledger (how a batch is written), reading (rows into values),
-database and lock (the file), lanes (the thread), sqlite (the port).
+the daemon's affair.  The map: entries (what the audit says), statements and
+decisions (which rows change), ledger (how a batch is written), reading (rows
+into values), database and lock (the file), lanes (the thread), sqlite (the port).
 """
 
 from rolloutd.store.sqlite import SqliteStore, open_store

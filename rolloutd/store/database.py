@@ -34,6 +34,10 @@ OLDEST_SQLITE = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions that are always there with 3.38."""
 
 
+BROKEN = (sqlite3.Error, UnicodeError)
+"""What a statement may end with: SQLite quotes damaged bytes in its messages, and Python may fail on them."""
+
+
 def open_writer(path: Path) -> sqlite3.Connection:
     """Open the database for writing, create it where there is none, and migrate it.
 
@@ -54,7 +58,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             cached_statements=CACHED_STATEMENTS,
         )
         return _prepared(connection, path)
-    except (sqlite3.Error, OSError) as error:
+    except (*BROKEN, OSError) as error:
         raise failure(error, path) from error
 
 
@@ -68,14 +72,15 @@ def open_reader(path: Path) -> sqlite3.Connection:
         except BaseException:
             connection.close()
             raise
-    except (sqlite3.Error, OSError) as error:
+    except (*BROKEN, OSError) as error:
         raise failure(error, path) from error
     return connection
 
 
 def failure(error: Exception, path: Path) -> StoreFailed:
     """Return what a person should know and do about an error of SQLite or the file system."""
-    name = getattr(error, "sqlite_errorname", None) or ""
+    unreadable = "SQLITE_CORRUPT" if isinstance(error, UnicodeError) else ""
+    name = getattr(error, "sqlite_errorname", None) or unreadable
     return StoreFailed(f"{_advice(name, error, path)} (SQLite says: {error})")
 
 
@@ -115,7 +120,7 @@ def _prepared(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         for number, script in _migrations()[version:]:
             _migrate(connection, number, script)
-    except (sqlite3.Error, RolloutdError):
+    except (*BROKEN, RolloutdError):
         connection.close()
         raise
     return connection

@@ -22,9 +22,9 @@ from typing import Any
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import Entry
-from rolloutd.store.database import failure
+from rolloutd.store.database import BROKEN, failure
 from rolloutd.store.entries import numbered
-from rolloutd.store.statements import Statement
+from rolloutd.store.statement import Statement
 
 Answer = tuple[Entry, ...] | StoreFailed
 """What became of one transaction: its entries, or why it left no trace."""
@@ -48,7 +48,7 @@ class Ledger:
         sql = "UPDATE tenure SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
         try:
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise failure(error, path) from error
 
     def write(self, batch: Sequence[Transaction]) -> list[Answer]:
@@ -65,7 +65,7 @@ class Ledger:
                 return answers
         except StoreFailed as error:
             return [StoreFailed(*error.args) for _ in batch]
-        except sqlite3.Error as error:
+        except BROKEN as error:
             return [failure(error, self._path) for _ in batch]
 
     @contextmanager
@@ -98,7 +98,7 @@ class Ledger:
             for statement in transaction.statements:
                 self._run(statement)
             entries = self._append(transaction.drafts, head)
-        except (Conflict, OverflowError, sqlite3.Error) as error:
+        except (Conflict, OverflowError, *BROKEN) as error:
             if not self._connection.in_transaction:
                 raise
             execute("ROLLBACK TO one")

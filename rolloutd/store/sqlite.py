@@ -33,7 +33,8 @@ from rolloutd.store.lanes import Connect, Lane, open_inline, open_thread
 from rolloutd.store.ledger import Answer, Ledger, Transaction
 from rolloutd.store.lock import StateLock
 from rolloutd.store.reading import Compile
-from rolloutd.store.statements import Statement, statements
+from rolloutd.store.statement import Statement
+from rolloutd.store.statements import statements
 
 MAX_BATCH = 256
 """Transactions per commit: one fsync among so many costs each little, and none waits behind a long batch."""
@@ -179,7 +180,7 @@ class SqliteStore:
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return await self._reader.run(query)
-        except sqlite3.Error as error:
+        except database.BROKEN as error:
             raise database.failure(error, self.path) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StoreFailed(

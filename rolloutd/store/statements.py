@@ -11,8 +11,7 @@ intent; a vote, an opened gate and a withdrawal happen once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from machines.events import (
@@ -41,27 +40,19 @@ from machines.events import (
     VoteCast,
     VoteWithdrawn,
 )
-from machines.rollout import Actor, Target
+from machines.rollout import Target
 from machines.states import IllegalTransition, Phase, Trigger, edge
 from rolloutd.errors import StoreFailed
 from rolloutd.journal import canonical
+from rolloutd.store.decisions import gate_moved, new_rollout, rollout_marked, slot_held
 from rolloutd.store.entries import MAX_TEXT
+from rolloutd.store.statement import Statement, actor_text, list_text
 
 MAX_OUTPUT = 65_536
 """Characters kept of one step's output: its end, where the error stands; the run directory has the whole."""
 
 MAX_PRIOR = 1_048_576
 """Characters of what an isolator found; what is not kept whole cannot be restored, so more is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """SQL with the rows for it; `changes` is how many rows it must change, None for any number."""
-
-    sql: str
-    rows: Sequence[Sequence[Any]]
-    changes: int | None = None
-    otherwise: str = ""
 
 
 def statements(event: Event, at: float) -> Iterator[Statement]:
@@ -78,17 +69,18 @@ def statements(event: Event, at: float) -> Iterator[Statement]:
         case NodesSeen() | NodesGone():
             yield from _nodes(event, at)
         case RolloutOpened():
-            yield from _open_rollout(event)
+            yield new_rollout(event)
+            yield _new_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _amend(event)
         case LookedCurrent() | NodeOrdered():
             yield _note(event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
-            yield _gate(event)
+            yield gate_moved(event)
         case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded() | RolloutDeleted():
-            yield _mark_rollout(event)
+            yield rollout_marked(event)
         case HoldTaken() | HoldReleased() | Frozen() | Unfrozen():
-            yield _hold(event)
+            yield slot_held(event)
         case CallRefused() | DaemonStarted():
             return
         case _:
@@ -139,35 +131,19 @@ def _move(event: PhaseMoved) -> Iterator[Statement]:
     )
     if failure is not None:
         row = (
-            event.rollout,
-            failure.id,
-            failure.node,
-            failure.attempt,
-            failure.step,
-            failure.message,
-            failure.at,
+            *(event.rollout, failure.id, failure.node, failure.attempt, failure.step),
+            *(failure.message, failure.at),
         )
         yield Statement(_FAIL, (row,), 1, f"failure {failure.id} of {event.rollout} is known already")
 
 
 def _target_row(target: Target) -> Sequence[Any]:
+    failure = target.failure.id if target.failure else None
     return (
-        *(
-            target.rollout,
-            target.node,
-            target.team,
-            canonical(list(target.pools)),
-            target.wave,
-            target.position,
-        ),
-        *(target.phase, target.outcome, target.attempt, target.rolling_back, target.isolated, target.since),
-        *(
-            target.not_before,
-            target.put_backs,
-            target.last_text,
-            target.failure.id if target.failure else None,
-        ),
-        *(target.order, _actor(target.order_by), target.ordered_at, target.joined, target.needs_vote_of),
+        *(target.rollout, target.node, target.team, list_text(target.pools), target.wave, target.position),
+        *(target.phase, target.outcome, target.attempt, target.rolling_back, target.isolated),
+        *(target.since, target.not_before, target.put_backs, target.last_text, failure, target.order),
+        *(actor_text(target.order_by), target.ordered_at, target.joined, target.needs_vote_of),
         *(target.maybe_current, target.admitted_at),
     )
 
@@ -183,7 +159,7 @@ def _amend(event: TargetsJoined | TargetChanged) -> Iterator[Statement]:
         yield _new_targets(event.targets)
         return
     sql = "UPDATE target SET team = ?, pools = ?, needs_vote_of = ? WHERE rollout = ? AND node = ?"
-    row = (event.team, canonical(list(event.pools)), event.needs_vote_of, event.rollout, event.node)
+    row = (event.team, list_text(event.pools), event.needs_vote_of, event.rollout, event.node)
     yield Statement(sql, (row,), 1, f"{event.node} is no target of {event.rollout}")
 
 
@@ -195,7 +171,7 @@ def _note(event: LookedCurrent | NodeOrdered) -> Statement:
         row: Sequence[Any] = (event.text or None, event.rollout, event.node)
     else:
         sql = "UPDATE target SET order_kind = ?, order_by = ?, ordered_at = ? WHERE rollout = ? AND node = ?"
-        by, at = (_actor(event.actor), event.at) if event.order else (None, 0.0)
+        by, at = (actor_text(event.actor), event.at) if event.order else (None, 0.0)
         row = (event.order, by, at, event.rollout, event.node)
     return Statement(sql, (row,), 1, f"{event.node} is no target of {event.rollout}")
 
@@ -228,17 +204,9 @@ def _record(event: StepRecorded) -> Iterator[Statement]:
             " are not kept, and what is not kept could not be restored: the step was not begun"
         )
     row = (
-        *(
-            record.rollout,
-            record.node,
-            record.attempt,
-            record.step,
-            record.action,
-            record.number,
-            record.state,
-        ),
-        *(record.began_at, record.at, record.stage, record.handle, prior, record.text[:MAX_TEXT]),
-        *(record.output[-MAX_OUTPUT:], record.visible_to),
+        *(record.rollout, record.node, record.attempt, record.step, record.action, record.number),
+        *(record.state, record.began_at, record.at, record.stage, record.handle, prior),
+        *(record.text[:MAX_TEXT], record.output[-MAX_OUTPUT:], record.visible_to),
     )
     yield Statement(
         _RECORD,
@@ -276,7 +244,7 @@ def _nodes(event: NodesSeen | NodesGone, at: float) -> Iterator[Statement]:
         (
             node.name,
             node.kind,
-            canonical(list(node.sources)),
+            list_text(node.sources),
             canonical(node.labels),
             _connection(event, node.name),
         )
@@ -288,143 +256,3 @@ def _nodes(event: NodesSeen | NodesGone, at: float) -> Iterator[Statement]:
 def _connection(event: NodesSeen, name: str) -> str | None:
     connection = event.connections.get(name)
     return None if connection is None else canonical(connection)
-
-
-# -- rollouts ---------------------------------------------------------------------
-
-_NEW_ROLLOUT = """
-INSERT INTO rollout (id, name, content, source, change_digest, scope_digest, policy_digest, digest,
-                     selector_digest, submitted_by, submitted_at, approved_count)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-_PAUSE = """
-UPDATE rollout SET paused_by = ?, paused_reason = ?, paused_at = ?
-WHERE id = ? AND paused_at IS NULL AND cancelled_at IS NULL AND ended_at IS NULL AND deleted_at IS NULL"""
-_RESUME = """
-UPDATE rollout SET paused_by = NULL, paused_reason = NULL, paused_at = NULL
-WHERE id = ? AND paused_at IS NOT NULL"""
-_CANCEL = """
-UPDATE rollout SET cancelled_by = ?, cancelled_reason = ?, cancelled_at = ?
-WHERE id = ? AND cancelled_at IS NULL AND ended_at IS NULL AND deleted_at IS NULL"""
-_END = "UPDATE rollout SET ended_at = ? WHERE id = ? AND ended_at IS NULL AND deleted_at IS NULL"
-_DELETE = """
-UPDATE rollout SET deleted_at = ?
-WHERE id = ? AND deleted_at IS NULL AND (cancelled_at IS NOT NULL OR ended_at IS NOT NULL)"""
-
-
-def _open_rollout(event: RolloutOpened) -> Iterator[Statement]:
-    digest = event.digest
-    row = (
-        *(event.rollout, event.name, canonical(event.content), canonical(dict(event.source))),
-        *(digest.change, digest.scope, digest.policy, digest.whole, event.selector_digest),
-        *(_actor(event.submitted_by), event.at, len(event.targets)),
-    )
-    yield Statement(_NEW_ROLLOUT, (row,), 1, f"there is a rollout {event.rollout} already")
-    yield _new_targets(event.targets)
-
-
-def _mark_rollout(
-    event: RolloutPaused | RolloutResumed | RolloutCancelled | RolloutEnded | RolloutDeleted,
-) -> Statement:
-    name = event.rollout
-    match event:
-        case RolloutPaused():
-            row: Sequence[Any] = (_actor(event.actor), event.reason, event.at, name)
-            return Statement(_PAUSE, (row,), 1, f"{name} is paused by a person already, closed or unknown")
-        case RolloutResumed():
-            return Statement(_RESUME, ((name,),), 1, f"{name} is not paused by a person")
-        case RolloutCancelled():
-            row = (_actor(event.actor), event.reason, event.at, name)
-            return Statement(_CANCEL, (row,), 1, f"{name} is closed already or unknown")
-        case RolloutEnded():
-            return Statement(_END, ((event.at, name),), 1, f"{name} has ended already or is unknown")
-        case RolloutDeleted():
-            return Statement(
-                _DELETE, ((event.at, name),), 1, f"{name} is not closed, deleted already or unknown"
-            )
-        case _:
-            assert_never(event)
-
-
-# -- gates ------------------------------------------------------------------------
-
-_VOTE = """
-INSERT INTO vote (id, rollout, gate, wave, digest, actor, yes, reason, at, teams, shown, nodes, more,
-                  until, withdrawn_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-
-_WITHDRAW = """
-UPDATE vote SET withdrawn_at = ?, withdrawn_by = ?, withdrawn_reason = ?
-WHERE id = ? AND rollout = ? AND withdrawn_at IS NULL"""
-
-_OPENED = "INSERT INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-
-
-def _gate(event: VoteCast | VoteWithdrawn | GateOpened) -> Statement:
-    match event:
-        case VoteCast():
-            vote = event.vote
-            row: Sequence[Any] = (
-                *(vote.id, event.rollout, vote.gate, vote.wave, vote.digest, _actor(vote.actor), vote.yes),
-                *(
-                    vote.reason,
-                    vote.at,
-                    *map(_list, (vote.teams, vote.shown, vote.nodes)),
-                    vote.more,
-                    vote.until,
-                ),
-                vote.withdrawn_at,
-            )
-            text = f"vote {vote.id} was cast already, or there is no rollout {event.rollout}"
-            return Statement(_VOTE, (row,), 1, text)
-        case VoteWithdrawn():
-            row = (event.at, _actor(event.actor), event.reason, event.vote, event.rollout)
-            text = f"there is no vote {event.vote} in {event.rollout} that could be withdrawn"
-            return Statement(_WITHDRAW, (row,), 1, text)
-        case GateOpened():
-            row = (event.rollout, event.gate, event.wave, event.at)
-            text = f"gate {event.gate} of wave {event.wave!r} in {event.rollout} is open already"
-            return Statement(_OPENED, (row,), 1, text)
-        case _:
-            assert_never(event)
-
-
-# -- holds and freezes ------------------------------------------------------------
-
-_HOLD = """
-INSERT INTO hold (node, source, id, actor, reason, at, until) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (node, source, id) DO UPDATE
-SET actor = excluded.actor, reason = excluded.reason, at = excluded.at, until = excluded.until"""
-
-_FREEZE = "INSERT INTO freeze (id, scope, reason, by, at, until) VALUES (?, ?, ?, ?, ?, ?)"
-
-
-def _hold(event: HoldTaken | HoldReleased | Frozen | Unfrozen) -> Statement:
-    match event:
-        case HoldTaken():
-            hold = event.hold
-            row: Sequence[Any] = (
-                *(hold.node, hold.source, hold.id, _actor(hold.actor), hold.reason, hold.at, hold.until),
-            )
-            return Statement(_HOLD, (row,), 1)
-        case HoldReleased():
-            text = f"there is no hold {event.id} of {event.source} on {event.node}"
-            sql = "DELETE FROM hold WHERE node = ? AND source = ? AND id = ?"
-            return Statement(sql, ((event.node, event.source, event.id),), 1, text)
-        case Frozen():
-            freeze = event.freeze
-            row = (freeze.id, freeze.scope, freeze.reason, freeze.by, freeze.at, freeze.until)
-            return Statement(_FREEZE, (row,), 1, f"there is a freeze {freeze.id} already")
-        case Unfrozen():
-            text = f"there is no freeze {event.freeze}"
-            return Statement("DELETE FROM freeze WHERE id = ?", ((event.freeze,),), 1, text)
-        case _:
-            assert_never(event)
-
-
-def _actor(actor: Actor | None) -> str | None:
-    return None if actor is None else canonical({"kind": actor.kind, "name": actor.name, "uid": actor.uid})
-
-
-def _list(values: Iterable[str]) -> str:
-    return canonical(list(values))
