@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
 from rolloutd.errors import InvalidFile, Mistake
 from rolloutd.planfile import rules
 from rolloutd.planfile.check import Breach, Format, check
-from rolloutd.planfile.document import MAX_BYTES, ROOT, Document, Value, read_document
+from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
 from rolloutd.planfile.model import MAX_ITEMS, MAX_PARALLEL, MAX_STEPS, WindowSpec
 from rolloutd.planfile.scalars import LabelKey, Limit, TeamName, Unreadable, schema_of
 from rolloutd.planfile.schema import schema_of_model
@@ -35,6 +35,7 @@ from rolloutd.planfile.steps import (
     span,
     step_model,
 )
+from rolloutd.planfile.wording import ROOT
 
 JSON = Any
 

@@ -22,10 +22,11 @@ from rolloutd.planfile.content import (
     scope_content,
     selector_digest,
 )
-from rolloutd.planfile.document import Path, Value, cut, dotted, read_document, walk
+from rolloutd.planfile.document import Value, read_document, walk
 from rolloutd.planfile.model import RESERVED, PlanDocument
 from rolloutd.planfile.schema import schema_of_model
 from rolloutd.planfile.steps import CHECKS, ISOLATORS
+from rolloutd.planfile.wording import Path, cut, dotted
 
 JSON = Any
 

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rolloutd.errors import InvalidFile, Mistake
-from rolloutd.planfile.document import MAX_MISTAKES, Document, Path, Place, Value, cut, dotted, shown
+from rolloutd.planfile.document import MAX_MISTAKES, Document, Place, Value
 from rolloutd.planfile.schema import at_path, known_keys, schema_of_model
+from rolloutd.planfile.wording import Path, cut, dotted, shown
 
 JSON = Any
 M = TypeVar("M", bound=BaseModel)

@@ -19,6 +19,7 @@ import yaml
 
 from rolloutd.errors import Mistake
 from rolloutd.planfile.plain import Ambiguous, plain_scalar
+from rolloutd.planfile.wording import ROOT, Path, cut, dotted, shown
 
 JSON = Any
 
@@ -33,12 +34,6 @@ MAX_VALUES = 20_000
 
 MAX_MISTAKES = 500
 """Mistakes reported of one file: more than a person reads, less than garbage can make."""
-
-MAX_FOUND = 60
-"""Characters shown of what was found: enough to find it again, too few to print a key or a certificate."""
-
-ROOT = "(file)"
-"""The path of a mistake that is the whole file's."""
 
 _WELL_FORMED = (
     "YAML: two spaces for each level, `key: value`, `- item`; text with `: `, ` #` or `{{` in quotes"
@@ -55,9 +50,6 @@ class Place:
     file: str
     line: int
     column: int
-
-
-Path = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
@@ -112,36 +104,6 @@ def read_document(text: bytes, file: str, *, empty_is_mapping: bool = False) -> 
             mistake = Mistake(file, 1, 1, ROOT, "nothing", "one YAML document", "the file is empty")
             return Document(file, None, (mistake,))
     return Document(file, root, tuple(composer.mistakes))
-
-
-def shown(value: JSON) -> str:
-    """Return a value as a person may see it in a mistake: one line, cut."""
-    match value:
-        case None:
-            text = "nothing"
-        case bool():
-            text = "true" if value else "false"
-        case dict():
-            text = "a mapping with " + (", ".join(map(str, list(value)[:8])) or "no keys")
-        case list():
-            text = f"a list of {len(value)}"
-        case _:
-            text = str(value) or "empty text"
-    return cut(text)
-
-
-def cut(text: str) -> str:
-    """Return text on one line, without control characters, of at most MAX_FOUND characters."""
-    line = "".join(
-        character if character.isprintable() else " " for character in text[: MAX_FOUND * 2]
-    ).strip()
-    return line if len(line) <= MAX_FOUND and len(text) <= MAX_FOUND * 2 else line[: MAX_FOUND - 1] + "…"
-
-
-def dotted(path: Path) -> str:
-    """Return a path as people write it: `spec.verify[0].ssh`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.lstrip(".")[: MAX_FOUND * 4] or ROOT
 
 
 class _Stop(Exception):

@@ -13,9 +13,10 @@ from zoneinfo import ZoneInfo
 from machines.windows import DAYS, Window, longest_opening
 from rolloutd.planfile import scalars
 from rolloutd.planfile.check import Breach
-from rolloutd.planfile.document import Path, Value, shown, walk
+from rolloutd.planfile.document import Value, walk
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S, MAX_ITEMS
 from rolloutd.planfile.scalars import Unreadable, duration_text, parse_duration
+from rolloutd.planfile.wording import Path, shown
 
 TAKEN_WAVES = ("canary", "fleet")
 """Waves that every plan has."""

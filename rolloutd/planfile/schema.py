@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.document import Path
+from rolloutd.planfile.wording import Path
 
 JSON = Any
 
