@@ -15,7 +15,7 @@ import pytest
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.ports import Failed, Ok, RunRequest, RunState, Unknown
+from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, Unknown
 from tests.contracts.runner_worlds import Real, until
 
 pytestmark = pytest.mark.servers
@@ -284,3 +284,37 @@ async def test_a_playbook_outside_its_tree_is_refused(real: Real, playbook: str)
 async def test_a_run_is_named_by_a_file_name(real: Real, run: str) -> None:
     with pytest.raises(ValueError, match="is no name for a run"):
         await real.runner().start(real.request("ok.yml", run))
+
+
+async def test_clear_touches_no_other_node_of_the_same_process_table(real: Real) -> None:
+    runner = real.runner()
+    handle = await runner.start(real.request("long.yml"))
+    await until(real.busy)
+    assert isinstance(
+        await runner.clear(Host("n1", connection=real.connection), keep=None, timeout_s=2.0), Ok
+    )
+    assert real.busy()
+    assert (await runner.observe(handle)).result is None
+    await runner.cancel(handle)
+
+
+async def test_clear_finds_raw_commands_and_their_children(real: Real) -> None:
+    (real.tree / "raw.yml").write_text(
+        "- hosts: all\n  gather_facts: false\n  tasks:\n"
+        "    - ansible.builtin.raw: trap '' HUP; (trap '' HUP; exec sleep 8642) & wait\n"
+    )
+    runner = real.runner()
+    handle = await runner.start(real.request("raw.yml"))
+    await until(real.busy)
+    real.kill(handle)
+    assert isinstance((await ended(runner, handle))[0].result, Unknown)
+    assert isinstance(await runner.clear(real.host(), keep=None, timeout_s=2.0), Ok)
+    assert not real.busy()
+
+
+async def test_clear_says_when_a_node_cannot_be_asked(real: Real) -> None:
+    runner = real.runner()
+    real.node.stop()
+    cleared = await runner.clear(real.host(), keep=None, timeout_s=2.0)
+    assert isinstance(cleared, Failed)
+    assert cleared.text.startswith("n0 could not be asked")

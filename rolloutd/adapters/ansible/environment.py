@@ -141,11 +141,18 @@ def environment(places: Places, config: TreeConfig) -> dict[str, str]:
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(places.sockets),
     }
+    said = config.get("ssh_connection", "ssh_args") or ""
+    if _CONTROL_PATH.search(said):
+        own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH.sub("", said).strip()
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)
     if places.ssh is not None:
         own["ANSIBLE_SSH_EXECUTABLE"] = str(places.ssh)
     return {**passed, **own}
+
+
+_CONTROL_PATH = re.compile(r"""(?<!\S)-o\s*["']?ControlPath[= ]\S+""", re.IGNORECASE)
+"""A path of the user's own for ssh's sockets: a master there would outlive the run unfound."""
 
 
 def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:
