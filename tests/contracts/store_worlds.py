@@ -114,10 +114,9 @@ def whole_way(node: str, rollout: str = "r1") -> tuple[PhaseMoved, ...]:
 def step(state: StepState, node: str = "n1", number: int = 1, **more: Any) -> StepRecord:
     """Return a step of r1's first attempt."""
     name, at = more.pop("step", "isolate.0.command"), more.pop("at", 20.0)
-    began = more.pop("began_at", 20.0)
-    return StepRecord(
-        "r1", node, more.pop("attempt", 1), name, StepAction.DO, number, state, at, began, **more
-    )
+    began, attempt = more.pop("began_at", 20.0), more.pop("attempt", 1)
+    action = more.pop("action", StepAction.DO)
+    return StepRecord("r1", node, attempt, name, action, number, state, at, began, **more)
 
 
 def vote(name: str = "v1", **more: Any) -> Vote:

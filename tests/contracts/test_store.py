@@ -30,6 +30,7 @@ from machines.events import (
     RolloutEnded,
     RolloutPaused,
     RolloutResumed,
+    StepAction,
     StepRecorded,
     StepState,
     TargetChanged,
@@ -266,6 +267,31 @@ async def test_steps_come_oldest_first_and_by_attempt(store: Store) -> None:
     await write(store, StepRecorded(step(StepState.OK, node="n2")))
     assert list(await store.steps("r1", "n1")) == records
     assert list(await store.steps("r1", "n1", 2)) == records[2:]
+
+
+@pytest.mark.parametrize("state", [StepState.INTENDED, StepState.FAILED, StepState.UNKNOWN])
+async def test_a_node_is_unclean_from_a_run_without_a_good_end_to_the_next_clear(
+    store: Store, state: StepState
+) -> None:
+    def ran(number: int, state: StepState) -> StepRecorded:
+        return StepRecorded(step(state, number=number, step="run.configure", action=StepAction.RUN))
+
+    def cleared(number: int, state: StepState) -> StepRecorded:
+        return StepRecorded(step(state, number=number, step="clear", action=StepAction.CLEAR))
+
+    await write(store, opened(), ADMITTED)
+    assert not await store.unclean("n1")
+    for number, events, unclean in (
+        (1, (ran, StepState.OK), False),
+        (2, (ran, state), True),
+        (2, (cleared, StepState.FAILED), True),
+        (3, (cleared, StepState.OK), False),
+        (3, (ran, state), True),
+    ):
+        make, ended = events
+        await write(store, make(number, ended))
+        assert await store.unclean("n1") is unclean
+        assert not await store.unclean("n2")
 
 
 # -- conflicts ------------------------------------------------------------------------
