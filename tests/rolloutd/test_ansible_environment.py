@@ -75,17 +75,16 @@ def test_defaults_count_where_the_inventory_says_nothing(tmp_path: Path) -> None
     assert made["hosts"]["n2"] == {**hosts["n2"], "ansible_ssh_common_args": common}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reaches"),
-    [
-        (["-O", "exit", "n0"], ["-O", "exit", "n0"]),
-        (["-p", "22", "n0", "uptime"], ["-p", "22", "n0", "uptime"]),
-    ],
-)
-def test_the_ssh_script_passes_on_what_is_no_command_of_ansible(
-    tmp_path: Path, arguments: list[str], reaches: list[str]
-) -> None:
-    assert _through(tmp_path, arguments) == reaches
+def test_the_ssh_script_leaves_orders_to_a_master_alone(tmp_path: Path) -> None:
+    assert _through(tmp_path, ["-O", "exit", "n0"]) == ["-O", "exit", "n0"]
+
+
+def test_the_ssh_script_marks_a_raw_command_in_its_own_language(tmp_path: Path) -> None:
+    *options, command = _through(tmp_path, ["-p", "22", "n0", "a=(b c); echo ${#a[@]}; (exit 7)"])
+    assert options == ["-p", "22", "n0"]
+    assert command.startswith(": rolloutd-run-t-r1+; ")
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "2\n")
 
 
 def test_the_ssh_script_marks_a_command_and_keeps_its_status(tmp_path: Path) -> None:

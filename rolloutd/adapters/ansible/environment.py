@@ -49,7 +49,10 @@ SSH_SCRIPT = """\
 #!/bin/sh
 # Stands for ssh in one run of rolloutd: the remote command gets a parent whose
 # command line names the run, so that the node can be asked what is left of it,
-# and that removes the run's temporary directory whenever it is empty.
+# and that removes the run's temporary directory whenever it is empty.  It outlives
+# a lost connection as long as the command does, and lets the command die of it.
+# A raw command is the login shell's own and stays in its language.
+tidy='trap : HUP; "$@"; status=$?; {tidy}; exit $status'
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac
 done
@@ -59,7 +62,8 @@ for argument do
     left=$((left - 1))
     if [ "$left" -eq 0 ]; then
         case $argument in
-        /*" -c "*) argument="/bin/sh -c '\\"\\$@\\"; status=\\$?; {tidy}; exit \\$status' {mark} $argument" ;;
+        /*" -c "*) argument="/bin/sh -c '$tidy' {mark} $argument" ;;
+        *) argument=": {mark}; trap : HUP; $argument" ;;
         esac
     fi
     set -- "$@" "$argument"
