@@ -1,0 +1,1 @@
+"""What the Kubernetes adapter must do on any cluster."""

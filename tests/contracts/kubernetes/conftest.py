@@ -1,0 +1,57 @@
+"""A cluster to test on: that of ROLLOUTD_TEST_KUBECONFIG, else a twin; the tests cannot tell which."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.app import SystemClock
+from rolloutd.ports import Clock
+from tests.support.kubeworld import Api, World
+
+
+@pytest.fixture
+async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
+    """The way to a cluster."""
+    named = os.environ.get("ROLLOUTD_TEST_KUBECONFIG")
+    if named:
+        yield Path(named)
+        return
+    from tests.support.kubetwin import Twin
+
+    async with Twin() as twin:
+        yield twin.kubeconfig(tmp_path / "kubeconfig")
+
+
+@pytest.fixture
+async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+    """A person with kubectl."""
+    api = Api(kubeconfig)
+    await api.open()
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+async def world(api: Api) -> AsyncIterator[World]:
+    """Nodes and workloads of this test alone."""
+    async with World(api) as world:
+        yield world
+
+
+@pytest.fixture
+async def cluster(kubeconfig: Path) -> AsyncIterator[Cluster]:
+    """The cluster as the adapter sees it."""
+    cluster = Cluster("test", kubeconfig)
+    yield cluster
+    await cluster.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The machine's clock."""
+    return SystemClock()
