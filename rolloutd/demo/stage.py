@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ SWEPT_LIMIT_S = 40.0
 LONGEST_DIRECTORY = 90
 """Bytes: the socket's path may have 107, and the name of a socket in it needs the rest."""
 
-LOG_LINES = 15
+LOG_LINES = 25
 """Of a log that are shown when something did not start."""
 
 AT_ONCE = 4
@@ -95,7 +96,8 @@ def staged(directory: Path, *, nodes: int, keep: bool) -> Iterator[Stage]:
         _await(stage, "fleet", fleet, (stage.fleet / "fleet.json").exists)
         daemon = _start(stage, "daemon", "rolloutd", "--config", str(directory / "config.yaml"))
         _await(stage, "daemon", daemon, lambda: _knows(stage.client, nodes))
-        yield stage
+        with _minded(stage, {"fleet": fleet, "daemon": daemon}):
+            yield stage
 
 
 def log_tail(stage: Stage, name: str) -> str:
@@ -116,6 +118,23 @@ def _swept(directory: Path, *, keep: bool) -> Iterator[None]:
     finally:
         process.stdin.close()
         process.wait(SWEPT_LIMIT_S)
+
+
+@contextmanager
+def _minded(stage: Stage, processes: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Raise exits.Stop, wherever we are, at the moment the fleet or the daemon ends before its time."""
+
+    def look(_number: int, _frame: object) -> None:
+        for name, process in processes.items():
+            if process.poll() is not None:
+                told = log_tail(stage, name)
+                raise exits.Stop(exits.NO, f"the {name} has ended (exit {process.returncode}):\n{told}")
+
+    before = signal.signal(signal.SIGCHLD, look)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _furnish(stage: Stage) -> None:

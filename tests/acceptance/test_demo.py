@@ -1,0 +1,216 @@
+"""`rolloutctl demo` as its users meet it: it ends well, shows faults, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "rolloutd.cli", "demo")
+
+LIMIT_S = 300.0
+"""A demo takes half a minute; on a loaded machine some times that."""
+
+GONE_LIMIT_S = 60.0
+"""More than the sweeper takes at the most."""
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary directory and home are the test's."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "t").mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {
+        **kept,
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "t"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def run(away: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], cwd=ROOT, env=away, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def mentioning(directory: Path) -> list[str]:
+    """Return the processes that have the directory in their command line or environment, ours apart."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            seen = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            name = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"{directory}/".encode() in seen:
+            found.append(f"{entry.name} {name}")
+    return found
+
+
+def wait_until_gone(directory: Path) -> None:
+    until = time.monotonic() + GONE_LIMIT_S
+    while left := mentioning(directory):
+        assert time.monotonic() < until, left
+        select.select([], [], [], 0.05)
+
+
+def test_twelve_nodes_end_done(away: dict[str, str]) -> None:
+    ended = run(away, "--headless", "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    status = json.loads(ended.stdout.splitlines()[-1])
+    assert (status["state"], status["percent"], status["done"]) == ("done", 100, 12)
+    assert "nobody is asked" in ended.stderr
+
+
+@pytest.mark.parametrize("phase", ["isolating", "maintaining", "verifying"])
+def test_a_fault_is_shown_and_settled(away: dict[str, str], phase: str) -> None:
+    ended = run(away, "--headless", "--json", "--nodes", "5", "--fault", f"n3:{phase}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    *told, status = ended.stdout.splitlines()
+    assert json.loads(status)["state"] == "done"
+    paused = [line for line in told if " paused " in line]
+    assert paused
+    assert "n3" in paused[0]
+    assert "node-failed" in paused[0]
+    assert any(f"n3: {phase} → failed" in line for line in told)
+    assert any("retry" in line for line in told)
+
+
+def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path: Path) -> None:
+    kept = tmp_path / "k"
+    ended = run(away, "--headless", "--nodes", "2", "--dir", str(kept))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "t", "k"}
+    assert list((tmp_path / "home").iterdir()) == []
+    assert list((tmp_path / "t").iterdir()) == []
+    assert (kept / "state").is_dir()
+    assert f"--socket {kept}/control.sock status" in ended.stderr
+    assert mentioning(kept) == []
+    again = run(away, "--headless", "--dir", str(kept))
+    assert (again.returncode, "not empty" in again.stderr) == (2, True)
+
+
+@pytest.fixture
+def started(away: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A demo in the middle of a run."""
+    process = subprocess.Popen(
+        [*COMMAND, "--headless"],
+        cwd=ROOT,
+        env=away,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "isolating → maintaining" in line:
+            break
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_interrupted_it_leaves_nothing_behind(
+    started: subprocess.Popen[str], away: dict[str, str], number: int, code: int
+) -> None:
+    assert started.poll() is None
+    started.send_signal(number)
+    started.communicate(timeout=LIMIT_S)
+    assert started.returncode == code
+    temporary = Path(away["TMPDIR"])
+    wait_until_gone(temporary)
+    until = time.monotonic() + GONE_LIMIT_S
+    while left := list(temporary.iterdir()):
+        assert time.monotonic() < until, left
+        select.select([], [], [], 0.05)
+
+
+def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "--nodes", "1"], cwd=ROOT, env={**away, "TERM": "xterm"}, stdin=secondary, stdout=secondary
+    )
+    os.close(secondary)
+    said = b""
+    try:
+        while b"Say yes? [Y/n] " not in said:
+            said += os.read(primary, 65536)
+        os.write(primary, b"n\n")
+        while chunk := _read(primary):
+            said += chunk
+        assert process.wait(LIMIT_S) == 1
+    finally:
+        process.kill()
+        process.wait()
+        os.close(primary)
+    assert b"cancelled" in said
+
+
+@pytest.mark.parametrize("words", [["--fault", "n3"], ["--fault", "n99:verifying"], ["--nodes", "0"]])
+def test_wrong_usage(away: dict[str, str], words: list[str]) -> None:
+    ended = run(away, "--headless", *words)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_wheel_has_everything(away: dict[str, str], tmp_path: Path) -> None:
+    """Built from the sources, installed where there is no checkout, run from another directory."""
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "build")
+    source.mkdir()
+    for name in ("machines", "rolloutd", "playbooks"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+    subprocess.run(
+        [*pip, "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path / "wheel"), str(source)],
+        check=True,
+    )
+    shutil.rmtree(source)
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    venv.create(tmp_path / "v", with_pip=False, symlinks=True)
+    (packages,) = (tmp_path / "v" / "lib").glob("python*/site-packages")
+    shutil.unpack_archive(wheel, packages, "zip")
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "libraries.pth").write_text("\n".join(libraries) + "\n")
+    del away["PYTHONDONTWRITEBYTECODE"]
+    program = "import sys; from rolloutd.cli.main import main; sys.exit(main())"
+    ended = subprocess.run(
+        [tmp_path / "v" / "bin" / "python", "-c", program, "demo", "--headless", "--json", "--nodes", "1"],
+        cwd="/",
+        env={name: value for name, value in away.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1])["done"] == 1
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the last process of the terminal has ended
+        return b""
