@@ -24,6 +24,7 @@ __all__ = ["Actor", "Event", "StepRecord"]
 class StepAction(StrEnum):
     """What was done in a step."""
 
+    LOOK = "look"
     DO = "do"
     UNDO = "undo"
     RUN = "run"

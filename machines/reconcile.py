@@ -34,6 +34,9 @@ PUT_BACK_BACKOFF_S = 60.0
 PUT_BACK_BACKOFF_MOST_S = 3600.0
 """The longest wait of a node that was put back: an hour still meets most windows."""
 
+UNKNOWN_RETRY_S = 5.0
+"""How long to wait before asking again after a lost answer: a connection is back sooner than a person."""
+
 UNKNOWN_TRIES = 3
 """How often a step whose answer was lost is asked again before a person must look."""
 
@@ -227,7 +230,7 @@ class _Asked:
 
     def _isolate(self, spec: StepSpec) -> Action | None:
         """Return what one isolator still needs in this attempt, None when it stands."""
-        latest = self._latest(spec.name, StepAction.DO)
+        latest = self._latest(spec.name, StepAction.DO, StepAction.LOOK)
         if latest is None:
             return self._isolate_now(spec, 1)
         again = latest.number + 1
@@ -241,6 +244,8 @@ class _Asked:
                     return Wait(latest.at + BUSY_RETRY_S, spec.name)
                 return self._isolate_now(spec, again)
             case StepState.UNKNOWN if latest.number < UNKNOWN_TRIES:
+                if self.now < latest.at + UNKNOWN_RETRY_S:
+                    return Wait(latest.at + UNKNOWN_RETRY_S, spec.name)
                 return self._isolate_now(spec, again)
             case StepState.UNKNOWN | StepState.FAILED:
                 return Move(Trigger.FAILED, step=spec.name, text=latest.text)
@@ -275,6 +280,8 @@ class _Asked:
             case StepState.INTENDED:
                 return Undo(spec, latest.number, prior, last)
             case StepState.UNKNOWN | StepState.BUSY if latest.number < began + UNKNOWN_TRIES:
+                if self.now < latest.at + UNKNOWN_RETRY_S:
+                    return Wait(latest.at + UNKNOWN_RETRY_S, spec.name)
                 return Undo(spec, latest.number + 1, prior, last)
             case _ if self._ordered_after(latest):
                 return Undo(spec, latest.number + 1, prior, last)
@@ -476,9 +483,10 @@ class _Asked:
 
     # what was recorded
 
-    def _latest(self, step: str, action: StepAction) -> StepRecord | None:
+    def _latest(self, step: str, *actions: StepAction) -> StepRecord | None:
+        """Return the last record of a step in this attempt."""
         for record in reversed(self.records):
-            if record.step == step and record.action is action and record.attempt == self.target.attempt:
+            if record.step == step and record.action in actions and record.attempt == self.target.attempt:
                 return record
         return None
 

@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it tells of every alarm set
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
     from rolloutd.settings import load

@@ -36,6 +36,19 @@ STORE_RETRY_S = 5.0
 """How long to wait before deciding again when the store could not write."""
 
 
+def _told(event: Event) -> str:
+    """Say in one line what was decided."""
+    match event:
+        case PhaseMoved():
+            return f"{event.rollout}/{event.node}: {event.source} -> {event.target} ({event.trigger})"
+        case GateOpened():
+            return f"{event.rollout}: gate {event.gate} is open"
+        case RolloutEnded():
+            return f"{event.rollout}: every node is done"
+        case _:
+            return str(event)
+
+
 class Daemon:
     """Carries out decisions until it is cancelled."""
 
@@ -116,7 +129,7 @@ class Daemon:
             events += [RolloutEnded(rollout, now) for rollout in decision.ends]
             await commit(events, "decided")
             for event in events:
-                log.info("decided: %s", event)
+                log.info("%s", _told(event))
         return decision
 
     def _admitted(self, target: Target, now: float) -> PhaseMoved:

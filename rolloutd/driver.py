@@ -183,10 +183,11 @@ class Driver:
         spec = action.spec
         isolator = self._gear.isolators[spec.kind]
         ctx = await self._context(spec, spec.name, action.number, prior=action.prior, gentle=action.gentle)
-        record = self._record(spec.name, StepAction.DO, action.number)
+        record = self._record(spec.name, StepAction.DO, action.number, prior=action.prior)
         look = await self._try(isolator.look(ctx))
-        if isinstance(look, Failed | Unknown):
-            await self._write(self._ended(record, look))
+        if isinstance(look, Failed | Busy | Unknown):
+            # Nothing was done yet, so nothing of ours stands there: a look is all that is recorded.
+            await self._write(self._ended(replace(record, action=StepAction.LOOK), look))
             return look
         prior = action.prior if action.prior_known else look.prior
         record = replace(record, prior=prior)
@@ -220,7 +221,7 @@ class Driver:
         for spec, prior in reconcile.standing(self._plan.isolate, self._records):
             ctx = await self._context(spec, spec.name, 0, prior=prior)
             look = await self._try(self._gear.isolators[spec.kind].look(ctx))
-            if isinstance(look, Failed | Unknown):
+            if isinstance(look, Failed | Busy | Unknown):
                 return Failed(f"whether {self.node} is still isolated cannot be told: {look.text}")
             if look.done is not False:
                 continue
@@ -294,12 +295,14 @@ class Driver:
         await self._write(self._ended(record, result))
 
     async def _until_green(self, check: Check, ctx: StepContext) -> StepResult:
+        """Check until it passes or its `within` is over; without one it is judged once."""
         pause_s = CHECK_EVERY_S
+        until = self._state.now() + float(ctx.params.get("within", 0))
         while True:
             one_try_s = float(ctx.params.get("timeout", CHECK_TRY_S))
             deadline = min(ctx.deadline, self._state.now() + one_try_s)
             result = await self._try(check.check(replace(ctx, deadline=deadline)))
-            left_s = ctx.deadline - self._state.now()
+            left_s = until - self._state.now()
             if isinstance(result, Ok) or left_s <= 0 or self._target.phase in (Phase.DONE,):
                 return result
             await self._state.clock.sleep(min(pause_s, left_s))
