@@ -309,6 +309,10 @@ class Index:
         added = () if asked is None else asked.plan.pool_keys
         return tuple(pool for pool in found if pool.key in self.limits.pools or pool.key in added)
 
+    def all_pools(self, node: str) -> tuple[Pool, ...]:
+        """Return the pools of a node under any rollout: a node that is down is down in all of them."""
+        return self._slots.of(node)
+
     def pool(self, pool: str) -> Pool:
         """Return a pool by its id; one that has no members is empty."""
         key, _, value = pool.partition("/")

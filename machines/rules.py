@@ -34,7 +34,7 @@ class Room:
 
     def take(self, index: Index, target: Target) -> None:
         """Count one more start."""
-        self.taken.take(target.node, index.pools_for(target.rollout, target.node))
+        self.taken.take(target.node, index.all_pools(target.node))
         self.fleet += 1
         self.rollouts[target.rollout] = self.rollouts.get(target.rollout, 0) + 1
 
