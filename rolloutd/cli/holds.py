@@ -12,7 +12,7 @@ from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_reason, add_until, body_of
 from rolloutd.cli.output import printable, put, put_json, put_table, say
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Freeze, Hold, Lock, Locks
+from rolloutd.control.wire import Freeze, Hold, Holder, Lock, Locks
 
 
 def register(family: Family) -> None:
@@ -88,10 +88,14 @@ def _report(call: Call, answer: Any, text: str) -> int:
 
 
 def _lock_row(lock: Lock) -> tuple[str, ...]:
-    holders = ", ".join(
-        f"{holder['node']} ({holder['why']}, {moments.age(holder['since'])})" for holder in lock["holders"]
-    )
+    holders = ", ".join(_holder(holder) for holder in lock["holders"])
     return lock["pool"], str(lock["down"]), str(lock["max_unavailable"]), str(lock["members"]), holders
+
+
+def _holder(holder: Holder) -> str:
+    hold = f"{holder['source']}/{holder['id']}" if holder["id"] else None
+    since = f", {moments.age(holder['since'])}" if holder["since"] else ""
+    return f"{holder['node']} ({holder['rollout'] or hold or holder['why']}{since})"
 
 
 def _hold_sentence(hold: Hold) -> str:

@@ -1,0 +1,69 @@
+"""What holds for all tests: which of them this machine can run, and that CI runs them all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "rolloutd",
+    # The machine's speed is no property of the code.
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("rolloutd")
+
+SERVERS = {
+    "sshd": ("/usr/sbin/sshd", "openssh-server"),
+    "ssh": ("/usr/bin/ssh", "openssh-client"),
+    "ssh-keygen": ("/usr/bin/ssh-keygen", "openssh-client"),
+}
+"""Programs that tests marked `servers` need, where they usually are, and their Debian packages."""
+
+_left_out: dict[str, str] = {}
+
+
+def _missing() -> list[str]:
+    return [name for name, (path, _) in SERVERS.items() if not (shutil.which(name) or Path(path).exists())]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs servers that are not here."""
+    missing = _missing()
+    if not missing:
+        return
+    packages = ", ".join(sorted({SERVERS[name][1] for name in missing}))
+    skip = pytest.mark.skip(reason=f"needs {', '.join(missing)} (Debian: {packages})")
+    for item in items:
+        if item.get_closest_marker("servers"):
+            item.add_marker(skip)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what was left out."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        _left_out[report.nodeid] = reason
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a test that was left out is a failure: it would prove less than it seems to."""
+    if _left_out and os.environ.get("CI") == "true" and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly what was left out."""
+    if not _left_out:
+        return
+    terminalreporter.section("LEFT OUT", red=True)
+    for reason in sorted(set(_left_out.values())):
+        count = sum(1 for told in _left_out.values() if told == reason)
+        terminalreporter.write_line(f"{count} tests: {reason.removeprefix('Skipped: ')}", red=True)
+    if os.environ.get("CI") == "true":
+        terminalreporter.write_line("CI=true: what is left out counts as failed", red=True)

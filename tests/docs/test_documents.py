@@ -1,0 +1,128 @@
+"""The documents are true: links lead somewhere, commands exist, words are explained, plans are valid."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from machines.events import Event
+from machines.plan import GateName
+from machines.states import Outcome, Phase
+from rolloutd import planfile
+from rolloutd.cli.main import parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    path for path in ROOT.rglob("*.md") if not any(p.startswith(".") for p in path.relative_to(ROOT).parts)
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+
+CHANGES = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+GLOSSARY_WORDS = {
+    *("node", "team", "pool", "slot", "plan", "change", "scope", "policy", "digest", "amendment", "rollout"),
+    *("wave", "phase", "outcome", "step", "attempt", "gate", "vote", "window", "freeze", "hold", "reason"),
+}
+"""The words that the design stands on."""
+
+
+def named(paths: list[Path]) -> list[object]:
+    return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
+
+
+@pytest.mark.parametrize("document", named(DOCUMENTS))
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in LINK.findall(FENCE.sub("", document.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (document.parent / place).resolve() if place else document
+        assert file.exists(), f"{target} is not there"
+        assert file.is_relative_to(ROOT), f"{target} leads outside"
+        if anchor:
+            assert anchor in anchors(file), f"{target}: no such heading"
+
+
+def anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", named(DOCUMENTS))
+def test_commands_exist(document: Path) -> None:
+    for line in commands_of(document, "rolloutctl"):
+        words = shlex.split(line, comments=True)[1:]
+        code = exit_code(words)
+        assert code in (None, 0), f"{document.name}: {line}"
+
+
+def exit_code(words: list[str]) -> object:
+    """Return with what a command line's parsing exits; None when it parses."""
+    try:
+        parser().parse_args(words)
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+@pytest.mark.parametrize("document", named(DOCUMENTS))
+def test_make_targets_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in commands_of(document, "make"):
+        words = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word]
+        assert set(words) <= targets, f"{document.name}: {line}"
+
+
+def commands_of(document: Path, program: str) -> list[str]:
+    """Return the lines of shell blocks that call a program."""
+    blocks = [text for language, text in FENCE.findall(document.read_text()) if language == "sh"]
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.split(" ")[0] == program]
+
+
+def test_every_make_target_is_in_the_help() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split()) - {"help"}
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert phony <= set(re.findall(r"make (\w+)", told))
+
+
+def test_the_readme_s_plan_is_valid() -> None:
+    plans = [text for _, text in FENCE.findall((ROOT / "README.md").read_text()) if "MaintenancePlan" in text]
+    assert plans
+    for text in plans:
+        planfile.read(text.encode(), "README.md")
+
+
+def test_the_glossary_has_every_word() -> None:
+    rows = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert GLOSSARY_WORDS <= set(rows)
+    assert len(rows) == len(set(rows)), "a word is explained twice"
+
+
+@pytest.mark.parametrize("name", [*Phase, *Outcome, *GateName])
+def test_the_glossary_names_every_state(name: str) -> None:
+    assert str(name) in (ROOT / "docs" / "glossary.md").read_text()
+
+
+def test_the_changelog_is_kept() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert versions[0] == "Unreleased"
+    for version in versions[1:]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", version)
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= CHANGES
+    for line in re.split(r"\n(?=- )", text.partition("### ")[2])[1:]:
+        assert re.split(r"\n\n|\n#", line)[0].rstrip().endswith((".", ":")), line
+
+
+def test_every_event_has_a_sentence() -> None:
+    from rolloutd.cli import sentences
+
+    for event in Event.__args__:
+        assert event.__name__ in sentences._SENTENCES
