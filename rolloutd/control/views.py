@@ -22,6 +22,7 @@ from rolloutd.control import wire
 from rolloutd.control.finding import Found
 from rolloutd.control.times import maybe, moment
 from rolloutd.ports import ClosedRollout
+from rolloutd.settings import Settings
 from rolloutd.state import Live, SourceState, State
 
 TRAFFIC = "client traffic (the plan has no traffic probe)"
@@ -70,6 +71,8 @@ def rollout(state: State, found: Found) -> wire.Rollout:
         "submitted_by": each.submitted_by.name,
         "submitted_at": moment(each.submitted_at),
         "not_looked_at": [TRAFFIC],
+        "owner": each.plan.owner,
+        "expected_s": index.expected_s(each.id),
     }
 
 
@@ -213,6 +216,7 @@ def node(state: State, found: Found, target: Target, block: Reason | None) -> wi
         "step": live.step or None,
         "percent": round(live.percent, 1) if live.step else None,
         "reason": reason(block),
+        "admitted_at": maybe(target.admitted_at),
     }
 
 
@@ -257,6 +261,7 @@ def locks(state: State) -> wire.Locks:
         "pools": [_lock(index, pool, now) for pool in sorted(index.pool_ids())],
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
         "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
+        "seq": state.feed.latest,
     }
 
 
@@ -305,6 +310,31 @@ def freeze(each: Freeze) -> wire.Freeze:
         "reason": each.reason,
         "at": moment(each.at),
         "until": maybe(each.until),
+    }
+
+
+# -- the settings -------------------------------------------------------------
+
+
+def settings(shown: Settings) -> wire.SettingsShown:
+    """Return who may do what, and how much at once; nothing of how anything is reached."""
+    return {
+        "observe_only": shown.observe_only,
+        "max_parallel": shown.max_parallel,
+        "admins": list(shown.admins),
+        "teams": [
+            {
+                "team": name,
+                "members": list(team.members),
+                "checks": len(team.verify),
+                "windows": len(team.windows),
+                "canaries": list(team.canaries),
+            }
+            for name, team in sorted(shown.teams.items())
+        ],
+        "pools": [
+            {"key": key, "max_unavailable": str(pool.max_unavailable)} for key, pool in shown.pools.items()
+        ],
     }
 
 

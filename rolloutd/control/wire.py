@@ -97,7 +97,7 @@ class Pool(TypedDict):
 
 
 class Rollout(TypedDict):
-    """A rollout as `status` shows it."""
+    """A rollout as `status` shows it; `expected_s` is how long a node of it usually takes."""
 
     rollout: str
     plan: str
@@ -118,13 +118,19 @@ class Rollout(TypedDict):
     submitted_by: str
     submitted_at: str
     not_looked_at: list[str]
+    owner: str
+    expected_s: float
 
 
 class Status(TypedDict):
-    """All rollouts, and what holds the whole daemon back if anything does."""
+    """All rollouts, and what holds the whole daemon back if anything does.
+
+    `seq` is the audit entry up to which this is told: the event stream goes on after it.
+    """
 
     rollouts: list[Rollout]
     trouble: str | None
+    seq: int
 
 
 class Node(TypedDict):
@@ -142,6 +148,7 @@ class Node(TypedDict):
     step: str | None
     percent: float | None
     reason: Reason | None
+    admitted_at: str | None
 
 
 class Mistake(TypedDict):
@@ -217,11 +224,15 @@ class Freeze(TypedDict):
 
 
 class Locks(TypedDict):
-    """Every pool that somebody takes a slot of or whose members are known, the holds and the freezes."""
+    """Every pool that somebody takes a slot of or whose members are known, the holds and the freezes.
+
+    All as they are after audit entry `seq`.
+    """
 
     pools: list[Lock]
     holds: list[Hold]
     freezes: list[Freeze]
+    seq: int
 
 
 class Released(TypedDict):
@@ -258,6 +269,33 @@ class WhoAmI(TypedDict):
     admin: bool
 
 
+class TeamShown(TypedDict):
+    """A team of the settings; `members` are user names and @groups, checks and windows are counted."""
+
+    team: str
+    members: list[str]
+    checks: int
+    windows: int
+    canaries: list[str]
+
+
+class PoolKeyShown(TypedDict):
+    """A label key that makes pools, and the budget of those that have none of their own."""
+
+    key: str
+    max_unavailable: str
+
+
+class SettingsShown(TypedDict):
+    """The part of the settings that says who may do what, and how much at once."""
+
+    observe_only: bool
+    max_parallel: int
+    admins: list[str]
+    teams: list[TeamShown]
+    pools: list[PoolKeyShown]
+
+
 class RolloutLine(TypedDict):
     """A rollout in a list."""
 
@@ -278,9 +316,10 @@ class Rollouts(TypedDict):
 
 
 class Nodes(TypedDict):
-    """The nodes of a rollout, in their order."""
+    """The nodes of a rollout, in their order, as they are after audit entry `seq`."""
 
     nodes: list[Node]
+    seq: int
 
 
 class Failure(TypedDict):

@@ -67,7 +67,7 @@ async def status(desk: Desk, call: Call) -> wire.Status:
             for closed in await state.store.closed_rollouts(MOST_CLOSED)
             if closed.id not in state.index.rollouts
         ]
-    return {"rollouts": shown, "trouble": state.trouble or None}
+    return {"rollouts": shown, "trouble": state.trouble or None, "seq": state.feed.latest}
 
 
 async def rollouts(desk: Desk, call: Call) -> wire.Rollouts:
@@ -90,7 +90,8 @@ async def rollout(desk: Desk, call: Call) -> wire.Rollout:
 
 async def nodes(desk: Desk, call: Call) -> wire.Nodes:
     """Show the nodes of a rollout."""
-    return {"nodes": views.nodes(desk.state, await find(desk.state, call.names["r"]))}
+    found = await find(desk.state, call.names["r"])
+    return {"nodes": views.nodes(desk.state, found), "seq": desk.state.feed.latest}
 
 
 async def node(desk: Desk, call: Call) -> wire.NodeDetail:
@@ -135,6 +136,11 @@ async def plan(desk: Desk, call: Call) -> wire.PlanContent:
 async def locks(desk: Desk, call: Call) -> wire.Locks:
     """Show every pool's slots and who has them."""
     return views.locks(desk.state)
+
+
+async def settings(desk: Desk, call: Call) -> wire.SettingsShown:
+    """Show who may do what, and how much at once."""
+    return views.settings(desk.state.settings)
 
 
 async def inventory(desk: Desk, call: Call) -> wire.Inventory:
@@ -242,6 +248,7 @@ ROUTES: Sequence[Route] = (
     Route("GET", "/v1/rollouts/{r}/nodes/{n}/why", why, "Why a node does not move", wire.Why),
     Route("GET", "/v1/rollouts/{r}/plan", plan, "A rollout's plan, canonical", wire.PlanContent),
     Route("GET", "/v1/locks", locks, "Slots, holds and freezes", wire.Locks),
+    Route("GET", "/v1/settings", settings, "Who may do what, and how much at once", wire.SettingsShown),
     Route("GET", "/v1/inventory", inventory, "All known nodes", wire.Inventory),
     Route("GET", "/v1/audit", audit, "A page of the audit", wire.Audit, query=AuditQuery),
     Route("GET", "/v1/audit/verify", verify, "Check the audit's chain", wire.Verdict, query=HeadQuery),
