@@ -1,0 +1,372 @@
+"""An independent judge: reads a log of effects and says what should never have happened.
+
+It shares no code with machines/ and imports nothing of ours.  The log is a list
+of plain dicts in the order of their happening, each with `at` (epoch seconds)
+and `kind`:
+
+    settings   pools {key: {"": n, value: n or "p%"}}, fleet, within
+    inventory  labels {node: {label: value}} of all known nodes
+    saw        node, up, foreign
+    hold       node, id, until (or None);  release: node, id
+    freeze     id, scope, until;  unfreeze: id
+    plan       rollout, digest, by (uid), owner, keys, fleet, waves [{name, soak, gate, most}], gates
+               {gate: {owner, each, eyes, per_team}}, windows [[start_s, end_s] of the UTC day], ttl,
+               targets {node: {wave, team}}
+    join       rollout, node, wave, team;  amend: rollout, node, team
+    vote       rollout, id, gate, wave, digest, uid, yes, teams, shown, nodes, more, until
+    withdraw   rollout, id;  open: rollout, gate, wave
+    pause, resume, cancel    rollout
+    begin      rollout, node              the node's isolation begins (rollback: True when going back)
+    isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
+    put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
+
+`judge(log)` returns sentences; none means that nothing forbidden happened.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+Entry = dict[str, Any]
+
+DAY_S = 86_400
+
+
+def judge(log: list[Entry]) -> list[str]:
+    """Return what should never have happened, in the order of its happening."""
+    court = Court()
+    found: list[str] = []
+    for entry in log:
+        found += [f"{entry['at']:.0f} {entry['kind']}: {text}" for text in court.hear(entry)]
+    return found
+
+
+class Court:
+    """What is known at one point of the log."""
+
+    def __init__(self) -> None:
+        self.settings: Entry = {}
+        self.labels: dict[str, dict[str, str]] = {}
+        self.seen: dict[str, Entry] = {}
+        self.holds: dict[tuple[str, str], Entry] = {}
+        self.freezes: dict[str, Entry] = {}
+        self.plans: dict[str, Entry] = {}
+        self.votes: dict[str, list[Entry]] = defaultdict(list)
+        self.opened: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        self.failures: dict[str, list[Entry]] = defaultdict(list)
+        self.stopped: dict[str, set[str]] = defaultdict(set)
+        self.at_work: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self.standing: dict[tuple[str, str], tuple[str, float]] = {}
+        self.current_failure: dict[tuple[str, str], str] = {}
+        self.out_of_service: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+
+    def hear(self, entry: Entry) -> Iterator[str]:
+        """Take one entry in; yield what is wrong with it."""
+        handler = getattr(self, "on_" + entry["kind"].replace("-", "_"))
+        yield from handler(entry) or ()
+
+    # -- the world
+
+    def on_settings(self, entry: Entry) -> None:
+        self.settings = entry
+
+    def on_inventory(self, entry: Entry) -> None:
+        self.labels = entry["labels"]
+        self.seen = {node: seen for node, seen in self.seen.items() if node in self.labels}
+
+    def on_saw(self, entry: Entry) -> None:
+        self.seen[entry["node"]] = entry
+
+    def on_hold(self, entry: Entry) -> None:
+        self.holds[entry["node"], entry["id"]] = entry
+
+    def on_release(self, entry: Entry) -> None:
+        self.holds.pop((entry["node"], entry["id"]), None)
+
+    def on_freeze(self, entry: Entry) -> None:
+        self.freezes[entry["id"]] = entry
+
+    def on_unfreeze(self, entry: Entry) -> None:
+        self.freezes.pop(entry["id"], None)
+
+    # -- people
+
+    def on_plan(self, entry: Entry) -> None:
+        self.plans[entry["rollout"]] = entry
+        for node in entry["targets"]:
+            self.standing[entry["rollout"], node] = ("waiting", entry["at"])
+
+    def on_join(self, entry: Entry) -> None:
+        target = {"wave": entry["wave"], "team": entry["team"]}
+        self.plans[entry["rollout"]]["targets"][entry["node"]] = target
+        self.standing[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+
+    def on_amend(self, entry: Entry) -> None:
+        self.plans[entry["rollout"]]["targets"][entry["node"]]["team"] = entry["team"]
+
+    def on_vote(self, entry: Entry) -> None:
+        self.votes[entry["rollout"]].append(entry)
+
+    def on_withdraw(self, entry: Entry) -> None:
+        votes = self.votes[entry["rollout"]]
+        self.votes[entry["rollout"]] = [vote for vote in votes if vote["id"] != entry["id"]]
+
+    def on_open(self, entry: Entry) -> Iterator[str]:
+        name, gate, wave = entry["rollout"], entry["gate"], entry["wave"]
+        plan = self.plans[name]
+        need = plan["gates"][gate]
+        ttl = plan["ttl"]
+        votes = [
+            vote
+            for vote in self.votes[name]
+            if (vote["gate"], vote["wave"]) == (gate, wave)
+            and vote["yes"]
+            and vote["digest"] == plan["digest"]
+            and (ttl is None or entry["at"] < vote["at"] + ttl)
+        ]
+        lacking = self._lacking(plan, need, votes, skip_teams=need["per_team"])
+        if lacking:
+            yield f"gate {gate} of {name} was opened without {lacking}"
+        self.opened[name][gate, wave] = entry["at"]
+
+    def on_pause(self, entry: Entry) -> None:
+        self.stopped[entry["rollout"]].add("paused")
+
+    def on_resume(self, entry: Entry) -> None:
+        self.stopped[entry["rollout"]].discard("paused")
+
+    def on_cancel(self, entry: Entry) -> None:
+        self.stopped[entry["rollout"]].add("cancelled")
+
+    # -- nodes
+
+    def on_begin(self, entry: Entry) -> Iterator[str]:
+        name, node, now = entry["rollout"], entry["node"], entry["at"]
+        if not entry.get("rollback"):
+            yield from self._may_begin(name, node, now)
+        if node in self.at_work:
+            yield f"{node} is already worked on in {self.at_work[node]}"
+        self.failed.pop(node, None)
+        self.at_work[node] = name
+        self.standing[name, node] = ("working", now)
+
+    def on_isolated(self, entry: Entry) -> None:
+        self.out_of_service[entry["node"]] = entry["rollout"]
+
+    def on_again(self, entry: Entry) -> None:
+        self.out_of_service[entry["node"]] = entry["rollout"]
+
+    def on_maintain(self, entry: Entry) -> Iterator[str]:
+        node = entry["node"]
+        if self.out_of_service.get(node) != entry["rollout"]:
+            yield f"a playbook runs on {node}, which is in service"
+        if node in self.running:
+            yield f"two playbooks run on {node}"
+        self.running[node] = entry["rollout"]
+
+    def on_maintained(self, entry: Entry) -> None:
+        self.running.pop(entry["node"], None)
+
+    def on_back(self, entry: Entry) -> Iterator[str]:
+        node = entry["node"]
+        if self.out_of_service.pop(node, None) != entry["rollout"]:
+            yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
+
+    def on_put_back(self, entry: Entry) -> Iterator[str]:
+        node, name = entry["node"], entry["rollout"]
+        if any(failure["node"] == node for failure in self.failures[name]):
+            yield f"{node} was put back in service although it failed before and has passed nothing since"
+        self._end(entry, "waiting")
+        self.out_of_service.pop(node, None)
+
+    def on_done(self, entry: Entry) -> Iterator[str]:
+        if entry["node"] in self.out_of_service:
+            yield f"{entry['node']} is done but still out of service"
+        self._end(entry, "over")
+
+    def on_fail(self, entry: Entry) -> None:
+        self._end(entry, "failed")
+        self.failed[entry["node"]] = entry["rollout"]
+        self.failures[entry["rollout"]].append(entry)
+        self.current_failure[entry["rollout"], entry["node"]] = entry["failure"]
+
+    on_redden = on_fail
+
+    def on_retry(self, entry: Entry) -> None:
+        self.failed.pop(entry["node"], None)
+        self.standing[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+
+    def on_skip(self, entry: Entry) -> None:
+        self._end(entry, "over")
+
+    def on_current(self, entry: Entry) -> None:
+        self._end(entry, "over")
+
+    def on_leave(self, entry: Entry) -> None:
+        self._end(entry, "left")
+        self.out_of_service.pop(entry["node"], None)
+
+    def _end(self, entry: Entry, how: str) -> None:
+        name, node = entry["rollout"], entry["node"]
+        if self.at_work.get(node) == name:
+            del self.at_work[node]
+        if self.failed.get(node) == name:
+            del self.failed[node]
+        self.running.pop(node, None)
+        self.standing[name, node] = (how, entry["at"])
+
+    # -- may a node begin?
+
+    def _may_begin(self, name: str, node: str, now: float) -> Iterator[str]:
+        plan = self.plans[name]
+        who = f"{node} of {name} began"
+        for stop in sorted(self.stopped[name]):
+            yield f"{who} although the rollout is {stop}"
+        for vote in self.votes[name]:
+            if not vote["yes"] and vote["digest"] == plan["digest"]:
+                yield f"{who} although uid {vote['uid']} said no"
+        if ("start", "") not in self.opened[name]:
+            yield f"{who} before the start gate was open"
+        for failure in self._unsettled(name):
+            yield f"{who} although the failure {failure['failure']} is not settled"
+        yield from (f"{who} {text}" for text in self._too_early(plan, node, now))
+        yield from (f"{who} {text}" for text in self._at_a_bad_time(plan, node, now))
+        yield from (f"{who} {text}" for text in self._too_many(plan, node, now))
+        if node in self.failed:
+            yield f"{who} while it is failed in {self.failed[node]}"
+        if self._held(node, now):
+            yield f"{who} while it is held"
+        if self.out_of_service.get(node) != name and not self._up(node, now):
+            yield f"{who} without having been seen up"
+
+    def _too_early(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+        name = plan["rollout"]
+        open_failures = {failure["failure"] for failure in self._unsettled(name)}
+        for wave in plan["waves"]:
+            if wave["name"] == plan["targets"][node]["wave"]:
+                return
+            ends = []
+            for other, target in plan["targets"].items():
+                if target["wave"] != wave["name"]:
+                    continue
+                how, since = self.standing[name, other]
+                covered = how == "failed" and self.current_failure[name, other] not in open_failures
+                if how not in ("over", "left") and not covered:
+                    yield f"before {other} of wave {wave['name']} was done"
+                ends.append(since)
+            if ends and now < max(ends) + wave["soak"]:
+                yield f"while wave {wave['name']} soaks"
+            if wave["gate"] and ("continue", wave["name"]) not in self.opened[name]:
+                yield f"before the continue gate after {wave['name']} was open"
+
+    def _at_a_bad_time(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+        clock = now % DAY_S
+        if plan["windows"] and not any(start <= clock < end for start, end in plan["windows"]):
+            yield "outside the plan's windows"
+        labels = self.labels[node]
+        scopes = {"all", f"team/{labels.get('team')}"} | set(self._pools(plan, node))
+        for freeze in self.freezes.values():
+            if freeze["scope"] in scopes and (freeze["until"] is None or now < freeze["until"]):
+                yield f"in the freeze {freeze['id']}"
+
+    def _too_many(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+        for pool in self._pools(plan, node):
+            key, value = pool.split("/", 1)
+            members = [each for each, labels in self.labels.items() if labels.get(key, "none") == value]
+            down = [each for each in members if each != node and self._down(each, now)]
+            budget = self._budget(key, value, len(members))
+            if len(down) >= budget:
+                yield f"while {', '.join(down)} of pool {pool} (budget {budget}) were down"
+        if len(self.at_work) >= self.settings["fleet"]:
+            yield f"while {len(self.at_work)} nodes of the fleet were at work"
+        mine = sum(name == plan["rollout"] for name in self.at_work.values())
+        if plan["most"] is not None and mine >= plan["most"]:
+            yield f"while {mine} nodes of its rollout were at work"
+
+    def _pools(self, plan: Entry, node: str) -> list[str]:
+        keys = dict.fromkeys([*self.settings["pools"], *plan["keys"]])
+        return [f"{key}/{self.labels[node].get(key, 'none')}" for key in keys]
+
+    def _budget(self, key: str, value: str, members: int) -> int:
+        if key not in self.settings["pools"]:
+            return 1
+        rule = self.settings["pools"][key]
+        given = rule.get(value, rule[""])
+        if isinstance(given, int):
+            return given
+        percent = int(given.rstrip("%"))
+        return max(1, members * percent // 100) if percent else 0
+
+    def _down(self, node: str, now: float) -> bool:
+        busy = node in self.at_work or node in self.failed or node in self.out_of_service
+        return busy or self._held(node, now) or not self._up(node, now)
+
+    def _held(self, node: str, now: float) -> bool:
+        ends = (hold["until"] for (held, _), hold in self.holds.items() if held == node)
+        return any(until is None or now < until for until in ends)
+
+    def _up(self, node: str, now: float) -> bool:
+        seen = self.seen.get(node)
+        fresh = seen is not None and now - seen["at"] <= self.settings["within"]
+        return fresh and seen["up"] and not seen["foreign"]
+
+    # -- votes
+
+    def _unsettled(self, name: str) -> list[Entry]:
+        plan = self.plans[name]
+        need = plan["gates"]["proceed"]
+        found = []
+        for failure in self.failures[name]:
+            votes = [
+                vote
+                for vote in self.votes[name]
+                if vote["gate"] == "proceed"
+                and vote["yes"]
+                and vote["digest"] == plan["digest"]
+                and failure["failure"] in self._covered(name, vote)
+            ]
+            if not votes or self._lacking(plan, need, votes, skip_teams=False):
+                found.append(failure)
+        return found
+
+    def _covered(self, name: str, vote: Entry) -> set[str]:
+        covered = set(vote["shown"])
+        alike = {each["signature"] for each in self.failures[name] if each["failure"] in covered}
+        left = vote["more"]
+        for failure in self.failures[name]:
+            if failure["failure"] in covered or failure["at"] < vote["at"]:
+                continue
+            if vote["until"] is not None and failure["at"] > vote["until"]:
+                continue
+            if failure["node"] in vote["nodes"]:
+                covered.add(failure["failure"])
+            elif left and failure["signature"] in alike:
+                covered.add(failure["failure"])
+                left -= 1
+        return covered
+
+    def _lacking(self, plan: Entry, need: Entry, votes: list[Entry], *, skip_teams: bool) -> str:
+        people: dict[str, set[int]] = defaultdict(set)
+        for vote in votes:
+            if need["eyes"] and vote["uid"] == plan["by"]:
+                continue
+            for team in vote["teams"]:
+                people[team].add(vote["uid"])
+        if len(people[plan["owner"]]) < need["owner"]:
+            return f"{need['owner']} owners"
+        if skip_teams:
+            return ""
+        name = plan["rollout"]
+        present = {
+            target["team"]
+            for node, target in plan["targets"].items()
+            if self.standing[name, node][0] != "left" and target["team"]
+        }
+        for team in sorted(present):
+            if len(people[team]) < need["each"]:
+                return f"{need['each']} votes of team {team}"
+        return ""
