@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from rolloutd.control import wire
 from rolloutd.control.routes import Route
@@ -61,6 +61,8 @@ def schema(kind: Any, into: dict[str, Any]) -> dict[str, Any]:
     if simple is not None:
         return {"type": simple}
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is NotRequired:
+        return schema(arguments[0], into)
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
@@ -76,12 +78,12 @@ def _reference(kind: Any, into: dict[str, Any]) -> dict[str, Any]:
     name = kind.__name__
     if name not in into:
         into[name] = {}
-        hints = get_type_hints(kind)
+        hints = get_type_hints(kind, include_extras=True)
         into[name] = {
             "type": "object",
             "description": (kind.__doc__ or "").strip(),
             "properties": {key: schema(hint, into) for key, hint in hints.items()},
-            "required": sorted(kind.__required_keys__),
+            "required": sorted(key for key, hint in hints.items() if get_origin(hint) is not NotRequired),
             "additionalProperties": False,
         }
     return {"$ref": _SCHEMAS + name}

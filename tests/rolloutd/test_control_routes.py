@@ -1,0 +1,231 @@
+"""Every route of the table answers, with the body that the OpenAPI document promises."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.states import Trigger
+from rolloutd.control.client import Answer
+from rolloutd.control.handlers import ROUTES
+from rolloutd.control.openapi import document, schema
+from rolloutd.store import open_store
+from tests.rolloutd.control_house import PLAN, House, house
+from tests.support.shapes import problems
+
+BECAUSE = {"reason": "because"}
+FILE = {"file": "plan.yaml", "text": PLAN}
+
+
+def archive() -> bytes:
+    """Return a tree of playbooks, packed."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        member = tarfile.TarInfo("site.yml")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"---\n"))
+    return packed.getvalue()
+
+
+async def prepared(inside: House) -> dict[tuple[str, str], tuple[str, str, Any]]:
+    """Return who asks what of each route, in an order in which all of them can be answered."""
+    other = await inside.submit(text=PLAN.replace("name: sysctl", "name: other"))
+    r = await inside.start()
+    await inside.fail(r, "p1")
+    n = f"/v1/rollouts/{r}/nodes/p1"
+    freeze = {"reason": "party", "scope": "team/search"}
+    reading = {
+        path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
+        for path in (
+            *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
+            *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
+            *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
+            *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log"),
+        )
+    }
+    return {("GET", path): asked for path, asked in reading.items()} | {
+        ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", FILE),
+        ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", FILE),
+        ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", FILE),
+        ("POST", "/v1/uploads"): ("paul", "/v1/uploads", archive()),
+        ("POST", "/v1/rollouts/{r}/votes"): (
+            *("olga", f"/v1/rollouts/{r}/votes"),
+            {"gate": "proceed", "yes": False, **BECAUSE},
+        ),
+        ("POST", "/v1/rollouts/{r}/withdraw"): (
+            *("olga", f"/v1/rollouts/{r}/withdraw"),
+            {"gate": "proceed", **BECAUSE},
+        ),
+        ("POST", "/v1/rollouts/{r}/pause"): ("oscar", f"/v1/rollouts/{r}/pause", BECAUSE),
+        ("POST", "/v1/rollouts/{r}/resume"): ("adam", f"/v1/rollouts/{r}/resume", BECAUSE),
+        ("POST", "/v1/rollouts/{r}/cancel"): ("olga", f"/v1/rollouts/{other}/cancel", BECAUSE),
+        ("DELETE", "/v1/rollouts/{r}"): ("olga", f"/v1/rollouts/{other}", None),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/retry"): ("olga", f"{n}/retry", BECAUSE),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/skip"): ("olga", f"{n}/skip", {**BECAUSE, "put_back": "leave"}),
+        ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
+        ("PUT", "/v1/holds"): ("sara", "/v1/holds", {"node": "s1", **BECAUSE}),
+        ("DELETE", "/v1/holds"): ("sara", "/v1/holds", {"node": "s1"}),
+        ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
+        ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
+        ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): ("olga", f"/v1/rollouts/{r}/nodes/s2/rollback", BECAUSE),
+    }
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_every_route_answers_as_the_document_says(tmp_path: Path, kind: str) -> None:
+    async def sqlite(compiled: Any) -> Any:
+        return await open_store(tmp_path, compile=compiled)
+
+    promised = document(ROUTES, "0.test")
+    async with house(tmp_path, store=sqlite if kind == "sqlite" else None) as inside:
+        asked = await prepared(inside)
+        assert set(asked) == {(route.method, route.path) for route in ROUTES}
+        routes = {(route.method, route.path): route for route in ROUTES}
+        for key, (who, path, body) in asked.items():
+            if key[1].endswith("/rollback"):
+                await inside.fail(path.split("/")[3], "s2")
+            answer = await answered(inside, routes[key].streams, who, key[0].lower(), path, body)
+            promise = schema(routes[key].answer, {})
+            lines = answer if routes[key].streams else [answer]
+            assert lines
+            for line in lines:
+                assert list(problems(line, promise, promised)) == [], key
+
+
+async def answered(inside: House, streams: bool, who: str, method: str, path: str, body: Any) -> Any:
+    """Return what a route answers."""
+    if streams:
+        return await inside.lines(path)
+    if isinstance(body, bytes):
+        return await inside.ask(who, "upload", path, body)
+    return await inside.ask(who, method, path, *(() if body is None else (body,)))
+
+
+async def test_errors_have_one_shape(tmp_path: Path) -> None:
+    promised = document(ROUTES, "0.test")
+    wrong: list[tuple[str, str, Any, int]] = [
+        ("get", "/v1/nothing", None, 404),
+        ("get", "/", None, 404),
+        ("post", "/v1/health", {}, 405),
+        ("put", "/v1/status", {}, 405),
+        ("get", "/v1/status?al=true", None, 400),
+        ("get", "/v1/status?all=perhaps", None, 400),
+        ("get", "/v1/status?all=true&all=true", None, 400),
+        ("get", "/v1/audit?limit=0", None, 400),
+        ("get", "/v1/audit/verify?head=xyz", None, 400),
+        ("get", "/v1/rollouts/nobody", None, 404),
+        ("get", "/v1/rollouts/..%2f..%2fetc%2fpasswd/plan", None, 404),
+        ("post", "/v1/plans/validate", {"file": "p"}, 400),
+        ("post", "/v1/plans/validate", {"file": "p", "text": 3}, 400),
+        ("post", "/v1/plans/validate", {"file": "p", "text": "", "more": 1}, 400),
+        ("post", "/v1/plans/submit", {"file": "p", "text": "kind: nothing"}, 422),
+        ("put", "/v1/holds", {"node": "x", "reason": "because"}, 404),
+        ("put", "/v1/holds", {"node": "p1", "reason": "esc \u001b[2J"}, 400),
+        ("put", "/v1/holds", {"node": "p1", "reason": "x" * 3000}, 400),
+        ("put", "/v1/holds", {"node": "p1", "reason": "  "}, 400),
+    ]
+    error = promised["components"]["schemas"]["Error"]
+    async with house(tmp_path) as inside:
+        for method, path, body, status in wrong:
+            with pytest.raises(Answer) as refused:
+                await inside.ask("olga", method, path, *(() if body is None else (body,)))
+            assert refused.value.status == status, (method, path, refused.value.body)
+            assert list(problems(refused.value.body, error, promised)) == []
+
+
+def test_the_document_is_whole() -> None:
+    promised = document(ROUTES, "0.test")
+    text = json.dumps(promised)
+    schemas = promised["components"]["schemas"]
+    for part in text.split('"$ref": "#/components/schemas/')[1:]:
+        assert part.split('"')[0] in schemas
+    assert promised["openapi"].startswith("3.1")
+    operations = [each["operationId"] for methods in promised["paths"].values() for each in methods.values()]
+    assert len(operations) == len(set(operations)) == len(ROUTES)
+
+
+async def test_validation_names_every_mistake(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        assert await inside.ask("nora", "post", "/v1/plans/validate", FILE) == {"valid": True, "errors": []}
+        broken = {"file": "b.yaml", "text": PLAN.replace("verify:", "verifi:").replace("soak: 10m", "soak: never")}
+        answer = await inside.ask("nora", "post", "/v1/plans/validate", broken)
+        assert answer["valid"] is False
+        assert len(answer["errors"]) >= 2
+        assert all(each["line"] > 1 for each in answer["errors"])
+
+
+async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        await inside.ask("sara", "put", "/v1/holds", {"node": "s1", "reason": "mine"})
+        shown = await inside.ask("olga", "post", "/v1/plans/preview", FILE)
+        assert [target["node"] for target in shown["targets"]][:2] == ["p1", "s1"]
+        blocked = {target["node"]: target["cannot_start"] for target in shown["targets"]}
+        assert blocked["p1"] is None
+        assert blocked["s2"]["code"] == "pool-full"
+        assert [wave["wave"] for wave in shown["waves"]] == ["canary", "fleet"]
+        assert {gate["gate"] for gate in shown["gates"]} == {"start", "continue", "proceed"}
+        continued = next(gate for gate in shown["gates"] if gate["gate"] == "continue")
+        assert continued["answerable_by"]["teams"] == {"payments": ["paul"], "search": ["@searchers"]}
+        assert shown["not_looked_at"]
+        assert await inside.ask("nora", "get", "/v1/rollouts") == {"rollouts": []}
+        rollout = await inside.submit()
+        assert inside.state.index.rollout(rollout).digest.whole == shown["digest"]
+
+
+async def test_submit_again_finds_the_same_rollout(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        first = await inside.ask("olga", "post", "/v1/plans/submit", FILE)
+        second = await inside.ask("oscar", "post", "/v1/plans/submit", FILE)
+        assert (first["existing"], second["existing"]) == (False, True)
+        assert first["rollout"] == second["rollout"]
+        assert first["state"] == "awaiting-approval"
+
+
+async def test_a_rollout_is_found_by_its_name_and_the_beginning_of_its_id(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        other = await inside.submit(text=PLAN.replace("name: sysctl", "name: sysctl-b"))
+        for named in (rollout, "sysctl", rollout[:-1]):
+            assert (await inside.ask("nora", "get", f"/v1/rollouts/{named}"))["rollout"] == rollout
+        with pytest.raises(Answer) as ambiguous:
+            await inside.ask("nora", "get", "/v1/rollouts/sysc")
+        assert (ambiguous.value.status, ambiguous.value.code) == (409, "ambiguous")
+        assert other in str(ambiguous.value)
+
+
+async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.ask("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        shown = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
+        # What a daemon that is started later knows of it, it has from the store alone.
+        inside.state.index._delete(rollout)
+        assert await inside.ask("nora", "get", f"/v1/rollouts/{rollout}") == shown
+        assert shown["state"] == "cancelled"
+        assert (await inside.ask("nora", "get", "/v1/status"))["rollouts"] == []
+        assert (await inside.ask("nora", "get", "/v1/status?all=true"))["rollouts"] == [shown]
+        assert len((await inside.ask("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]) == 4
+        listed = (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"]
+        assert [(each["rollout"], each["state"]) for each in listed] == [(rollout, "cancelled")]
+        await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
+        assert (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"] == []
+
+
+async def test_why_and_nodes_agree(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        listed = (await inside.ask("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
+        for node in listed:
+            told = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
+            assert told["reason"] == node["reason"]
+        assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
+        status = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
+        assert [each["node"] for each in status["in_flight"]] == ["p1"]
+        assert status["state"] == "running"
