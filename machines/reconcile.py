@@ -502,14 +502,15 @@ def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, 
     """Return the records with this one added, or in the place of its own intent."""
     kept = list(records)
     for place in range(len(kept) - 1, -1, -1):
-        if _key(kept[place]) == _key(record):
+        if key(kept[place]) == key(record):
             kept[place] = replace(record, began_at=kept[place].began_at)
             return tuple(kept)
     kept.append(record)
     return tuple(kept)
 
 
-def _key(record: StepRecord) -> tuple[int, str, StepAction, int]:
+def key(record: StepRecord) -> tuple[int, str, StepAction, int]:
+    """Return what tells a node's records apart; an intent and its outcome have the same."""
     return (record.attempt, record.step, record.action, record.number)
 
 

@@ -247,10 +247,10 @@ class Driver:
         if not action.begun:
             await self._write(record)
         self._unclean = True
-        result = await self._try(self._follow(await self._request(action, run)))
+        result = await self._try(self._follow(action, record))
         if result is None:
             return
-        await self._write(self._ended(record, result))
+        await self._write(self._ended(self._recorded(record), result))
         self._unclean = await self._state.store.unclean(self.node)
 
     async def _request(self, action: reconcile.Run, run: str) -> RunRequest:
@@ -266,10 +266,12 @@ class Driver:
             timeout_s=stage.timeout_s,
         )
 
-    async def _follow(self, request: RunRequest) -> StepResult | None:
+    async def _follow(self, action: reconcile.Run, record: StepRecord) -> StepResult | None:
         """Start or find the run and wait for its end; None when the node left meanwhile."""
         runner = self._gear.runner
-        handle = await runner.start(request)
+        handle = await runner.start(await self._request(action, record.handle))
+        if handle != self._recorded(record).handle:
+            await self._write(replace(record, handle=handle))
         while True:
             seen = await runner.observe(handle)
             live = self._live()
@@ -447,6 +449,12 @@ class Driver:
         output = result.output[-OUTPUT_KEPT:] if isinstance(result, Ok | Failed) else ""
         return replace(record, state=state, at=self._state.now(), text=result.text, output=output)
 
+    def _recorded(self, record: StepRecord) -> StepRecord:
+        """Return this step as it is recorded: a run's handle may have become another one's."""
+        return next(
+            (known for known in self._records if reconcile.key(known) == reconcile.key(record)), record
+        )
+
     async def _write(self, record: StepRecord, *, isolated: bool | None = None) -> None:
         await self._state.commit([StepRecorded(record, isolated)], cause=f"{record.step} {record.state}")
         self._records = reconcile.put(self._records, record)
@@ -461,6 +469,8 @@ class Driver:
             raise
         except RolloutdError as error:
             return Failed(str(error))
+        except OSError as error:
+            return Failed(f"this machine could not do it: {error}; look at its disk and limits")
         except Exception as error:
             log.exception("%s/%s: unexpected error in a step", self.rollout, self.node)
             return Failed(f"unexpected {type(error).__name__}: {error}")

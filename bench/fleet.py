@@ -1,0 +1,102 @@
+"""A rollout over 24 real sshd nodes, against a shell script that does the same with bare ansible-playbook.
+
+The script takes the canaries one by one, waits the soak, then runs one loop of
+`ansible-playbook --limit` per team, side by side.  The two go in turn; the
+figure is the ratio of their walls, which should stay at most 1.15.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
+
+NODES, TEAMS, RACKS = 24, 6, 2
+SOAK_S = 2
+WORK_S = float(os.environ.get("BENCH_WORK_S", "2"))
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "1"))
+
+
+def main() -> None:
+    """Print one line for people and one of JSON."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as directory:
+        pools = {"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 100}}
+        with world(
+            Path(directory), fleet_labels(NODES, TEAMS, RACKS), pools=pools, ansible={"parallel": TEAMS}
+        ) as made:
+            pairs = [(rollout(made, number), script(made)) for number in range(ROUNDS)]
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    figures = {
+        "bench": "fleet",
+        "nodes": NODES,
+        "rolloutd_s": round(statistics.median(ours for ours, _ in pairs), 2),
+        "script_s": round(statistics.median(theirs for _, theirs in pairs), 2),
+        "ratio": round(ratio, 3),
+        "aim": 1.15,
+    }
+    print(f"fleet: {figures['rolloutd_s']} s, a script {figures['script_s']} s: ratio {figures['ratio']}")
+    print(json.dumps(figures))
+
+
+def rollout(made: World, number: int) -> float:
+    """Return the wall of one rollout, from the start vote to done."""
+    spec = plan(
+        f"bench-{number}",
+        canary={"select": "canary=true"},
+        soak=f"{SOAK_S}s",
+        maintain={
+            "playbook": "change.yml",
+            "vars": {"log_file": str(made.log_file), "work_s": WORK_S, "round": number},
+        },
+    )
+    made.log_file.unlink(missing_ok=True)
+    name = made.submit(spec, {"change.yml": CHANGE_PLAYBOOK})
+    began = time.monotonic()
+    made.vote(name, "start")
+    made.wait_for_gate(name, "continue")
+    made.vote(name, "continue")
+    made.until(lambda: made.status(name)["state"] == "done", "the rollout is done")
+    took = time.monotonic() - began
+    assert len(made.spans()) == NODES
+    return took
+
+
+def script(made: World) -> float:
+    """Return the wall of the script over the same nodes."""
+    made.log_file.unlink(missing_ok=True)
+    playbook = made.directory / "tree" / "change.yml"
+    ansible = Path(sys.executable).with_name("ansible-playbook")
+    command = (
+        f"{ansible} -i {made.directory}/hosts.yml -e log_file={made.log_file} -e work_s={WORK_S}"
+        f" --ssh-common-args '-o UserKnownHostsFile={made.directory}/known_hosts' {playbook}"
+    )
+    canaries = [name for name, labels in made.labels.items() if labels["canary"] == "true"]
+    loops = []
+    for team in sorted({labels["team"] for labels in made.labels.values()}):
+        mine = [n for n, labels in made.labels.items() if labels["team"] == team and n not in canaries]
+        loops.append(f"(for n in {' '.join(mine)}; do {command} --limit $n || exit 1; done) &")
+    text = "\n".join(
+        [
+            "set -e",
+            f"for n in {' '.join(canaries)}; do {command} --limit $n; done",
+            f"sleep {SOAK_S}",
+            *loops,
+            "wait",
+        ]
+    )
+    began = time.monotonic()
+    subprocess.run(["sh", "-c", text], check=True, stdout=subprocess.DEVNULL)
+    took = time.monotonic() - began
+    assert len(made.spans()) == NODES
+    return took
+
+
+if __name__ == "__main__":
+    main()
