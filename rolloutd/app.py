@@ -26,9 +26,9 @@ from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.control.routes import Desk
 from rolloutd.control.server import ControlServer
 from rolloutd.daemon import Daemon
-from rolloutd.driver import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.feed import Feed
+from rolloutd.gear import Gear
 from rolloutd.kit import CHECKS, INVENTORIES, ISOLATORS, OBSERVERS, Adapters, InventorySnapshot, Kit, make
 from rolloutd.ports import Inventory, Observer, Pinned, Store
 from rolloutd.settings import Settings

@@ -19,8 +19,9 @@ from machines.reconcile import checks_of
 from machines.rollout import Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
-from rolloutd.driver import Driver, Gear, needs_driver
+from rolloutd.driver import Driver, needs_driver
 from rolloutd.errors import StoreFailed
+from rolloutd.gear import Gear
 from rolloutd.observing import Observing
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
 from rolloutd.refreshing import Refreshing

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from machines import reconcile
@@ -24,26 +23,24 @@ from machines.events import (
     PhaseMoved,
     StepAction,
     StepRecord,
-    StepRecorded,
-    StepState,
 )
 from machines.plan import StepSpec
 from machines.rollout import Failure, Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger, edge
+from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.gear import Gear
+from rolloutd.logbook import Logbook
 from rolloutd.ports import (
     Busy,
     Check,
     Failed,
-    Isolator,
     Ok,
-    Runner,
     RunRequest,
     StepContext,
     StepResult,
     Unknown,
 )
-from rolloutd.render import render
 from rolloutd.state import InvariantBroken, Live, State
 
 log = logging.getLogger("rolloutd.driver")
@@ -63,20 +60,7 @@ CLEAR_TIMEOUT_S = 120.0
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
 
-OUTPUT_KEPT = 64 * 1024
-"""Characters of evidence kept of one step: enough for a stack trace, not for a log."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Gear:
-    """The adapters a driver works with."""
-
-    runner: Runner
-    isolators: Mapping[str, Isolator]
-    checks: Mapping[str, Check]
-    tree: Callable[[str], Awaitable[Path]]
 
 
 class Driver:
@@ -90,8 +74,7 @@ class Driver:
         self._alive_since = alive_since
         self._withdraw = ""
         self._turned = asyncio.Event()
-        self._records: tuple[StepRecord, ...] = ()
-        self._unclean = False
+        self._book = Logbook(state, rollout, node)
 
     # -- what the daemon says to it
 
@@ -110,22 +93,18 @@ class Driver:
     async def drive(self) -> None:
         """Do what comes next until the node needs nobody."""
         try:
-            await self._load()
             while await self._one():
                 pass
         finally:
             self._state.live.pop((self.rollout, self.node), None)
 
-    async def _load(self) -> None:
-        self._records = tuple(await self._state.store.steps(self.rollout, self.node))
-        self._unclean = await self._state.store.unclean(self.node)
-
     async def _one(self) -> bool:
         """Do one thing; say whether there is more."""
-        action = self._next()
-        if isinstance(action, reconcile.Idle):
-            return False
         try:
+            await self._book.open()
+            action = self._next()
+            if isinstance(action, reconcile.Idle):
+                return False
             await self._act(action)
         except InvariantBroken as refusal:
             # Doing the same again would be refused again: a person must look.
@@ -135,8 +114,8 @@ class Driver:
         except StoreFailed as failure:
             log.error("%s/%s: the store could not write: %s", self.rollout, self.node, failure)
             self._state.trouble = str(failure)
+            self._book.close()
             await self._pause(STORE_RETRY_S)
-            await self._load()
         else:
             if not isinstance(action, reconcile.Wait):
                 self._state.trouble = ""
@@ -148,10 +127,10 @@ class Driver:
         return reconcile.next_action(
             self._plan,
             target,
-            self._records,
+            self._book.records,
             now,
             elapsed_s=now - max(target.since, self._alive_since),
-            unclean=self._unclean,
+            unclean=self._book.unclean,
             withdraw=self._withdraw,
         )
 
@@ -183,49 +162,49 @@ class Driver:
         spec = action.spec
         isolator = self._gear.isolators[spec.kind]
         ctx = await self._context(spec, spec.name, action.number, prior=action.prior, gentle=action.gentle)
-        record = self._record(spec.name, StepAction.DO, action.number, prior=action.prior)
+        record = self._book.intend(spec.name, StepAction.DO, action.number, prior=action.prior)
         look = await self._try(isolator.look(ctx))
         if isinstance(look, Failed | Busy | Unknown):
             # Nothing was done yet, so nothing of ours stands there: a look is all that is recorded.
-            await self._write(self._ended(replace(record, action=StepAction.LOOK), look))
+            await self._book.ended(replace(record, action=StepAction.LOOK), look)
             return look
         prior = action.prior if action.prior_known else look.prior
         record = replace(record, prior=prior)
-        await self._write(record, isolated=True)
+        await self._book.write(record, isolated=True)
         if look.done and action.prior_known:
             result: StepResult = Ok(look.text or "still isolated")
         else:
             result = await self._try(isolator.do(replace(ctx, prior=prior)))
-        await self._write(self._ended(record, result))
+        await self._book.ended(record, result)
         return result
 
     async def _undo(self, action: reconcile.Undo) -> None:
         spec = action.spec
-        record = self._record(spec.name, StepAction.UNDO, action.number)
+        record = self._book.intend(spec.name, StepAction.UNDO, action.number)
         ctx = await self._context(spec, spec.name, action.number, prior=action.prior)
-        await self._write(record)
+        await self._book.write(record)
         result = await self._try(self._gear.isolators[spec.kind].undo(ctx))
         back = action.last and isinstance(result, Ok)
-        await self._write(self._ended(record, result), isolated=False if back else None)
+        await self._book.ended(record, result, isolated=False if back else None)
 
     async def _clear(self, action: reconcile.Clear) -> None:
-        record = self._record("clear", StepAction.CLEAR, action.number)
+        record = self._book.intend("clear", StepAction.CLEAR, action.number)
         host = self._state.host(self.node)
         result = await self._try(self._gear.runner.clear(host, keep=None, timeout_s=CLEAR_TIMEOUT_S))
-        await self._write(self._ended(record, result))
+        await self._book.ended(record, result)
         if isinstance(result, Ok):
-            self._unclean = False
+            self._book.unclean = False
 
     async def _still_isolated(self) -> StepResult:
         """Look at the isolation just before something disruptive; have it again where it was lost."""
-        for spec, prior in reconcile.standing(self._plan.isolate, self._records):
+        for spec, prior in reconcile.standing(self._plan.isolate, self._book.records):
             ctx = await self._context(spec, spec.name, 0, prior=prior)
             look = await self._try(self._gear.isolators[spec.kind].look(ctx))
             if isinstance(look, Failed | Busy | Unknown):
                 return Failed(f"whether {self.node} is still isolated cannot be told: {look.text}")
             if look.done is not False:
                 continue
-            number = 1 + max(r.number for r in self._records if r.step == spec.name)
+            number = 1 + max(r.number for r in self._book.records if r.step == spec.name)
             again = reconcile.Isolate(spec, number, prior_known=True, prior=prior)
             result = await self._isolate(again)
             if not isinstance(result, Ok):
@@ -237,21 +216,21 @@ class Driver:
     async def _run(self, action: reconcile.Run) -> None:
         step = f"run.{action.stage.name}"
         run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
-        record = self._record(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
+        record = self._book.intend(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
         guard = await self._still_isolated()
         if not isinstance(guard, Ok):
             if action.begun:
                 await self._try(self._gear.runner.cancel(run))
-            await self._write(self._ended(record, guard))
+            await self._book.ended(record, guard)
             return
         if not action.begun:
-            await self._write(record)
-        self._unclean = True
+            await self._book.write(record)
+        self._book.unclean = True
         result = await self._try(self._follow(action, record))
         if result is None:
             return
-        await self._write(self._ended(self._recorded(record), result))
-        self._unclean = await self._state.store.unclean(self.node)
+        await self._book.ended(self._book.known(record), result)
+        self._book.unclean = await self._state.store.unclean(self.node)
 
     async def _request(self, action: reconcile.Run, run: str) -> RunRequest:
         stage = action.stage
@@ -270,8 +249,8 @@ class Driver:
         """Start or find the run and wait for its end; None when the node left meanwhile."""
         runner = self._gear.runner
         handle = await runner.start(await self._request(action, record.handle))
-        if handle != self._recorded(record).handle:
-            await self._write(replace(record, handle=handle))
+        if handle != self._book.known(record).handle:
+            await self._book.write(replace(record, handle=handle))
         while True:
             seen = await runner.observe(handle)
             live = self._live()
@@ -289,12 +268,12 @@ class Driver:
 
     async def _verify(self, action: reconcile.Verify) -> None:
         spec = action.spec
-        record = self._record(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
+        record = self._book.intend(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
         ctx = await self._context(spec, action.step, action.number)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
         result = await self._try(self._until_green(check, ctx))
-        await self._write(self._ended(record, result))
+        await self._book.ended(record, result)
 
     async def _until_green(self, check: Check, ctx: StepContext) -> StepResult:
         """Check until it passes or its `within` is over; without one it is judged once."""
@@ -411,53 +390,17 @@ class Driver:
     async def _context(
         self, spec: StepSpec, step: str, number: int, *, prior: Any = None, gentle: bool = False
     ) -> StepContext:
-        host = self._state.host(self.node)
-        target = self._target
-        variables = dict(self._plan.stages[0].variables)
-        params = render(spec.params, node=host.name, labels=host.labels, variables=variables)
-        return StepContext(
-            host=host,
-            rollout=self.rollout,
-            attempt=target.attempt,
-            step=step,
-            key=f"{self.rollout}.{self.node}.{target.attempt}.{step}.{number}",
-            params=params,
-            deadline=self._state.now() + spec.timeout_s,
-            tree=await self._gear.tree(self.rollout),
-            prior=prior,
-            variables=variables,
-            gentle=gentle,
-        )
-
-    def _record(self, step: str, action: StepAction, number: int, **more: Any) -> StepRecord:
-        now = self._state.now()
-        return StepRecord(
+        return await step_context(
+            self._state,
+            self._gear,
             self.rollout,
             self.node,
-            self._target.attempt,
-            step,
-            action,
-            number,
-            StepState.INTENDED,
-            at=now,
-            began_at=now,
-            **more,
+            spec,
+            step=step,
+            number=number,
+            prior=prior,
+            gentle=gentle,
         )
-
-    def _ended(self, record: StepRecord, result: StepResult) -> StepRecord:
-        state = _STATES[type(result)]
-        output = result.output[-OUTPUT_KEPT:] if isinstance(result, Ok | Failed) else ""
-        return replace(record, state=state, at=self._state.now(), text=result.text, output=output)
-
-    def _recorded(self, record: StepRecord) -> StepRecord:
-        """Return this step as it is recorded: a run's handle may have become another one's."""
-        return next(
-            (known for known in self._records if reconcile.key(known) == reconcile.key(record)), record
-        )
-
-    async def _write(self, record: StepRecord, *, isolated: bool | None = None) -> None:
-        await self._state.commit([StepRecorded(record, isolated)], cause=f"{record.step} {record.state}")
-        self._records = reconcile.put(self._records, record)
 
     async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:
         """Act; make of every error an outcome in words.  The driver's border."""
@@ -490,14 +433,6 @@ class Driver:
         self._turned.clear()
         if waited.done() and not waited.cancelled():
             waited.result()
-
-
-_STATES: Mapping[type[Any], StepState] = {
-    Ok: StepState.OK,
-    Failed: StepState.FAILED,
-    Busy: StepState.BUSY,
-    Unknown: StepState.UNKNOWN,
-}
 
 
 def needs_driver(targets: Sequence[Target]) -> list[Target]:

@@ -15,10 +15,10 @@ from machines.progress import soaking
 from machines.reconcile import checks_of
 from machines.rollout import Failure, Target
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.driver import Gear
+from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import Failed, Ok, StepContext, Unknown
-from rolloutd.render import render
+from rolloutd.gear import Gear
+from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.soaking")
@@ -51,20 +51,7 @@ class Soaking:
         """Make one check once, outside any attempt."""
         rollout, node = key
         try:
-            host = self._state.host(node)
-            plan = self._state.index.rollout(rollout).plan
-            variables = dict(plan.stages[0].variables)
-            ctx = StepContext(
-                host=host,
-                rollout=rollout,
-                attempt=self._state.index.target(rollout, node).attempt,
-                step=f"soak.{spec.name}",
-                key=f"{rollout}.{node}.soak.{spec.name}",
-                params=render(spec.params, node=host.name, labels=host.labels, variables=variables),
-                deadline=self._state.now() + spec.timeout_s,
-                tree=await self._gear.tree(rollout),
-                variables=variables,
-            )
+            ctx = await step_context(self._state, self._gear, rollout, node, spec, step=f"soak.{spec.name}")
             return await self._gear.checks[spec.kind].check(ctx)
         except (RolloutdError, TimeoutError) as error:
             return Unknown(str(error) or "no answer in time")

@@ -1,0 +1,50 @@
+"""What a step is told: the node, the rendered parameters, the pinned source, the deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from machines.plan import Plan, StepSpec
+from rolloutd.gear import Gear
+from rolloutd.ports import StepContext
+from rolloutd.render import render
+from rolloutd.state import State
+
+
+async def step_context(
+    state: State,
+    gear: Gear,
+    rollout: str,
+    node: str,
+    spec: StepSpec,
+    *,
+    step: str,
+    number: int = 1,
+    prior: Any = None,
+    gentle: bool = False,
+) -> StepContext:
+    """Return the context of one step; the key is the same after a restart.
+
+    Raises RolloutdError when the parameters cannot be rendered or the source is gone.
+    """
+    host = state.host(node)
+    attempt = state.index.target(rollout, node).attempt
+    variables = variables_of(state.index.rollout(rollout).plan)
+    return StepContext(
+        host=host,
+        rollout=rollout,
+        attempt=attempt,
+        step=step,
+        key=f"{rollout}.{node}.{attempt}.{step}.{number}",
+        params=render(spec.params, node=host.name, labels=host.labels, variables=variables),
+        deadline=state.now() + spec.timeout_s,
+        tree=await gear.tree(rollout),
+        prior=prior,
+        variables=variables,
+        gentle=gentle,
+    )
+
+
+def variables_of(plan: Plan) -> dict[str, Any]:
+    """Return the variables of all stages; where two set the same, the earlier stage wins."""
+    return {key: value for stage in reversed(plan.stages) for key, value in stage.variables.items()}
