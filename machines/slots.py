@@ -114,6 +114,8 @@ class Slots:
         for node in nodes:
             if node not in self._of:
                 continue
+            # Its lane may wait for what no stand shows: a hold or a foreign cordon of a node of ours.
+            self._index.lanes.heat_node(node, (target.rollout for target in self._index.targets_on(node)))
             before, after = self._stands.get(node), stand(self._index, node)
             if before == after:
                 continue
@@ -132,7 +134,6 @@ class Slots:
             (pool.down.add if sure else pool.down.discard)(node)
             (pool.unknown.add if unsure else pool.unknown.discard)(node)
         self._refill(self._of[node])
-        self._index.lanes.heat_node(node, (target.rollout for target in self._index.targets_on(node)))
 
     def _refill(self, changed: Iterable[Pool]) -> None:
         """See again which of these pools are full, and ask again about their lanes."""

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from machines.amend import amendments
 from machines.changes import target_after
@@ -46,12 +47,11 @@ from machines.invariants import violation
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node, Observation, Sight
 from machines.plan import Enrol, GateName, Need, Plan, WaveSpec
-from machines.rollout import DAEMON, Actor, ActorKind, Failure, Hold, Target, Vote
-from machines.schedule import decide, why_all
+from machines.rollout import Actor, ActorKind, Failure, Hold, Target, Vote
+from machines.schedule import decide, why, why_all
 from machines.states import BUSY, Outcome, Phase, Trigger, edge
 from machines.windows import Freeze, Window
 from tests.machines.worlds import T0, opening, plan_of
-from zoneinfo import ZoneInfo
 
 SUBMITTER = Actor(ActorKind.PERSON, "sam", 1000)
 TEAMS = ("a", "b", "c")
@@ -444,6 +444,7 @@ class World:
             for target in self._targets(Phase.DONE)
             if target.outcome is Outcome.CHANGED
             and target.wave == "canary"
+            and target.node in self.index.nodes
             and not self.index.rollout(target.rollout).closed
             and not any(other.phase in BUSY for other in self.index.targets_on(target.node))
         ]
@@ -466,6 +467,10 @@ class World:
                 changed = _node(self.chance, node.name)
                 self.commit(NodesSeen((replace(node, labels=changed.labels),)))
         self._note_inventory()
+        self.amend()
+
+    def amend(self) -> None:
+        """Follow the inventory with amendments."""
         for event in amendments(self.index, self.now):
             self.commit(event)
             self._note_amendment(event)
@@ -506,6 +511,7 @@ class World:
     def make_peace(self) -> None:
         """End all accidents: what is down comes up, what is held is released, nobody says no."""
         self.faulty = False
+        self.amend()
         self.truth = dict.fromkeys(self.truth, (Sight.UP, False))
         for hold in self.index.holds:
             self.release(hold)
@@ -524,19 +530,29 @@ class World:
         self.note("settings", pools={"team": {"": 1}}, fleet=8, within=60.0)
 
     def settle_all(self) -> None:
-        """Let every failed node be tried again, or left out where its rollout is over, and everybody say yes."""
+        """Let failed nodes be tried again (left out where their rollout is over) and everybody say yes."""
         for target in self._targets(Phase.FAILED):
             (self.skip if self.index.rollout(target.rollout).closed else self.retry)(target)
         for target in self._targets(Phase.DONE) + self._targets(Phase.PENDING):
             if target.isolated and self.index.rollout(target.rollout).closed:
                 self._isolate(target, False)
                 self.note("back", rollout=target.rollout, node=target.node)
+        for target in self._targets(Phase.PENDING):
+            self._part(target)
         for rollout in list(self.index.rollouts.values()):
             if rollout.closed:
                 continue
             codes = {reason.code for reason in why_all(self.index, rollout.id, self.now).values()}
             if codes & {"gate-start", "gate-continue", "node-failed", "needs-vote"}:
                 self.agree(rollout.id)
+
+    def _part(self, target: Target) -> None:
+        """Return one of two isolated nodes that wait for each other since a budget was lowered."""
+        rollout = self.index.rollout(target.rollout)
+        if target.isolated and not rollout.closed:
+            reason = why(self.index, target.rollout, target.node, self.now)
+            if reason.code in ("pool-full", "pool-over-budget") and "still isolated" in reason.text:
+                self.skip(target)
 
     def agree(self, rollout: str) -> None:
         """Let everybody say yes wherever they are asked."""
@@ -615,7 +631,9 @@ def _plan(chance: random.Random) -> Plan:
             per_team=chance.random() < 0.3,
         )
 
-    canary = WaveSpec("canary", None, chance.choice((None, 1)), chance.choice((0.0, 100.0)), GateName.CONTINUE)
+    canary = WaveSpec(
+        "canary", None, chance.choice((None, 1)), chance.choice((0.0, 100.0)), GateName.CONTINUE
+    )
     fleet = WaveSpec("fleet", max_parallel=chance.choice((None, 2)))
     window = Window(frozenset(range(7)), 60, 1380, ZoneInfo("UTC"))
     return plan_of(
