@@ -56,9 +56,7 @@ def main() -> None:
         "aim_ms": AIM_MS,
     }
     print(json.dumps(found))
-    print(
-        f"status: {ours:.0f} ms from spawn to exit (aim {AIM_MS:.0f}), a bare interpreter takes {theirs:.0f} ms"
-    )
+    print(f"status: {ours:.0f} ms from spawn to exit (aim {AIM_MS:.0f}), bare Python {theirs:.0f} ms")
 
 
 def start_daemon(directory: Path, socket: Path) -> subprocess.Popen[bytes]:
