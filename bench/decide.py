@@ -1,0 +1,180 @@
+"""What one decision costs: 10,000 nodes, 500 pools, 50 plans, after one event.
+
+Peers, in the same run: the same after one event in a fleet of 1,000 nodes (the
+cost should grow with what changed, not with the fleet), and an index built
+afresh that decides once (what a planner without memory pays each time).
+Prints JSON, then one line for people.  Times are milliseconds of one process.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from machines.events import GateOpened, PhaseMoved, RolloutOpened
+from machines.index import Index, Snapshot
+from machines.limits import Limits, PoolRule
+from machines.node import Node, Observation, Sight
+from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
+from machines.rollout import Actor, ActorKind, Target
+from machines.schedule import decide
+from machines.selector import parse
+from machines.states import Outcome, Phase, Trigger, edge
+from machines.waves import assign
+
+NODES = 10_000
+POOLS = 500
+PLANS = 50
+EVENTS = 300
+"""Decisions timed: enough for a steady median, few enough to end within seconds."""
+REBUILDS = 3
+AIM_MS = 10.0
+T0 = 1_800_000_000.0
+BY = Actor(ActorKind.PERSON, "bench", 1000)
+
+
+def fleet(nodes: int, pools: int, plans: int) -> Index:
+    """Return an index with every plan under way: half of the pools are teams, half are racks."""
+    teams, racks = pools // 2, pools - pools // 2
+    known = tuple(
+        Node(
+            f"n{number}",
+            labels={
+                "team": f"t{number % teams}",
+                "rack": f"r{number // 7 % racks}",
+                "plan": f"p{number % plans}",
+            },
+        )
+        for number in range(nodes)
+    )
+    limits = Limits(pools={"team": PoolRule(), "rack": PoolRule()}, max_parallel=64)
+    index = Index.build(Snapshot(nodes=known), limits, lambda content: content["plan"])
+    index.observed([Observation(node.name, Sight.UP, T0) for node in known], T0)
+    for number in range(plans):
+        submit(index, f"R{number}", plan(number))
+    return index
+
+
+def plan(number: int) -> Plan:
+    """Return a plan over its share of the fleet."""
+    return Plan(
+        name=f"p{number}",
+        owner="infra",
+        selector=parse(f"plan=p{number}"),
+        waves=(WaveSpec("fleet"),),
+        stages=(Stage("configure", "site.yml"),),
+        verify=(StepSpec("verify.0.reachable", "reachable"),),
+        gates={GateName.START: Need()},
+    )
+
+
+def submit(index: Index, rollout: str, wanted: Plan) -> None:
+    """Open a rollout of the plan, with its start gate open."""
+    chosen = [node for node in index.nodes.values() if wanted.selector.matches(node.labels)]
+    targets = tuple(
+        Target(rollout, node.name, node.team, index.pools_of(node), wave, position, since=T0)
+        for node, wave, position in assign(chosen, wanted, {})
+    )
+    digest = Digest(rollout, rollout, rollout, rollout)
+    index.apply(RolloutOpened(rollout, wanted.name, {"plan": wanted}, {}, digest, "", BY, T0, targets))
+    index.apply(GateOpened(rollout, GateName.START, "", T0))
+
+
+def carry_out(index: Index, now: float) -> int:
+    """Admit what may start; return how many did."""
+    starts = decide(index, now).starts
+    for start in starts:
+        move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
+    return len(starts)
+
+
+def move(index: Index, target: Target, trigger: Trigger, now: float) -> None:
+    """Let a node take an edge."""
+    outcome = Outcome.CHANGED if trigger is Trigger.VERIFIED else None
+    way = edge(trigger, target.phase, outcome)
+    attempt = target.attempt + (trigger is Trigger.ADMITTED)
+    index.apply(
+        PhaseMoved(target.rollout, target.node, trigger, target.phase, way.target, attempt, now, outcome)
+    )
+
+
+def steady(nodes: int, pools: int, plans: int) -> tuple[Index, list[float]]:
+    """Return the times of decisions, each after one event in a fleet at work."""
+    index, times, now = fleet(nodes, pools, plans), [], T0
+    while carry_out(index, now):
+        pass
+    ways = {
+        Phase.ISOLATING: Trigger.ISOLATED,
+        Phase.MAINTAINING: Trigger.MAINTAINED,
+        Phase.VERIFYING: Trigger.VERIFIED,
+    }
+    turn = 0
+    while len(times) < EVENTS:
+        now += 0.01
+        busy = index.busy()
+        target = busy[turn % len(busy)]
+        turn += 7
+        move(index, target, ways[target.phase], now)
+        began = perf_counter()
+        decision = decide(index, now)
+        times.append((perf_counter() - began) * 1000)
+        for node in decision.observe:
+            index.observed([Observation(node, Sight.UP, now)], now)
+        carry_out(index, now)
+    return index, times
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Return the milliseconds that the work takes."""
+    began = perf_counter()
+    work()
+    return (perf_counter() - began) * 1000
+
+
+def afresh(index: Index) -> None:
+    """Build the index anew from its snapshot and decide once."""
+    fresh = Index.build(index.snapshot(), index.limits)
+    fresh.observed(index.observations, index.now)
+    decide(fresh, index.now)
+
+
+def main() -> None:
+    """Measure, and print."""
+    index, times = steady(NODES, POOLS, PLANS)
+    _, small = steady(NODES // 10, POOLS // 10, PLANS)
+    _, one_plan = steady(NODES, POOLS, 1)
+    rebuild = statistics.median(timed(lambda: afresh(index)) for _ in range(REBUILDS))
+    quantiles = statistics.quantiles(times, n=100)
+    result = {
+        "bench": "decide",
+        "nodes": NODES,
+        "pools": POOLS,
+        "plans": PLANS,
+        "events": EVENTS,
+        "median_ms": round(statistics.median(times), 3),
+        "p99_ms": round(quantiles[98], 3),
+        "worst_ms": round(max(times), 3),
+        "median_ms_at_a_tenth_of_nodes_and_pools": round(statistics.median(small), 3),
+        "median_ms_with_one_plan_for_all": round(statistics.median(one_plan), 3),
+        "rebuild_ms": round(rebuild, 1),
+        "aim_ms": AIM_MS,
+    }
+    print(json.dumps(result))
+    met = "met" if result["median_ms"] < AIM_MS else "missed"
+    print(
+        f"decide: {result['median_ms']:.2f} ms median, {result['p99_ms']:.2f} ms p99 "
+        f"after one event at {NODES:,} nodes "
+        f"({result['median_ms_at_a_tenth_of_nodes_and_pools']:.2f} ms at {NODES // 10:,}; "
+        f"{result['median_ms_with_one_plan_for_all']:.2f} ms where one plan has all); "
+        f"built afresh {result['rebuild_ms']:.0f} ms; aim {AIM_MS:.0f} ms: {met}"
+    )
+
+
+if __name__ == "__main__":
+    main()
