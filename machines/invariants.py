@@ -121,7 +121,9 @@ def violation(facts: Facts, event: Event, now: float, earlier: Sequence[Event] =
             left = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {left[0]} is not done" if left else None
         case RolloutDeleted():
-            kept = [t.node for t in facts.targets(event.rollout) if t.phase in BUSY or t.isolated]
+            # One that closed in an earlier life of the daemon is no longer among the facts.
+            targets = facts.targets(event.rollout) if event.rollout in facts.rollouts else ()
+            kept = [t.node for t in targets if t.phase in BUSY or t.isolated]
             return f"{event.rollout} cannot be deleted: {kept[0]} has not been returned" if kept else None
         case _:
             return None

@@ -6,9 +6,9 @@ in an index of their own, so that one way of looking serves both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from machines.index import Index, Snapshot
+from machines.index import Index
 from machines.rollout import Rollout, Target
 from rolloutd.errors import NotFound, Refused
 from rolloutd.state import State
@@ -72,7 +72,8 @@ async def _found(state: State, rollout: str) -> Found:
     except NotFound:
         raise NotFound(f"there is no rollout {rollout}; rolloutctl rollouts lists them") from None
     targets = tuple(await state.store.targets(rollout))
-    nodes = tuple(state.index.nodes.values())
-    index = Index.build(Snapshot(nodes=nodes, rollouts=(closed,), targets=targets), state.index.limits)
-    index.advance(state.now())
+    facts = state.index.snapshot()
+    together = replace(facts, rollouts=(*facts.rollouts, closed), targets=(*facts.targets, *targets))
+    index = Index.build(together, state.index.limits)
+    index.observed(state.index.observations, state.now())
     return Found(index, closed, live=False)

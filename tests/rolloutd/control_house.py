@@ -191,10 +191,8 @@ class House:
 
     async def fail(self, rollout: str, node: str, *, isolated: bool = True) -> None:
         """Bring a node to failed: in its playbook, or before anything isolated it."""
-        if isolated:
-            await self.isolate(rollout, node)
-        else:
-            await self.move(rollout, node, Trigger.ADMITTED)
+        if self.phase(rollout, node) is Phase.PENDING:
+            await (self.isolate(rollout, node) if isolated else self.move(rollout, node, Trigger.ADMITTED))
         target = self.state.index.target(rollout, node)
         failure = Failure(
             f"{node}#{target.attempt}", node, target.attempt, "run.configure", "broken", self.clock.now()
@@ -247,6 +245,7 @@ async def house(
     index = Index.build(await kept.load(), compile_limits(settings), compiled)
     state = State(index, kept, clock, settings, Feed())
     await state.commit([NodesSeen(tuple(nodes))], cause="test")
+    state.refreshed.set()
     world = FakeWorld({"site.yml": Script.OK})
     sources = FakeSources(tmp_path / "trees")
     sources.commit(URL, {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}, ["main"])

@@ -18,6 +18,9 @@ from rolloutd.errors import RolloutdError
 from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import Entry
 
+MOST_CLOSED_SHOWN = 20
+"""Closed rollouts that `status` shows whole, the latest; `rollouts` lists all."""
+
 VERIFY_PAGE = 2_000
 """Entries hashed in one go: some milliseconds, so that others are answered in between."""
 
@@ -64,7 +67,7 @@ async def status(desk: Desk, call: Call) -> wire.Status:
     if query.all:
         shown += [
             views.rollout(state, await find(state, closed.id))
-            for closed in await state.store.closed_rollouts(MOST_CLOSED)
+            for closed in await state.store.closed_rollouts(MOST_CLOSED_SHOWN)
             if closed.id not in state.index.rollouts
         ]
     return {"rollouts": shown, "trouble": state.trouble or None, "seq": state.feed.latest}
