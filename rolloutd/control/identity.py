@@ -103,6 +103,14 @@ def look_up(uid: int) -> Account:
     return Account(uid, entry.pw_name, frozenset(names))
 
 
+class Names(Protocol):
+    """Knows the accounts behind uids."""
+
+    async def account(self, uid: int) -> Account:
+        """Return what is known of the uid."""
+        ...
+
+
 class NameService:
     """Remembers the name service's answers for a short while; asks it in a thread."""
 

@@ -24,7 +24,7 @@ from machines.rollout import DAEMON
 from rolloutd.control import answers
 from rolloutd.control.binding import Bound, bind
 from rolloutd.control.handlers import ROUTES
-from rolloutd.control.identity import Identity, NameService, identify, peer_of
+from rolloutd.control.identity import Identity, Names, NameService, identify, peer_of
 from rolloutd.control.refusals import Refusals
 from rolloutd.control.routes import Call, Created, Desk, Lines, Route
 from rolloutd.errors import NotAllowed, RolloutdError, StoreFailed
@@ -70,13 +70,13 @@ class ControlServer:
         path: Path,
         group: str | None = None,
         listening: socket.socket | None = None,
-        names: NameService | None = None,
+        names: Names | None = None,
     ) -> None:
         self._desk = desk
         self._path = path
         self._group = group
         self._given = listening
-        self._names = names or NameService(desk.state.now)
+        self._names: Names = names or NameService(desk.state.now)
         self._refusals = Refusals()
         self._streams = 0
         self._uploads = asyncio.Semaphore(MOST_UPLOADS)

@@ -116,6 +116,12 @@ class House:
     world: FakeWorld
     sources: FakeSources
     refreshed: list[int] = field(default_factory=list)
+    observing: bool = False
+
+    async def observe(self, nodes: Sequence[str]) -> None:
+        """Look at nodes, if the test has given the daemon eyes."""
+        if self.observing:
+            self.see()
 
     async def ask(self, who: str, method: str, path: str, *args: Any) -> Any:
         """Ask as somebody; `method` is one of the client's."""
@@ -250,13 +256,17 @@ async def house(
     sources = FakeSources(tmp_path / "trees")
     sources.commit(URL, {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}, ["main"])
     refreshed: list[int] = []
-    desk = Desk(state, FakeRunner(world), sources, clock.now(), "0.test", lambda: refreshed.append(1))
-    people = People()
+    people, client = People(), Client(tmp_path / "run" / "control.sock", 60.0)
+
+    async def observe(asked: Sequence[str]) -> None:
+        await inside.observe(asked)
+
+    runner = FakeRunner(world)
+    desk = Desk(state, runner, sources, clock.now(), "0.test", lambda: refreshed.append(1), observe)
     server = ControlServer(desk, path=tmp_path / "run" / "control.sock", names=people)
+    inside = House(state, clock, people, client, server, world, sources, refreshed)
     await server.start()
     try:
-        client = Client(tmp_path / "run" / "control.sock", 60.0)
-        inside = House(state, clock, people, client, server, world, sources, refreshed)
         inside.see()
         yield inside
     finally:

@@ -1,0 +1,418 @@
+"""What people may ask, and every refusal: asked over the socket, as different people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.events import GateOpened
+from machines.plan import GateName
+from machines.rollout import Order
+from machines.states import Outcome, Phase, Trigger
+from rolloutd.control.client import Answer
+from tests.rolloutd.control_house import PLAN, House, house
+
+BECAUSE = {"reason": "because"}
+
+
+async def refused(asked: Any) -> tuple[int, str]:
+    """Return the status and the code of a refusal."""
+    with pytest.raises(Answer) as answer:
+        await asked
+    assert answer.value.body["error"]
+    return answer.value.status, answer.value.code
+
+
+async def steer(inside: House, who: str, rollout: str, verb: str, node: str = "", **more: Any) -> Any:
+    """Give an order to a rollout, or to one of its nodes."""
+    place = f"/v1/rollouts/{rollout}" + (f"/nodes/{node}" if node else "")
+    return await inside.ask(who, "post", f"{place}/{verb}", BECAUSE | more)
+
+
+# -- votes --------------------------------------------------------------------
+
+
+async def test_only_those_who_are_asked_may_vote(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        for who in ("paul", "nora", "adam", "ida"):
+            assert await refused(inside.vote(who, rollout, "start")) == (403, "not-allowed")
+        assert await refused(inside.vote("olga", rollout, "start", team="payments")) == (403, "not-allowed")
+        gate = await inside.vote("oscar", rollout, "start")
+        assert (gate["state"], gate["needs"]["owner"]) == ("open", {"want": 1, "have": 1})
+        assert gate["votes"][0] | {"at": "", "id": ""} == {
+            **{"id": "", "by": "oscar", "uid": 1002, "yes": True, "teams": ["infra"], "reason": "because"},
+            **{"at": "", "digest": inside.state.index.rollout(rollout).digest.whole},
+            **{"withdrawn": None, "counts": True},
+        }
+
+
+async def test_one_person_votes_once(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit(text=PLAN.replace("start: {owner: 1}", "start: {owner: 2}"))
+        await inside.vote("olga", rollout, "start")
+        assert await refused(inside.vote("olga", rollout, "start")) == (409, "already-voted")
+        assert (await inside.vote("oscar", rollout, "start"))["state"] == "open"
+
+
+async def test_a_gate_that_is_not_asked_takes_no_votes(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        for gate in ("continue", "proceed"):
+            with pytest.raises(Answer) as answer:
+                await inside.vote("olga", rollout, gate)
+            assert (answer.value.status, answer.value.code) == (409, "not-asked")
+            assert "not asked yet" in str(answer.value)
+        assert await refused(inside.vote("olga", rollout, "continue", wave="moon")) == (404, "not-found")
+
+
+async def test_a_vote_is_for_the_digest_that_was_read(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        assert await refused(inside.vote("olga", rollout, "start", digest="f" * 64)) == (409, "other-digest")
+        digest = inside.state.index.rollout(rollout).digest.whole
+        await inside.vote("olga", rollout, "start", digest=digest)
+
+
+async def test_a_no_at_start_cancels(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.vote("olga", rollout, "start", yes=False)
+        assert (await inside.ask("nora", "get", f"/v1/rollouts/{rollout}"))["state"] == "cancelled"
+        assert await refused(inside.vote("oscar", rollout, "start")) == (409, "closed")
+        started = await inside.start(again=True)
+        assert await refused(inside.vote("oscar", started, "start", yes=False)) == (409, "open")
+
+
+async def test_four_eyes_leave_the_submitter_out(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        text = PLAN.replace("start: {owner: 1}", "start: {owner: 1, four_eyes: true}")
+        rollout = await inside.submit(text=text)
+        assert await refused(inside.vote("olga", rollout, "start")) == (403, "not-allowed")
+        await inside.vote("oscar", rollout, "start")
+
+
+async def test_every_team_is_asked_at_continue(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        for who in ("olga", "paul"):
+            gate = await inside.vote(who, rollout, "continue")
+            assert gate["state"] == "waiting"
+        assert "search" in gate["missing"]
+        assert (await inside.vote("sara", rollout, "continue"))["state"] == "open"
+
+
+async def test_a_no_at_continue_pauses_until_it_is_withdrawn(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        assert (await inside.vote("paul", rollout, "continue", yes=False))["state"] == "rejected"
+        assert (await inside.ask("nora", "get", f"/v1/rollouts/{rollout}"))["state"] == "paused"
+        assert await refused(inside.vote("paul", rollout, "continue")) == (409, "said-no")
+        taken = {"gate": "continue", **BECAUSE}
+        path = f"/v1/rollouts/{rollout}/withdraw"
+        assert await refused(inside.ask("sara", "post", path, taken)) == (409, "no-vote")
+        assert (await inside.ask("paul", "post", path, taken))["state"] == "waiting"
+        await inside.vote("paul", rollout, "continue")
+
+
+async def test_a_yes_can_be_taken_back_until_the_gate_opens(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit(text=PLAN.replace("start: {owner: 1}", "start: {owner: 2}"))
+        path, taken = f"/v1/rollouts/{rollout}/withdraw", {"gate": "start", **BECAUSE}
+        await inside.vote("olga", rollout, "start")
+        gate = await inside.ask("olga", "post", path, taken)
+        assert (gate["needs"]["owner"]["have"], gate["votes"][0]["counts"]) == (0, False)
+        await inside.vote("olga", rollout, "start")
+        await inside.vote("oscar", rollout, "start")
+        await inside.commit(GateOpened(rollout, GateName.START, "", inside.clock.now()))
+        assert await refused(inside.ask("olga", "post", path, taken)) == (409, "open")
+
+
+async def test_a_proceed_vote_covers_what_it_was_shown(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "s1")
+        await inside.fail(rollout, "p1")
+        paused = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
+        assert (paused["state"], paused["reason"]["code"]) == ("paused", "node-failed")
+        assert await refused(inside.vote("olga", rollout, "proceed", shown=["x#1"])) == (404, "not-found")
+        assert await refused(inside.vote("olga", rollout, "proceed", nodes=["x"])) == (404, "not-found")
+        assert await refused(inside.vote("olga", rollout, "proceed", nodes=["s2"])) == (409, "nothing-to-settle")
+        past = {"until": "2020-01-01T00:00:00Z"}
+        assert await refused(inside.vote("olga", rollout, "proceed", **past)) == (409, "past")
+        assert await refused(inside.vote("olga", rollout, "start", more=1)) == (409, "proceed-only")
+        assert (await inside.vote("olga", rollout, "proceed"))["state"] == "open"
+        assert await refused(inside.vote("olga", rollout, "proceed")) == (409, "not-asked")
+        # Another failure shuts it again, and the same person answers for that one too.
+        await inside.fail(rollout, "s1")
+        assert (await inside.ask("nora", "get", f"/v1/rollouts/{rollout}"))["state"] == "paused"
+        assert (await inside.vote("olga", rollout, "proceed"))["state"] == "open"
+
+
+async def test_a_proceed_vote_for_one_node_leaves_the_other_failures(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "s1")
+        await inside.fail(rollout, "p1")
+        await inside.fail(rollout, "s1")
+        gate = await inside.vote("olga", rollout, "proceed", nodes=["p1"])
+        assert gate["state"] == "waiting"
+        assert "s1 failed" in gate["missing"]
+        assert "p1 failed" not in gate["missing"]
+
+
+# -- rollouts -----------------------------------------------------------------
+
+
+async def test_owners_and_admins_steer(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        for verb in ("pause", "resume", "cancel"):
+            for who in ("paul", "nora", "sara"):
+                assert await refused(steer(inside, who, rollout, verb)) == (403, "not-allowed")
+        assert await refused(steer(inside, "olga", rollout, "resume")) == (409, "not-paused")
+        assert (await steer(inside, "adam", rollout, "pause"))["reason"]["code"] == "paused"
+        assert (await steer(inside, "olga", rollout, "pause"))["state"] == "paused"
+        assert (await steer(inside, "olga", rollout, "resume"))["state"] == "running"
+        assert (await steer(inside, "adam", rollout, "cancel"))["state"] == "cancelled"
+        assert (await steer(inside, "adam", rollout, "cancel"))["state"] == "cancelled"
+        assert await refused(steer(inside, "olga", rollout, "pause")) == (409, "cancelled")
+
+
+async def test_a_rollout_with_isolated_nodes_cannot_be_deleted(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        path = f"/v1/rollouts/{rollout}"
+        assert await refused(inside.ask("olga", "delete", path)) == (409, "not-closed")
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        assert await refused(inside.ask("olga", "delete", path)) == (409, "not-settled")
+        assert await refused(inside.ask("paul", "delete", path)) == (403, "not-allowed")
+
+
+# -- nodes --------------------------------------------------------------------
+
+
+async def test_retry_takes_failed_nodes_only(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        assert await refused(steer(inside, "olga", rollout, "retry", "p1")) == (409, "not-failed")
+        assert await refused(steer(inside, "olga", rollout, "retry", "x9")) == (404, "not-found")
+        await inside.fail(rollout, "p1")
+        assert await refused(steer(inside, "paul", rollout, "retry", "p1")) == (403, "not-allowed")
+        node = await steer(inside, "olga", rollout, "retry", "p1")
+        assert (node["phase"], node["isolated"], node["attempt"]) == ("pending", True, 1)
+
+
+async def test_rollback_begins_another_attempt(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        node = await steer(inside, "olga", rollout, "rollback", "p1")
+        assert (node["phase"], node["attempt"]) == ("isolating", 2)
+        assert inside.state.index.target(rollout, "p1").rolling_back
+
+
+async def test_rollback_needs_a_playbook(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start(text=PLAN.replace("  rollback: {playbook: undo.yml}\n", ""))
+        await inside.fail(rollout, "p1")
+        assert await refused(steer(inside, "olga", rollout, "rollback", "p1")) == (409, "no-rollback")
+
+
+async def test_skip_of_a_node_that_waits(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        node = await steer(inside, "olga", rollout, "skip", "p1")
+        assert (node["phase"], node["outcome"]) == ("done", "skipped")
+        assert await refused(steer(inside, "olga", rollout, "skip", "p1")) == (409, "not-now")
+
+
+async def test_skip_of_an_isolated_node_asks_what_becomes_of_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        with pytest.raises(Answer) as answer:
+            await steer(inside, "olga", rollout, "skip", "p1")
+        assert (answer.value.status, answer.value.code) == (409, "put-back-needed")
+        assert "--return" in str(answer.value)
+        assert "--leave" in str(answer.value)
+
+
+async def test_a_node_that_is_left_keeps_its_slot_until_returned(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "skip", "p1", put_back="leave")
+        locks = await inside.ask("nora", "get", "/v1/locks")
+        assert [(hold["node"], hold["source"], hold["by"]) for hold in locks["holds"]] == [("p1", "left", "olga")]
+        team = next(pool for pool in locks["pools"] if pool["pool"] == "team/payments")
+        assert [holder["node"] for holder in team["holders"]] == ["p1"]
+        there = {"node": "p1", "source": "left", "id": f"{rollout}/p1"}
+        assert await refused(inside.ask("olga", "delete", "/v1/holds", there)) == (409, "isolated")
+        for _ in range(2):
+            await inside.ask("olga", "post", "/v1/nodes/p1/return")
+        assert inside.state.index.target(rollout, "p1").order is Order.RETURN
+
+
+async def test_skip_with_return_waits_for_the_driver(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        node = await steer(inside, "olga", rollout, "skip", "p1", put_back="return")
+        assert node["phase"] == "failed"
+        assert inside.state.index.target(rollout, "p1").order is Order.RETURN
+        for verb in ("retry", "rollback", "skip"):
+            assert await refused(steer(inside, "olga", rollout, verb, "p1")) == (409, "ordered")
+
+
+async def test_a_retried_node_that_is_skipped_is_put_back(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "retry", "p1")
+        assert await refused(inside.ask("olga", "post", "/v1/nodes/p1/return", {})) == (409, "pending")
+        await steer(inside, "olga", rollout, "skip", "p1", put_back="return")
+        target = inside.state.index.target(rollout, "p1")
+        assert (target.phase, target.outcome, target.order) == (Phase.DONE, Outcome.SKIPPED, Order.RETURN)
+
+
+async def test_return_needs_something_to_return(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        assert await refused(inside.ask("olga", "post", "/v1/nodes/p1/return")) == (409, "not-isolated")
+        assert await refused(inside.ask("olga", "post", "/v1/nodes/x/return")) == (404, "not-found")
+        await inside.isolate(rollout, "p1")
+        assert await refused(inside.ask("olga", "post", "/v1/nodes/p1/return")) == (409, "not-now")
+
+
+async def test_orders_after_a_cancel(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        for verb in ("retry", "rollback"):
+            assert await refused(steer(inside, "olga", rollout, verb, "p1")) == (409, "cancelled")
+        await inside.ask("olga", "post", "/v1/nodes/p1/return", {})
+
+
+async def test_observe_only_touches_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        quiet = type(inside.state.index.limits)(pools=inside.state.index.limits.pools, observe_only=True)
+        inside.state.index.relimit(quiet)
+        assert await refused(steer(inside, "olga", rollout, "rollback", "p1")) == (409, "observe-only")
+        assert await refused(inside.ask("olga", "post", "/v1/nodes/p1/return")) == (409, "observe-only")
+
+
+# -- slots --------------------------------------------------------------------
+
+
+async def test_a_hold_is_granted_where_there_is_room_and_granted_again(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        wanted = {"node": "p1", "id": "kured", "reason": "reboot"}
+        first = await inside.ask("paul", "put", "/v1/holds", wanted)
+        assert await inside.ask("paul", "put", "/v1/holds", wanted) == first
+        assert (first["source"], first["id"], first["by"]) == ("person", "kured", "paul")
+        with pytest.raises(Answer) as full:
+            await inside.ask("paul", "put", "/v1/holds", {"node": "p2", "reason": "reboot"})
+        assert (full.value.status, full.value.code) == (409, "pool-full")
+        assert "p1" in str(full.value)
+        assert await refused(inside.ask("sara", "put", "/v1/holds", wanted)) == (403, "not-allowed")
+        assert await refused(inside.ask("sara", "delete", "/v1/holds", wanted | {"reason": ""})) == (
+            400,
+            "wrong-request",
+        )
+        there = {"node": "p1", "id": "kured"}
+        assert await refused(inside.ask("sara", "delete", "/v1/holds", there)) == (403, "not-allowed")
+        assert await inside.ask("adam", "delete", "/v1/holds", there) == {"lifted": 1}
+        assert await inside.ask("paul", "delete", "/v1/holds", there) == {"lifted": 0}
+
+
+async def test_a_hold_is_refused_while_a_mate_is_worked_on(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        assert await refused(inside.ask("paul", "put", "/v1/holds", {"node": "p2", "reason": "x"})) == (
+            409,
+            "pool-full",
+        )
+
+
+async def test_a_hold_looks_before_it_says_that_nobody_knows(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        inside.clock.advance(600)
+        wanted = {"node": "p1", "reason": "x"}
+        assert await refused(inside.ask("paul", "put", "/v1/holds", wanted)) == (409, "mate-unknown")
+        inside.observing = True
+        assert (await inside.ask("paul", "put", "/v1/holds", wanted))["node"] == "p1"
+
+
+async def test_a_hold_that_ran_out_is_taken_anew(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        wanted = {"node": "p1", "reason": "x", "until": "2027-01-15T09:00:00Z"}
+        first = await inside.ask("paul", "put", "/v1/holds", wanted)
+        inside.clock.advance(7200)
+        inside.see()
+        assert (await inside.ask("nora", "get", "/v1/locks"))["holds"] == []
+        assert await refused(inside.ask("paul", "put", "/v1/holds", wanted)) == (409, "past")
+        again = await inside.ask("paul", "put", "/v1/holds", wanted | {"until": None})
+        assert again["at"] > first["at"]
+
+
+async def test_freezes_have_scopes_and_owners(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        frozen = {"reason": "party"}
+        for who, scope in (("olga", "all"), ("paul", "team/search"), ("sara", "rack/r1")):
+            assert await refused(inside.ask(who, "post", "/v1/freezes", frozen | {"scope": scope})) == (
+                403,
+                "not-allowed",
+            )
+        assert await refused(inside.ask("adam", "post", "/v1/freezes", frozen | {"scope": "moon"})) == (
+            404,
+            "not-found",
+        )
+        await inside.ask("sara", "post", "/v1/freezes", frozen | {"scope": "team/search"})
+        whole = await inside.ask("adam", "post", "/v1/freezes", frozen)
+        rollout = await inside.start()
+        why = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}/nodes/p1/why")
+        assert why["reason"]["code"] == "freeze"
+        assert await refused(inside.ask("sara", "delete", "/v1/freezes", {"scope": whole["id"]})) == (
+            403,
+            "not-allowed",
+        )
+        assert await inside.ask("adam", "delete", "/v1/freezes", {"scope": whole["id"]}) == {"lifted": 1}
+        assert await inside.ask("sara", "delete", "/v1/freezes", {"scope": "team/search"}) == {"lifted": 1}
+        assert await inside.ask("adam", "delete", "/v1/freezes") == {"lifted": 0}
+
+
+# -- plans --------------------------------------------------------------------
+
+
+async def test_only_the_owners_submit(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        for who in ("paul", "nora"):
+            assert await refused(inside.submit(who)) == (403, "not-allowed")
+        assert await refused(inside.ask("nora", "upload", "/v1/uploads", b"")) == (403, "not-allowed")
+        assert await inside.submit("adam")
+
+
+async def test_nobody_takes_over_another_teams_rollout(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        await inside.submit()
+        mine = PLAN.replace("owner: infra", "owner: payments")
+        assert await refused(inside.submit("paul", mine)) == (409, "same-name")
+        assert await refused(inside.submit("paul", mine, supersede=True)) == (403, "not-allowed")
+        taken = await inside.submit("olga", PLAN.replace("soak: 10m", "soak: 11m"), supersede=True)
+        listed = (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"]
+        assert {each["rollout"] == taken: each["state"] for each in listed} == {
+            True: "awaiting-approval",
+            False: "cancelled",
+        }
