@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -45,19 +45,19 @@ class World:
         self._pods: dict[str, JSON] = {}
         self._nodes: list[str] = []
         self._boots: dict[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._busy: dict[str, asyncio.Task[None]] = {}
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> World:
         await self.api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        self._task = asyncio.create_task(self._play())
+        self._begin(self._play())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None
-        tasks = [self._task, *self._busy.values()]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -255,33 +255,34 @@ class World:
         self._mind(pod)
 
     def _mind(self, pod: JSON) -> None:
-        """Do what a pod needs now, if nobody is at it."""
+        """Do what a pod needs now, once."""
         uid = pod["metadata"]["uid"]
-        if uid in self._pods and uid not in self._busy and pod["spec"].get("nodeName") not in self.silent:
-            self._busy[uid] = asyncio.create_task(self._tend(uid))
+        if uid not in self._pods or pod["spec"].get("nodeName") in self.silent:
+            return
+        if "deletionTimestamp" in pod["metadata"]:
+            if uid not in self._ended:
+                self._ended.add(uid)
+                self._begin(self._end(pod))
+                self._begin(self._replace(pod))
+        elif pod["status"].get("phase") == "Pending" and uid not in self._started:
+            self._started.add(uid)
+            self._begin(self._start(pod))
 
-    async def _tend(self, uid: str) -> None:
-        try:
-            while (pod := self._pods.get(uid)) is not None:
-                path = f"{self.pods_path}/{pod['metadata']['name']}"
-                if "deletionTimestamp" in pod["metadata"]:
-                    replacing = asyncio.create_task(self._replace(pod))
-                    self._busy[f"replacing {uid}"] = replacing
-                    await asyncio.sleep(self.end_s)
-                    await self.api.delete(path, gracePeriodSeconds=0, preconditions={"uid": uid})
-                    return
-                if pod["status"].get("phase") != "Pending":
-                    return
-                await asyncio.sleep(self.ready_s)
-                with contextlib.suppress(Said):
-                    after = await self.api.patch(f"{path}/status", {"status": _running()})
-                    if self._pods.get(uid) is pod:
-                        self._pods[uid] = after
-        finally:
-            del self._busy[uid]
-            latest = self._pods.get(uid)
-            if latest is not None and "deletionTimestamp" in latest["metadata"]:
-                asyncio.get_running_loop().call_later(LOOK_S, self._mind, latest)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, pod: JSON) -> None:
+        await asyncio.sleep(self.ready_s)
+        with contextlib.suppress(Said):
+            await self.api.patch(f"{self.pods_path}/{pod['metadata']['name']}/status", {"status": _running()})
+
+    async def _end(self, pod: JSON) -> None:
+        await asyncio.sleep(self.end_s)
+        uid = pod["metadata"]["uid"]
+        path = f"{self.pods_path}/{pod['metadata']['name']}"
+        await self.api.delete(path, gracePeriodSeconds=0, preconditions={"uid": uid})
 
     async def _replace(self, pod: JSON) -> None:
         """Start another pod of the same workload on the emptiest node that takes pods."""
