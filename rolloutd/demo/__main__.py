@@ -55,14 +55,16 @@ def _play(chosen: argparse.Namespace) -> int:
         rollout = play(stage, _audience(chosen, is_terminal=is_terminal), chosen.fault)
         _conclude(rollout, chosen)
         if keep and is_terminal and not chosen.headless:
-            input("the daemon still answers; press Enter to end it ")
+            say("the daemon still answers; press Enter to end it")
+            sys.stdin.readline()
     return exits.DONE if rollout["state"] == "done" else exits.NO
 
 
 def _audience(chosen: argparse.Namespace, *, is_terminal: bool) -> Audience:
-    if chosen.json or not sys.stdout.isatty():
-        return Log()
-    return Person(asks=is_terminal and not chosen.headless)
+    asks = is_terminal and not chosen.headless
+    if asks or (sys.stdout.isatty() and not chosen.json):
+        return Person(asks=asks)
+    return Log()
 
 
 def _invite(stage: Stage) -> None:

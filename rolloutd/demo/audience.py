@@ -68,12 +68,10 @@ class Person:
             self.tell(f"{question} The demo says yes itself: nobody is asked.")
             return True
         self.close()
-        sys.stdout.flush()
-        try:
-            answer = input(f"\n{printable(question)} [Y/n] ")
-        except EOFError:
-            return False
-        return answer.strip().lower() in ("", "y", "yes")
+        # input() would write its question to stderr, which may be elsewhere.
+        print(f"\n{printable(question)} [Y/n] ", end="", flush=True)  # noqa: T201
+        answer = sys.stdin.readline()
+        return answer.strip().lower() in ("", "y", "yes") if answer else False
 
     def close(self) -> None:
         """Leave the last picture standing."""

@@ -154,7 +154,8 @@ def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:
     said = b""
     try:
         while b"Say yes? [Y/n] " not in said:
-            said += os.read(primary, 65536)
+            said += _read(primary)
+            assert process.poll() is None
         os.write(primary, b"n\n")
         while chunk := _read(primary):
             said += chunk
@@ -210,6 +211,7 @@ def test_the_wheel_has_everything(away: dict[str, str], tmp_path: Path) -> None:
 
 
 def _read(descriptor: int) -> bytes:
+    assert select.select([descriptor], [], [], LIMIT_S)[0], "the terminal stays silent"
     try:
         return os.read(descriptor, 65536)
     except OSError:  # the last process of the terminal has ended
