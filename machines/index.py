@@ -469,6 +469,8 @@ class Index:
         self._unsettled.pop(rollout_id, None)
 
     def _delete(self, rollout: str) -> None:
+        if rollout not in self._rollouts:
+            return  # it closed before this index was built
         gone = list(self._targets[rollout].values())
         for target in gone:
             self.lanes.unplace(target)

@@ -29,7 +29,7 @@ from machines.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, edge
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.control.client import Client
-from rolloutd.control.identity import Account
+from rolloutd.control.identity import Account, NameService
 from rolloutd.control.routes import Desk
 from rolloutd.control.server import ControlServer
 from rolloutd.feed import Feed
@@ -117,6 +117,14 @@ class House:
     sources: FakeSources
     refreshed: list[int] = field(default_factory=list)
     observing: bool = False
+
+    async def restart(self) -> None:
+        """Forget what a daemon that is started again does not load."""
+        limits, settings = self.state.index.limits, self.state.settings
+        self.state.index = Index.build(
+            await self.state.store.load(), limits, lambda content: compile_plan(content, teams=settings.teams)
+        )
+        self.see()
 
     async def observe(self, nodes: Sequence[str]) -> None:
         """Look at nodes, if the test has given the daemon eyes."""
@@ -238,9 +246,14 @@ async def house(
     *,
     store: Callable[[Any], Any] | None = None,
     nodes: Sequence[Node] = NODES,
+    names: NameService | None = None,
+    group: str | None = None,
     **changed: Any,
 ) -> AsyncIterator[House]:
-    """Serve a fleet of four nodes, two teams and two racks on a socket."""
+    """Serve a fleet of four nodes, two teams and two racks on a socket.
+
+    With `names`, people are who the kernel says, and `group` may connect.
+    """
     settings = settings_of(**changed)
     clock = FakeClock()
 
@@ -263,7 +276,8 @@ async def house(
 
     runner = FakeRunner(world)
     desk = Desk(state, runner, sources, clock.now(), "0.test", lambda: refreshed.append(1), observe)
-    server = ControlServer(desk, path=tmp_path / "run" / "control.sock", names=people)
+    path = tmp_path / "run" / "control.sock"
+    server = ControlServer(desk, path=path, group=group, names=names or people)
     inside = House(state, clock, people, client, server, world, sources, refreshed)
     await server.start()
     try:
