@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from machines.decision import Decision
 from machines.index import Index
 from machines.invariants import violations
 from machines.schedule import decide, why, why_all
-from machines.states import BUSY, Phase
+from machines.states import BUSY
+from machines.states import Phase as NodePhase
 from tests.machines.interpreter import World
 from tests.oracle import judge
 
 EXAMPLES = settings(
-    deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    # A smaller seed is no simpler world, so shrinking would only take time.
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow],
 )
+MORE_EXAMPLES = settings(EXAMPLES, max_examples=250)
 SEEDS = st.integers(0, 2**32)
-STEPS = st.integers(5, 60)
+STEPS = st.integers(25, 60)
 ROUNDS_TO_END = 400
 """Rounds of peace in which every rollout must end: some ten nodes, three phases, backoffs and a soak."""
 
@@ -41,9 +48,20 @@ def is_deed(decision: Decision) -> bool:
     return observed or bool(decision.starts or decision.looks or decision.put_backs or decision.opens)
 
 
-@EXAMPLES
+@MORE_EXAMPLES
 @given(SEEDS, STEPS)
-def test_nothing_forbidden_happens_and_the_oracle_agrees(seed: int, steps: int) -> None:
+def test_the_oracle_alone_finds_nothing_forbidden(seed: int, steps: int) -> None:
+    world = World.of(seed)
+    world.trusting = True
+    for _ in range(steps):
+        world.step()
+        world.decide()
+    assert judge(world.log) == []
+
+
+@MORE_EXAMPLES
+@given(SEEDS, STEPS)
+def test_the_invariants_find_nothing_forbidden(seed: int, steps: int) -> None:
     world = World.of(seed)
     for _ in range(steps):
         world.step()
@@ -55,7 +73,6 @@ def test_nothing_forbidden_happens_and_the_oracle_agrees(seed: int, steps: int) 
         if not decision.observe:
             found = violations(before, after, limits=world.index.limits, observations=seen, now=world.now)
             assert found == []
-    assert judge(world.log) == []
 
 
 @EXAMPLES
@@ -85,7 +102,7 @@ def test_what_is_explained_is_what_is_done(seed: int, steps: int) -> None:
             for target in world.index.targets(rollout):
                 reason = told[target.node]
                 assert reason == why(world.index, rollout, target.node, world.now)
-                if target.phase is Phase.PENDING:
+                if target.phase is NodePhase.PENDING:
                     assert (reason.code == "starting") == ((rollout, target.node) in begun), reason
                     assert reason.text
         world.decide()
@@ -93,7 +110,9 @@ def test_what_is_explained_is_what_is_done(seed: int, steps: int) -> None:
 
 @EXAMPLES
 @given(SEEDS, STEPS, st.floats(0.0, 1.0))
-def test_nothing_can_start_before_the_instant_at_which_to_ask_again(seed: int, steps: int, part: float) -> None:
+def test_nothing_can_start_before_the_instant_at_which_to_ask_again(
+    seed: int, steps: int, part: float
+) -> None:
     world = World.of(seed)
     for _ in range(steps):
         world.step()
