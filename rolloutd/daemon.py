@@ -79,10 +79,11 @@ class Daemon:
         """Refresh the inventory, then decide whenever something has changed."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            self._drive()
+            # What is in hand goes on at once; nothing new is started on what may have changed meanwhile.
             await self._refreshing.refresh()
             self._alarm.every("inventory", self._state.settings.inventory_refresh_s, self.refresh)
             self._alarm.every("soak", self._soaking.every_s, self._watch_soaks)
-            self._drive()
             self._bell.set()
             while True:
                 await self._bell.wait()
