@@ -93,6 +93,7 @@ def adopt(descriptor: int) -> socket.socket:
     except OSError as exc:
         raise CannotListen(f"descriptor {descriptor} is no socket: {exc.strerror}") from exc
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        sock.detach()
         raise CannotListen(f"descriptor {descriptor} is not a Unix stream socket")
     sock.setblocking(False)
     return sock

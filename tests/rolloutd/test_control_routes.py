@@ -76,7 +76,11 @@ async def prepared(inside: House) -> dict[tuple[str, str], tuple[str, str, Any]]
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
-        ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): ("olga", f"/v1/rollouts/{r}/nodes/s1/rollback", BECAUSE),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (
+            "olga",
+            f"/v1/rollouts/{r}/nodes/s1/rollback",
+            BECAUSE,
+        ),
     }
 
 
@@ -154,7 +158,10 @@ def test_the_document_is_whole() -> None:
 async def test_validation_names_every_mistake(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         assert await inside.ask("nora", "post", "/v1/plans/validate", FILE) == {"valid": True, "errors": []}
-        broken = {"file": "b.yaml", "text": PLAN.replace("verify:", "verifi:").replace("soak: 10m", "soak: never")}
+        broken = {
+            "file": "b.yaml",
+            "text": PLAN.replace("verify:", "verifi:").replace("soak: 10m", "soak: never"),
+        }
         answer = await inside.ask("nora", "post", "/v1/plans/validate", broken)
         assert answer["valid"] is False
         assert len(answer["errors"]) >= 2

@@ -43,9 +43,9 @@ async def test_only_those_who_are_asked_may_vote(tmp_path: Path) -> None:
         gate = await inside.vote("oscar", rollout, "start")
         assert (gate["state"], gate["needs"]["owner"]) == ("open", {"want": 1, "have": 1})
         assert gate["votes"][0] | {"at": "", "id": ""} == {
-            **{"id": "", "by": "oscar", "uid": 1002, "yes": True, "teams": ["infra"], "reason": "because"},
-            **{"at": "", "digest": inside.state.index.rollout(rollout).digest.whole},
-            **{"withdrawn": None, "counts": True},
+            "id": "", "by": "oscar", "uid": 1002, "yes": True, "teams": ["infra"], "reason": "because",
+            "at": "", "digest": inside.state.index.rollout(rollout).digest.whole,
+            "withdrawn": None, "counts": True,
         }
 
 
@@ -143,7 +143,10 @@ async def test_a_proceed_vote_covers_what_it_was_shown(tmp_path: Path) -> None:
         assert (paused["state"], paused["reason"]["code"]) == ("paused", "node-failed")
         assert await refused(inside.vote("olga", rollout, "proceed", shown=["x#1"])) == (404, "not-found")
         assert await refused(inside.vote("olga", rollout, "proceed", nodes=["x"])) == (404, "not-found")
-        assert await refused(inside.vote("olga", rollout, "proceed", nodes=["s2"])) == (409, "nothing-to-settle")
+        assert await refused(inside.vote("olga", rollout, "proceed", nodes=["s2"])) == (
+            409,
+            "nothing-to-settle",
+        )
         past = {"until": "2020-01-01T00:00:00Z"}
         assert await refused(inside.vote("olga", rollout, "proceed", **past)) == (409, "past")
         assert await refused(inside.vote("olga", rollout, "start", more=1)) == (409, "proceed-only")
@@ -251,7 +254,9 @@ async def test_a_node_that_is_left_keeps_its_slot_until_returned(tmp_path: Path)
         await inside.fail(rollout, "p1")
         await steer(inside, "olga", rollout, "skip", "p1", put_back="leave")
         locks = await inside.ask("nora", "get", "/v1/locks")
-        assert [(hold["node"], hold["source"], hold["by"]) for hold in locks["holds"]] == [("p1", "left", "olga")]
+        assert [(hold["node"], hold["source"], hold["by"]) for hold in locks["holds"]] == [
+            ("p1", "left", "olga")
+        ]
         team = next(pool for pool in locks["pools"] if pool["pool"] == "team/payments")
         assert [holder["node"] for holder in team["holders"]] == ["p1"]
         there = {"node": "p1", "source": "left", "id": f"{rollout}/p1"}

@@ -16,7 +16,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def problems(value: Any, schema: Mapping[str, Any], document: Mapping[str, Any], at: str = "$") -> Iterator[str]:
+def problems(
+    value: Any, schema: Mapping[str, Any], document: Mapping[str, Any], at: str = "$"
+) -> Iterator[str]:
     """Yield what is wrong with a value, each with its place."""
     if "$ref" in schema:
         yield from problems(value, _resolved(schema["$ref"], document), document, at)
