@@ -1,4 +1,4 @@
-"""A small judge of JSON against the schemas that our OpenAPI document uses; no more of JSON Schema than that."""
+"""A small judge of JSON against the schemas of our OpenAPI document; no more of JSON Schema than that."""
 
 from __future__ import annotations
 
