@@ -100,7 +100,7 @@ async def _serving(state: State, clock: SystemClock) -> Any:
         observers=list(_observers(kit, settings)),
         alarm=alarm,
     )
-    desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh)
+    desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe)
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group)
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -91,6 +91,10 @@ class Daemon:
                 await self._turn()
                 await self._state.clock.sleep(LEAST_PAUSE_S)
 
+    async def observe(self, nodes: Sequence[str]) -> None:
+        """Look at these nodes now; for a hold, which is granted by what is known."""
+        await self._observing.look(nodes)
+
     def refresh(self) -> None:
         """Ask the inventory sources again, beside the loop."""
         self._tasks.create_task(self._refreshing.refresh())

@@ -34,6 +34,11 @@ class Observing:
             self._asked.update(wanted)
             tasks.create_task(self._observe(wanted), name="observe")
 
+    async def look(self, nodes: Sequence[str]) -> None:
+        """Observe these nodes and return once they were; for somebody who waits for the answer."""
+        self._asked.update(nodes)
+        await self._observe(nodes)
+
     async def _observe(self, nodes: Sequence[str]) -> None:
         try:
             hosts = [self._state.host(node) for node in nodes if node in self._state.index.nodes]
