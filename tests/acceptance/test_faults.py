@@ -1,0 +1,193 @@
+"""What goes wrong in a working life: each a clear sentence, nothing lost, the daemon alive."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rolloutd.control.client import Answer
+from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    """Two teams of two nodes each, and their daemon, which is alive at the end."""
+    with world(tmp_path, fleet_labels(4, 2, 1), observe_within="1s") as made:
+        yield made
+        assert made.client.get("/v1/health")["version"]
+
+
+def test_a_changed_host_key_stops_the_node_and_says_what_to_do(made: World) -> None:
+    """The check meets another key than known_hosts has; the failure names the file."""
+    rollout = begin(made, "hostkey", work_s=3)
+    made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
+    other = made.sshds["n2"].known_hosts.read_text().split()[1:]
+    known = (made.directory / "known_hosts").read_text().splitlines()
+    port = f":{made.sshds['n1'].port} "
+    lines = [f"{line.split()[0]} {' '.join(other)}" if port in line else line for line in known]
+    (made.directory / "known_hosts").write_text("\n".join(lines) + "\n")
+    status = made.until(lambda: paused(made, rollout), "the rollout pauses")
+    assert "n1" in status["reason"]["text"]
+    failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
+    assert "host key" in failure["message"]
+    assert "known_hosts" in failure["message"]
+
+
+def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> None:
+    """Its sshd dies under the playbook; the node is failed, its slot kept, the reason says unreachable."""
+    rollout = begin(made, "silent", work_s=4)
+    made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
+    made.sshds["n1"].stop()
+    status = made.until(lambda: paused(made, rollout), "the rollout pauses")
+    assert status["failed"] == 1
+    assert "n1" in status["reason"]["text"]
+    locks = {pool["pool"]: pool for pool in made.client.get("/v1/locks")["pools"]}
+    assert [holder["node"] for holder in locks["team/t1"]["holders"]] == ["n1"]
+    made.sshds["n1"].start(made.sshds["n1"].directory)
+    made.client.post(f"/v1/rollouts/{rollout}/nodes/n1/retry", {"reason": "sshd is back"})
+    made.vote(rollout, "proceed", reason="retried")
+    made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done after the retry")
+
+
+def test_bad_plans_and_sources_are_answered_where_the_person_is(made: World) -> None:
+    """A missing playbook, one outside the source, a selector over nothing, a huge file, a bad upload."""
+    for spec, line in (
+        ({"maintain": {"playbook": "nowhere.yml"}}, "no such playbook"),
+        ({"maintain": {"playbook": "../../etc/passwd"}}, ""),
+        ({"targets": "role=nobody"}, "matches no node"),
+    ):
+        with pytest.raises(Answer) as refused:
+            made.submit(plan("bad", **spec), {"change.yml": CHANGE_PLAYBOOK})
+        assert refused.value.status == 422
+        mistakes = refused.value.body["errors"]
+        assert mistakes
+        assert all(m["line"] >= 1 and m["found"] and m["allowed"] for m in mistakes)
+        assert line in mistakes[0]["message"]
+    with pytest.raises(Answer) as refused:
+        made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": "x: y\n" * 2_000_000})
+    assert refused.value.status in (413, 422)
+    with pytest.raises(Answer) as refused:
+        made.client.upload("/v1/uploads", b"no tar at all")
+    assert refused.value.status in (400, 409, 422)
+
+
+def test_a_path_in_a_request_is_never_opened(made: World, tmp_path: Path) -> None:
+    """An upload's name that is a path, and a git source that is a local path, are refused."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "change.yml").write_text(CHANGE_PLAYBOOK)
+    subprocess.run(["git", "init", "-q", str(secret)], check=True)
+    body = {"file": "/etc/shadow", "text": yaml.safe_dump(plan("path")), "upload": str(secret)}
+    with pytest.raises(Answer) as refused:
+        made.client.post("/v1/plans/submit", body)
+    assert refused.value.status < 500
+    for url in (str(secret), f"file://{secret}"):
+        text = yaml.safe_dump(plan("path", source={"git": url, "ref": "main"}))
+        with pytest.raises(Answer) as refused:
+            made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": text})
+        assert refused.value.status < 500
+
+
+def test_a_playbook_that_does_not_parse_fails_its_node_with_ansibles_words(made: World) -> None:
+    """The source holds a playbook that Ansible cannot read."""
+    variables = {"log_file": str(made.log_file)}
+    spec = plan("unparsable", maintain={"playbook": "change.yml", "vars": variables})
+    rollout = made.submit(spec, {"change.yml": "- hosts: all\n  tasks: [oops\n"})
+    made.vote(rollout, "start")
+    made.until(lambda: paused(made, rollout), "the rollout pauses")
+    failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
+    assert "change.yml" in failure["message"]
+
+
+def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: World) -> None:
+    """Its nodes stay as they were last known, and everybody can see that it fails."""
+    hosts = made.directory / "hosts.yml"
+    good = hosts.read_text()
+    for bad in ("all: {hosts: {}}", "all: [", ""):
+        hosts.write_text(bad)
+        made.client.post("/v1/inventory/refresh")
+
+        def failing() -> Any:
+            return made.client.get("/v1/inventory")["sources"][0]["error"]
+
+        made.until(failing, "the source is known to fail")
+        assert len(made.client.get("/v1/inventory")["nodes"]) == 4
+        hosts.write_text(good)
+        made.client.post("/v1/inventory/refresh")
+        made.until(lambda: not made.client.get("/v1/inventory")["sources"][0]["error"], "it is well again")
+
+
+def test_a_second_daemon_names_the_first_and_ends(made: World) -> None:
+    """Nothing changes for the first."""
+    second = subprocess.run(
+        [sys.executable, "-m", "rolloutd", "--config", str(made.directory / "config.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd="/",
+    )
+    assert second.returncode == 1
+    assert made.process is not None
+    assert str(made.process.pid) in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: World) -> None:
+    """Many streams are opened and dropped; the daemon answers as before."""
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(str(made.directory / "s"))
+            stream.sendall(b"GET /v1/events?follow=true HTTP/1.1\r\nHost: x\r\n\r\n")
+            stream.recv(1)
+    assert made.client.get("/v1/status")["rollouts"] == []
+
+
+def test_sigterm_in_the_middle_leaves_the_run_to_the_next_daemon(made: World) -> None:
+    """An orderly stop ends no run; the next daemon takes the result."""
+    rollout = begin(made, "term", work_s=4)
+    made.until(lambda: made.spans(), "a playbook runs")
+    assert made.process is not None
+    process = made.process
+    made.kill_daemon(signal.SIGTERM)
+    assert process.returncode == 0
+    assert made.run_processes(), "the run goes on"
+    made.start_daemon()
+    made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done")
+    assert [span.node for span in made.spans()].count("n1") == 1
+
+
+def test_a_socket_whose_directory_was_removed_is_made_again(made: World) -> None:
+    """The daemon notices by itself that nobody can reach it."""
+    (made.directory / "s").unlink()
+    made.until(lambda: made.client.get("/v1/health"), "the socket is there again")
+
+
+def begin(made: World, name: str, *, work_s: float) -> str:
+    """Submit a plan of one wave and open its start gate."""
+    variables = {"log_file": str(made.log_file), "work_s": work_s}
+    spec = plan(
+        name,
+        canary={"select": "canary=true"},
+        maintain={"playbook": "change.yml", "vars": variables},
+        verify=[{"reachable": {"within": "0s"}}],
+    )
+    rollout = made.submit(spec, {"change.yml": CHANGE_PLAYBOOK})
+    made.vote(rollout, "start")
+    return rollout
+
+
+def paused(made: World, rollout: str) -> dict[str, Any] | None:
+    """Return the status of a paused rollout."""
+    status = made.status(rollout)
+    return status if status["state"] == "paused" else None
