@@ -68,7 +68,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         pool_keys=tuple(spec["pools"]["by"]),
         enrol=Enrol(spec["enrol"]),
         probation_s=float(spec["probation"]),
-        isolate_timeout_s=float(spec["limits"]["isolate"]),
+        isolate_timeout_s=_isolate_timeout_s(spec),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
     )
@@ -173,6 +173,17 @@ def _waves(spec: Mapping[str, JSON]) -> tuple[WaveSpec, ...]:
         for wave in spec["waves"]
     )
     return (first, *declared, WaveSpec(name=FLEET_WAVE))
+
+
+def _isolate_timeout_s(spec: Mapping[str, JSON]) -> float:
+    """Return the limit of isolating: that of the drain where the plan names one, however long it is."""
+    drains = [
+        params["drain_timeout"]
+        for step in spec["isolate"]
+        for params in step.values()
+        if params.get("drain_timeout") is not None
+    ]
+    return float(max(drains, default=spec["limits"]["isolate"]))
 
 
 def _stage(stage: Mapping[str, JSON]) -> Stage:

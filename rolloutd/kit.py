@@ -19,6 +19,7 @@ INVENTORIES = "rolloutd.inventories"
 OBSERVERS = "rolloutd.observers"
 ISOLATORS = "rolloutd.isolators"
 CHECKS = "rolloutd.checks"
+WATCHES = "rolloutd.watches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,11 @@ class InventorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What every adapter may use; `params` are its own, from the settings."""
+    """What every adapter may use; `params` are its own, from the settings.
+
+    `shared` is where the adapters of one outside system keep what they have in
+    common, by the system's name; each such thing has an async `close`.
+    """
 
     shell: Shell
     clock: Clock
@@ -39,6 +44,7 @@ class Kit:
     inventory: Callable[[], InventorySnapshot]
     settings: Any
     params: Mapping[str, JSON] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 class NoAdapter(RolloutdError):

@@ -36,6 +36,8 @@ from rolloutd.planfile.steps import (
     step_model,
 )
 from rolloutd.planfile.wording import ROOT
+from rolloutd.sources import INVENTORY_KINDS, FilePath, Word, clusters_differ, read_path
+from rolloutd.sources import PATHS as SOURCE_PATHS
 
 JSON = Any
 
@@ -54,7 +56,7 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     ("ssh", "known_hosts"),
     ("ssh", "key_file"),
     ("ansible", "bin"),
-    ("inventory", "*", "ansible", "path"),
+    *SOURCE_PATHS,
 )
 """Where paths stand; `*` is any item of a list."""
 
@@ -75,18 +77,12 @@ def _member(text: str) -> str:
 
 
 def _path_or_none(value: object) -> Path | None:
-    return None if value is None else _path(value)
+    return None if value is None else read_path(value)
 
 
 def _with_team(pools: dict[str, PoolKey]) -> dict[str, PoolKey]:
     """Keep the promise that a team loses one node at a time, whatever other pools are named."""
     return {"team": PoolKey(), **pools}
-
-
-def _path(value: object) -> Path:
-    if not isinstance(value, str) or not value.strip():
-        raise Unreadable("this is no path", "a path, relative to this file")
-    return Path(value)
 
 
 MaxUnavailable = Annotated[
@@ -97,27 +93,12 @@ MaxUnavailable = Annotated[
     ),
 ]
 Member = Annotated[str, AfterValidator(_member)]
-FilePath = Annotated[Path, PlainValidator(_path), schema_of(type="string", minLength=1)]
 OptionalPath = Annotated[
     Path | None, PlainValidator(_path_or_none), schema_of(type=["string", "null"], minLength=1)
 ]
-Word = Annotated[str, Field(min_length=1, max_length=64)]
 NodeName = Annotated[str, Field(min_length=1, max_length=253)]
 LabelValue = Annotated[str, Field(max_length=253)]
 
-
-class AnsibleInventory(Part):
-    """Nodes from an Ansible inventory: a static file, a directory or a dynamic one."""
-
-    path: FilePath = Field(description="Inventory, as `ansible-inventory -i` takes it.")
-    labels: list[LabelKey] = Field(
-        default=["team", "rack", "canary"],
-        max_length=MAX_ITEMS,
-        description="Host variables that become labels.",
-    )
-
-
-INVENTORY_KINDS: dict[str, Any] = {"ansible": AnsibleInventory}
 
 if TYPE_CHECKING:
     InventorySource = Step
@@ -255,6 +236,7 @@ FORMAT = Format(
     rules=(
         lambda root: rules.step_rules(root, ("inventory",), tuple(INVENTORY_KINDS)),
         lambda root: rules.step_rules(root, ("observe",), tuple(OBSERVERS)),
+        clusters_differ,
         lambda root: _team_rules(root),
     ),
     reserved={

@@ -9,11 +9,20 @@ they have been read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
-from rolloutd.planfile.scalars import Answer, Duration, Limit, Pattern, Playbook, Templated, parse_duration
+from rolloutd.planfile.scalars import (
+    Answer,
+    Duration,
+    Limit,
+    Pattern,
+    Playbook,
+    SelectorText,
+    Templated,
+    parse_duration,
+)
 
 JSON = Any
 
@@ -59,6 +68,24 @@ class PlaybookIsolator(Part):
     file: Playbook = Field(description="Playbook that takes the node out of service; idempotent.")
     undo: Playbook = Field(description="Playbook that puts it back as it was; idempotent.")
     timeout: Limit = span("15m", "Limit of each playbook.")
+
+
+class KubernetesIsolator(Part):
+    """Takes a Kubernetes node out of service: cordons and drains it, and uncordons it again."""
+
+    drain_timeout: Limit = Field(
+        default=ABSENT,
+        description="Until all pods are gone that have to go; then the node is put back and tried later. "
+        "`limits.isolate` if not given.",
+    )
+    pods_with_local_storage: Literal["refuse", "delete"] = Field(
+        default="refuse",
+        description="Pods whose emptyDir volumes are lost with them: refuse the node, or evict them.",
+    )
+    pods_without_controller: Literal["refuse", "delete"] = Field(
+        default="refuse", description="Pods that nobody starts again: refuse the node, or evict them."
+    )
+    timeout: Limit = span("1m", "Limit of one try; pods that are left are asked to go again in the next.")
 
 
 # -- checks -------------------------------------------------------------------
@@ -118,6 +145,22 @@ class SshCheck(Check):
     timeout: Limit = span("1m", "Limit of one try.")
 
 
+class KubernetesCheck(Check):
+    """The node is Ready in its cluster, and the pods that belong on it are there and Ready."""
+
+    ready: bool = Field(default=True, description="The node's Ready condition is true.")
+    daemonsets_ready: bool = Field(
+        default=False,
+        description="Every DaemonSet's pod that was there before the isolation is there and Ready again.",
+    )
+    pods_ready: SelectorText = Field(
+        default=ABSENT,
+        description="The node's pods with these labels are Ready, and there is at least one.",
+    )
+    within: Duration = span("5m", "How long all this may take; 0s judges once.")
+    timeout: Limit = span("30s", "Limit of one try.")
+
+
 # -- observers ----------------------------------------------------------------
 
 
@@ -127,18 +170,23 @@ class ReachableObserver(Part):
 
 # -- the registries -----------------------------------------------------------
 
-ISOLATORS: dict[str, type[Part]] = {"command": CommandIsolator, "playbook": PlaybookIsolator}
+ISOLATORS: dict[str, type[Part]] = {
+    "command": CommandIsolator,
+    "kubernetes": KubernetesIsolator,
+    "playbook": PlaybookIsolator,
+}
 CHECKS: dict[str, Any] = {
+    "kubernetes": KubernetesCheck,
     "reachable": ReachableCheck,
     "ssh": Annotated[SshCheck, BeforeValidator(_exit_zero)],
 }
 OBSERVERS: dict[str, type[Part]] = {"reachable": ReachableObserver}
 
 LATER: dict[str, tuple[str, ...]] = {
-    "isolate": ("kubernetes", "haproxy"),
-    "verify": ("kubernetes", "haproxy", "prometheus"),
+    "isolate": ("haproxy",),
+    "verify": ("haproxy", "prometheus"),
     "observe": ("kubernetes", "prometheus"),
-    "inventory": ("netbox", "kubernetes"),
+    "inventory": ("netbox",),
 }
 """Kinds of the design that this version does not have, by the list they would stand in."""
 

@@ -108,15 +108,15 @@ class NodeWatch:
 
     # -- what is told
 
-    def observe(self, name: str) -> Observation:
-        """Return how one node of the cluster is now; `name` is the cluster's own for it."""
-        now = self._clock.now()
+    def observe(self, name: str, known_as: str = "") -> Observation:
+        """Return how one node is now; `name` is the cluster's own for it, `known_as` the fleet's."""
+        now, node = self._clock.now(), known_as or self.prefix + name
         known = self.nodes.get(name)
         if self.why_blind:
-            return Observation(self.prefix + name, Sight.UNKNOWN, now, self.why_blind)
+            return Observation(node, Sight.UNKNOWN, now, self.why_blind)
         if known is None:
-            return self._gone(name, now)
-        return known.observation(self.prefix + name, now)
+            return self._gone(node, now)
+        return known.observation(node, now)
 
     def _keep(self, node: Mapping[str, JSON]) -> NodeView:
         name = node["metadata"]["name"]
@@ -136,12 +136,10 @@ class NodeWatch:
     def _tell_gone(self, names: Sequence[str]) -> None:
         now = self._clock.now()
         if names:
-            self._seen([self._gone(name, now) for name in names])
+            self._seen([self._gone(self.prefix + name, now) for name in names])
 
-    def _gone(self, name: str, now: float) -> Observation:
-        return Observation(
-            self.prefix + name, Sight.DOWN, now, f"it is no longer in cluster {self.cluster.name}"
-        )
+    def _gone(self, node: str, now: float) -> Observation:
+        return Observation(node, Sight.DOWN, now, f"it is no longer in cluster {self.cluster.name}")
 
     async def _beat(self) -> None:
         """Ask the server something small, and tell of all nodes again."""
