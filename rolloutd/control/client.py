@@ -115,9 +115,10 @@ class Client:
         """
         connection = self._connection(STREAM_TIMEOUT_S)
         try:
-            response = self._request(connection, "GET", _target(path, query), None, "")
-            _refuse(response)
-            yield from _lines(response, self.path)
+            # The response keeps the socket open after its connection was closed.
+            with self._request(connection, "GET", _target(path, query), None, "") as response:
+                _refuse(response)
+                yield from _lines(response, self.path)
         finally:
             connection.close()
 
