@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
 from machines.rollout import DAEMON
@@ -80,8 +81,14 @@ class ControlServer:
         self._refusals = Refusals()
         self._streams = 0
         self._uploads = asyncio.Semaphore(MOST_UPLOADS)
+        http_log = logging.getLogger("rolloutd.control.http")
+        http_log.addFilter(_is_ours)
         self._runner = web.AppRunner(
-            self._application(), access_log=None, handler_cancellation=True, shutdown_timeout=STOP_TIMEOUT_S
+            self._application(),
+            logger=http_log,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=STOP_TIMEOUT_S,
         )
         self._site: web.SockSite | None = None
         self._bound: Bound | None = None
@@ -241,6 +248,12 @@ class ControlServer:
         finally:
             self._streams -= 1
         return response
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Say whether a line of the HTTP framework is worth keeping: no traceback for bytes that are no HTTP."""
+    exc = record.exc_info[1] if record.exc_info else None
+    return not isinstance(exc, HttpProcessingError)
 
 
 def _break_off(request: web.Request) -> None:
