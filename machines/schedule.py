@@ -61,6 +61,7 @@ def decide(index: Index, now: float) -> Decision:
         _start(index, rollout, now, draft, quiet)
     if quiet is None:
         _put_back(index, now, draft)
+        _watch_mates(index, now, draft)
     draft.wake_at = min(draft.wake_at, index.next_change())
     draft.reasons.update(index.pool_reasons())
     return Decision(
@@ -281,6 +282,14 @@ def _put_back(index: Index, now: float, draft: _Draft) -> None:
             back = PutBack(target.rollout, target.node, reason)
             if all((each.rollout, each.node) != (back.rollout, back.node) for each in draft.put_backs):
                 draft.put_backs.append(back)
+
+
+def _watch_mates(index: Index, now: float, draft: _Draft) -> None:
+    """Keep looking at the mates of isolating nodes, so that an outage among them is noticed in time."""
+    for target in index.busy():
+        if target.phase is Phase.ISOLATING:
+            _ask_to_observe(index, target, draft)
+            draft.wake_at = min(draft.wake_at, now + index.limits.observe_within_s)
 
 
 def _retractable(index: Index, pool: Pool) -> list[Target]:

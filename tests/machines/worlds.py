@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from machines.events import GateOpened, RolloutOpened, VoteCast
+from machines.events import GateOpened, PhaseMoved, RolloutOpened, VoteCast
 from machines.index import Index, Snapshot
 from machines.limits import Limits
 from machines.node import Node, Observation, Sight
 from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
-from machines.rollout import Actor, ActorKind, Target, Vote
+from machines.rollout import Actor, ActorKind, Failure, Target, Vote
 from machines.selector import Selector
+from machines.states import Outcome, Phase, Trigger, edge
 from machines.waves import assign
 
 T0 = 1_800_000_000.0
@@ -108,3 +109,55 @@ def vote(
     cast = Vote(name, gate, digest, actor, yes, "because", at, teams, **more)
     index.apply(VoteCast(rollout, cast))
     return cast
+
+
+def admit(index: Index, node: str, *, rollout: str = "R", at: float = T0) -> None:
+    """Admit a node."""
+    move(index, node, Trigger.ADMITTED, rollout=rollout, at=at)
+
+
+def move(
+    index: Index,
+    node: str,
+    trigger: Trigger,
+    outcome: Outcome | None = None,
+    *,
+    rollout: str = "R",
+    at: float = T0,
+    **more: Any,
+) -> None:
+    """Let a node take an edge of the table."""
+    target = index.target(rollout, node)
+    way = edge(trigger, target.phase, outcome)
+    begins = trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
+    index.apply(
+        PhaseMoved(
+            rollout,
+            node,
+            trigger,
+            target.phase,
+            way.target,
+            target.attempt + begins,
+            at,
+            outcome,
+            **more,
+        )
+    )
+
+
+def finish(index: Index, node: str, *, rollout: str = "R", at: float = T0) -> None:
+    """Take a pending node all the way to done."""
+    for trigger in (Trigger.ADMITTED, Trigger.ISOLATED, Trigger.MAINTAINED):
+        move(index, node, trigger, rollout=rollout, at=at)
+    move(index, node, Trigger.VERIFIED, Outcome.CHANGED, rollout=rollout, at=at)
+
+
+def fail(index: Index, node: str, message: str = "no route", *, rollout: str = "R", at: float = T0) -> str:
+    """Admit a node and let it fail, isolated; return the failure's id."""
+    target = index.target(rollout, node)
+    if target.phase is Phase.PENDING:
+        move(index, node, Trigger.ADMITTED, rollout=rollout, at=at)
+        target = index.target(rollout, node)
+    failure = Failure(f"{node}#{target.attempt}", node, target.attempt, "run.configure", message, at)
+    move(index, node, Trigger.FAILED, rollout=rollout, at=at, failure=failure, isolated=True)
+    return failure.id
