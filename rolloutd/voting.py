@@ -101,6 +101,7 @@ def withdraw(
         if _same(each, who) and (team is None or team in each.teams)
     ]
     if not mine:
+        _speaks_for(state, who, rollout, gate, team)  # whoever has no say there is told so
         raise Refused("no-vote", f"{who.user} has no vote at {gate} of {rollout.id} to take back")
     if rollout.closed:
         raise Refused("closed", f"{rollout.id} is closed: its votes stay as they were")

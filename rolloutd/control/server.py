@@ -21,7 +21,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
-from machines.rollout import DAEMON
 from rolloutd.control import answers
 from rolloutd.control.binding import Bound, bind
 from rolloutd.control.handlers import ROUTES
@@ -217,7 +216,7 @@ class ControlServer:
         if event is not None:
             # A refusal stays a refusal when it cannot be written.
             with contextlib.suppress(StoreFailed):
-                await self._desk.state.commit([event], actor=DAEMON, cause="refused")
+                await self._desk.state.commit([event], actor=who.actor, cause="refused")
 
     # -- streams
 

@@ -1,0 +1,337 @@
+"""Every call in every role: real users over the real socket, against the table in docs/api.md.
+
+The rows come from the routes that the daemon serves, the expectation from the
+document: a route without a row fails, and so does a row that is not true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.events import GateOpened
+from machines.node import Node, Observation, Sight
+from machines.plan import GateName
+from rolloutd.control.handlers import ROUTES
+from rolloutd.control.identity import NameService
+from tests.rolloutd.control_house import NODES, PLAN, House, house
+from tests.rolloutd.test_control_routes import archive
+from tests.support.people import Person, may_make_users, people
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+ROLES = ("nobody", "reader", "team", "owner", "submitter", "admin", "service")
+BECAUSE = {"reason": "because"}
+Key = tuple[str, str]
+
+pytestmark = pytest.mark.skipif(not may_make_users(), reason="needs root and useradd: real users are made")
+
+
+def documented() -> dict[Key, dict[str, str]]:
+    """Return what the document promises of each call, by role."""
+    text = DOCUMENT.read_text().partition("<!-- roles: begin -->")[2].partition("<!-- roles: end -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()]
+    assert tuple(rows[0][1:]) == ROLES
+    found = {}
+    for call, *cells in rows[2:]:
+        method, path = call.strip("`").split(" ")
+        found[method, path] = dict(zip(ROLES, cells, strict=True))
+    return found
+
+
+@dataclass(slots=True)
+class Ask:
+    """A request; `status` is what refuses it where it is refused."""
+
+    path: str
+    body: Any = None
+    status: int = 403
+
+
+@dataclass(slots=True)
+class Scene:
+    """A house with real people before it, and one rollout."""
+
+    inside: House
+    path: Path
+    cast: dict[str, Person]
+    rollout: str = ""
+
+    async def ask(self, role: str, method: str, ask: Ask) -> tuple[int, Any]:
+        """Ask as somebody."""
+        return await asyncio.to_thread(self.cast[role].ask, self.path, method, ask.path, ask.body)
+
+    async def do(self, role: str, method: str, path: str, body: Any = None) -> Any:
+        """Ask as somebody who is not refused."""
+        status, told = await self.ask(role, method, Ask(path, body))
+        assert status in (200, 201), told
+        return told
+
+    @property
+    def at(self) -> str:
+        """The rollout's path."""
+        return f"/v1/rollouts/{self.rollout}"
+
+    async def start(self) -> None:
+        """Open the start gate."""
+        body = {"gate": "start", "yes": True, **BECAUSE}
+        await self.do("owner", "POST", f"{self.at}/votes", body)
+        await self.inside.commit(GateOpened(self.rollout, GateName.START, "", self.inside.clock.now()))
+
+    async def fail(self) -> None:
+        """Let a node fail while it is isolated."""
+        await self.start()
+        await self.inside.fail(self.rollout, "p1")
+
+
+FLEET = (*NODES, Node("i1", sources=("hosts",), labels={"team": "infra", "rack": "r3"}))
+MINE = {"team": ("payments", "p2"), "owner": ("infra", "i1"), "submitter": ("infra", "i1")}
+"""Whose things are one's own, by role; admins and strangers ask for those of payments."""
+
+Arrange = Callable[[Scene, str, bool], Awaitable[Ask]]
+
+
+def plain(path: str, body: Any = None) -> Arrange:
+    """Ask for something that needs no more than a rollout."""
+
+    async def arrange(scene: Scene, role: str, own: bool) -> Ask:
+        return Ask(path.replace("{r}", scene.rollout).replace("{n}", "p1"), body)
+
+    return arrange
+
+
+def after(prepare: Callable[[Scene], Awaitable[Any]], path: str, body: Any = None) -> Arrange:
+    """Ask for something once this was done."""
+
+    async def arrange(scene: Scene, role: str, own: bool) -> Ask:
+        await prepare(scene)
+        return await plain(path, body)(scene, role, own)
+
+    return arrange
+
+
+async def paused(scene: Scene) -> None:
+    await scene.do("admin", "POST", f"{scene.at}/pause", BECAUSE)
+
+
+async def cancelled(scene: Scene) -> None:
+    await scene.do("admin", "POST", f"{scene.at}/cancel", BECAUSE)
+
+
+async def skipped(scene: Scene) -> None:
+    await scene.fail()
+    await scene.do("owner", "POST", f"{scene.at}/nodes/p1/skip", {**BECAUSE, "put_back": "leave"})
+
+
+async def submitting(scene: Scene, role: str, own: bool) -> Ask:
+    mine, _ = MINE.get(role, ("infra", ""))
+    owner = mine if own else "search"
+    text = PLAN.replace("name: sysctl, owner: infra", f"name: other, owner: {owner}")
+    return Ask("/v1/plans/submit", {"file": "p", "text": text})
+
+
+async def voting(scene: Scene, role: str, own: bool) -> Ask:
+    if role != "team" or not own:
+        return Ask(f"{scene.at}/votes", {"gate": "start", "yes": True, **BECAUSE})
+    await scene.start()
+    for node in ("i1", "p1", "s1"):
+        await scene.inside.finish(scene.rollout, node)
+    return Ask(f"{scene.at}/votes", {"gate": "continue", "yes": True, **BECAUSE})
+
+
+async def withdrawing(scene: Scene, role: str, own: bool) -> Ask:
+    if role != "team":
+        # One vote does not open this one's start gate, so it can be taken back.
+        text = PLAN.replace("start: {owner: 1}", "start: {owner: 2}").replace("name: sysctl", "name: two")
+        answer = await scene.do("submitter", "POST", "/v1/plans/submit", {"file": "p", "text": text})
+        scene.rollout = answer["rollout"]
+    ask = await voting(scene, role, own)
+    gate = ask.body["gate"]
+    if own and role in MINE:
+        await scene.do(role, "POST", ask.path, ask.body)
+        return Ask(f"{scene.at}/withdraw", {"gate": gate, **BECAUSE})
+    other = "owner" if role == "submitter" else "submitter"
+    await scene.do(other, "POST", ask.path, ask.body)
+    # An owner has a say there, and is told that there is no vote of theirs.
+    return Ask(
+        f"{scene.at}/withdraw",
+        {"gate": gate, **BECAUSE},
+        status=409 if role in ("owner", "submitter") else 403,
+    )
+
+
+async def holding(scene: Scene, role: str, own: bool) -> Ask:
+    _, node = MINE.get(role, ("payments", "p2"))
+    return Ask("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **BECAUSE})
+
+
+async def releasing(scene: Scene, role: str, own: bool) -> Ask:
+    ask = await holding(scene, role, own)
+    await scene.do(role if own and role in MINE else "admin", "PUT", ask.path, ask.body)
+    return Ask("/v1/holds", {"node": ask.body["node"], "id": "maint-1"})
+
+
+async def freezing(scene: Scene, role: str, own: bool) -> Ask:
+    team, _ = MINE.get(role, ("payments", ""))
+    return Ask("/v1/freezes", {"scope": f"team/{team if own else 'search'}", **BECAUSE})
+
+
+async def thawing(scene: Scene, role: str, own: bool) -> Ask:
+    ask = await freezing(scene, role, own)
+    await scene.do("admin", "POST", ask.path, ask.body)
+    return Ask("/v1/freezes", {"scope": ask.body["scope"]})
+
+
+_R, _N = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
+FILE = {"file": "p", "text": PLAN}
+READING = (
+    *(
+        "/v1/health",
+        "/v1/openapi.json",
+        "/v1/whoami",
+        "/v1/status",
+        "/v1/rollouts",
+        "/v1/locks",
+        "/v1/events",
+    ),
+    *("/v1/settings", "/v1/inventory", "/v1/audit", "/v1/audit/verify", _R, f"{_R}/nodes", f"{_R}/plan"),
+    *(_N, f"{_N}/why", f"{_N}/log"),
+)
+
+ASKS: dict[Key, Arrange] = {
+    **{("GET", path): plain(path) for path in READING},
+    ("POST", "/v1/plans/validate"): plain("/v1/plans/validate", FILE),
+    ("POST", "/v1/plans/preview"): plain("/v1/plans/preview", FILE),
+    ("POST", "/v1/plans/submit"): submitting,
+    ("POST", "/v1/uploads"): plain("/v1/uploads", archive()),
+    ("POST", "/v1/inventory/refresh"): plain("/v1/inventory/refresh", {}),
+    ("POST", f"{_R}/votes"): voting,
+    ("POST", f"{_R}/withdraw"): withdrawing,
+    ("POST", f"{_R}/pause"): plain(f"{_R}/pause", BECAUSE),
+    ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", BECAUSE),
+    ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", BECAUSE),
+    ("DELETE", _R): after(cancelled, _R),
+    ("POST", f"{_N}/retry"): after(Scene.fail, f"{_N}/retry", BECAUSE),
+    ("POST", f"{_N}/rollback"): after(Scene.fail, f"{_N}/rollback", BECAUSE),
+    ("POST", f"{_N}/skip"): after(Scene.fail, f"{_N}/skip", {**BECAUSE, "put_back": "leave"}),
+    ("POST", "/v1/nodes/{n}/return"): after(skipped, "/v1/nodes/{n}/return", {}),
+    ("PUT", "/v1/holds"): holding,
+    ("DELETE", "/v1/holds"): releasing,
+    ("POST", "/v1/freezes"): freezing,
+    ("DELETE", "/v1/freezes"): thawing,
+}
+
+
+@pytest.fixture(scope="module")
+def cast() -> Iterator[tuple[dict[str, Person], dict[str, str]]]:
+    """Make one user per role; all but `nobody` are in the socket's group."""
+    groups: dict[str, list[str]] = {role: ["socket"] for role in ROLES}
+    groups["nobody"] = []
+    groups["team"].append("pay")
+    groups["admin"].append("wheel")
+    with people(groups) as made:
+        yield made
+
+
+@asynccontextmanager
+async def scene(cast: tuple[dict[str, Person], dict[str, str]]) -> Any:
+    """Open a house whose teams are made of real users and groups."""
+    persons, groups = cast
+    place = Path(tempfile.mkdtemp(prefix="roles-"))
+    place.chmod(0o755)  # the socket alone guards itself
+    settings = {
+        "teams": {
+            "infra": {"members": [persons["owner"].name, persons["submitter"].name]},
+            "payments": {"members": ["@" + groups["pay"]]},
+            "search": {"members": ["nobody-of-these"]},
+        },
+        "admins": ["@" + groups["wheel"]],
+    }
+    try:
+        async with house(
+            place, nodes=FLEET, names=NameService(lambda: 0.0), group=groups["socket"], **settings
+        ) as inside:
+            now = inside.clock.now()
+            inside.state.index.observed([Observation(node.name, Sight.UP, now) for node in FLEET], now)
+            made = Scene(inside, inside.server._path, persons)
+            answer = await made.do("submitter", "POST", "/v1/plans/submit", FILE)
+            made.rollout = answer["rollout"]
+            try:
+                yield made
+            finally:
+                for person in persons.values():
+                    await asyncio.to_thread(person.leave, made.path)
+    finally:
+        shutil.rmtree(place)
+
+
+def test_every_route_is_in_the_document_and_is_asked() -> None:
+    served = {(route.method, route.path) for route in ROUTES}
+    assert set(documented()) == served
+    assert set(ASKS) == served
+    assert all(cell in {"yes", "no", "own"} for row in documented().values() for cell in row.values())
+
+
+def test_the_document_says_who_may_as_the_routes_do() -> None:
+    everybody = {"reader", "team", "owner", "submitter", "admin", "service"}
+    for route in ROUTES:
+        row = documented()[route.method, route.path]
+        open_to_all = all(row[role] == "yes" for role in everybody)
+        assert open_to_all == route.who.startswith("everybody"), (route.method, route.path)
+
+
+@pytest.mark.parametrize("key", [pytest.param(key, id=" ".join(key)) for key in ASKS])
+async def test_a_call_in_every_role(key: Key, cast: tuple[dict[str, Person], dict[str, str]]) -> None:
+    """Allowed or refused as documented; a refusal changes nothing and is audited."""
+    row = documented()[key]
+    reading = key[0] == "GET"
+    if reading:
+        async with scene(cast) as made:
+            for role in ROLES:
+                await judge(made, key, role, row[role], own=True)
+        return
+    for role in ROLES:
+        for own in (True, False) if row[role] == "own" else (True,):
+            async with scene(cast) as made:
+                await judge(made, key, role, row[role] if own else "no", own=own)
+
+
+async def judge(made: Scene, key: Key, role: str, cell: str, *, own: bool) -> None:
+    """Ask once, and compare with the table."""
+    ask = await ASKS[key](made, role, own)
+    before = made.inside.state.index.snapshot()
+    seq = made.inside.state.feed.latest
+    status, told = await made.ask(role, key[0], ask)
+    if cell != "no":
+        assert status in (200, 201), (role, told)
+        return
+    assert made.inside.state.index.snapshot() == before, "a refusal changes nothing"
+    entries = [json.loads(entry.text) for entry in await made.inside.state.store.audit(after=seq)]
+    if role == "nobody":
+        assert (status, told) == (0, "PermissionError")
+        assert entries == []
+        return
+    assert status == ask.status, (role, own, told)
+    if status == 403:
+        person = made.cast[role]
+        assert told["code"] == "not-allowed"
+        assert person.name in told["error"]
+        (entry,) = entries
+        assert entry["event"] == "CallRefused"
+        assert entry["actor"] == {"kind": "person", "name": person.name, "uid": person.uid}
+        assert entry["fields"]["call"] == f"{key[0]} {ask.path}"
+
+
+def test_the_names_of_roles_are_explained() -> None:
+    text = DOCUMENT.read_text()
+    for role in ROLES:
+        assert re.search(rf"^- \*\*{role}\*\*", text, re.MULTILINE), role
