@@ -42,7 +42,16 @@ async def step_context(
         prior=prior,
         variables=variables,
         gentle=gentle,
+        held=held_by(state, node),
     )
+
+
+def held_by(state: State, node: str) -> str:
+    """Say who holds the node for themselves; the slot of a node that was left isolated is no such hold."""
+    now = state.now()
+    holds = (hold for hold in state.index.holds_on(node) if hold.until is None or now < hold.until)
+    texts = [f"held by {hold.actor.name}: {hold.reason}" for hold in holds if hold.source != "left"]
+    return "; ".join(texts)
 
 
 def variables_of(plan: Plan) -> dict[str, Any]:

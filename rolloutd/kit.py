@@ -71,6 +71,11 @@ class Adapters(Mapping[str, Any]):
         return len(entry_points(group=self._group).names)
 
 
+def kinds(group: str) -> frozenset[str]:
+    """Return the kinds of a port that are installed."""
+    return frozenset(entry_points(group=group).names)
+
+
 def make(group: str, kind: str, kit: Kit) -> Any:
     """Return the adapter of this kind; raises NoAdapter, which names those there are."""
     found = [point for point in entry_points(group=group) if point.name == kind]

@@ -67,6 +67,13 @@ class Logbook:
             **more,
         )
 
+    def prior_of(self, kind: str) -> Any:
+        """Return what the isolator of this kind found before it did anything; None where there is none."""
+        for record in reversed(self.records):
+            if record.action is StepAction.DO and record.step.rpartition(".")[2] == kind:
+                return record.prior
+        return None
+
     def known(self, record: StepRecord) -> StepRecord:
         """Return this step as it is recorded: a run's handle may have become another one's."""
         return next(

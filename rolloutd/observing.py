@@ -11,12 +11,24 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from machines.node import Observation, Sight
+from machines.node import Kind, Observation, Sight
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Host, Observer
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.observing")
+
+
+class PlainHosts:
+    """An observer of plain hosts alone: an answer over ssh says nothing of a Kubernetes node's cordon."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
+        """Observe the plain ones among the hosts; nothing is said of the others."""
+        plain = [host for host in hosts if host.kind is Kind.HOST]
+        return await self._observer.observe(plain) if plain else ()
 
 
 class Observing:
