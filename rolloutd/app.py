@@ -9,13 +9,14 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from machines.events import DaemonStarted
 from machines.index import Index
+from machines.node import Observation
 from machines.plan import Plan
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
@@ -29,8 +30,20 @@ from rolloutd.daemon import Daemon
 from rolloutd.errors import RolloutdError
 from rolloutd.feed import Feed
 from rolloutd.gear import Gear
-from rolloutd.kit import CHECKS, INVENTORIES, ISOLATORS, OBSERVERS, Adapters, InventorySnapshot, Kit, make
-from rolloutd.ports import Inventory, Observer, Pinned, Store
+from rolloutd.kit import (
+    CHECKS,
+    INVENTORIES,
+    ISOLATORS,
+    OBSERVERS,
+    WATCHES,
+    Adapters,
+    InventorySnapshot,
+    Kit,
+    kinds,
+    make,
+)
+from rolloutd.observing import PlainHosts
+from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import open_store
@@ -100,22 +113,26 @@ async def _serving(state: State, clock: SystemClock) -> Any:
         observers=list(_observers(kit, settings)),
         alarm=alarm,
     )
+    watches = list(_watches(kit, settings))
     desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe)
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group)
     try:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(daemon.run(), name="daemon")
+            beside = [tasks.create_task(watch.run(_seeing(state), daemon.refresh)) for watch in watches]
             await server.start()
-            watch = tasks.create_task(_keep_socket(server, clock), name="socket")
+            beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
             try:
                 yield
             finally:
-                loop.cancel()
-                watch.cancel()
+                for task in (loop, *beside):
+                    task.cancel()
     finally:
         await server.stop()
         alarm.close()
         await shell.close()
+        for system in kit.shared.values():
+            await system.close()
 
 
 async def _state(settings: Settings, store: Store, clock: SystemClock) -> State:
@@ -156,11 +173,27 @@ def _inventories(kit: Kit, settings: Settings) -> Iterator[Inventory]:
         yield make(INVENTORIES, source.kind, replace(kit, params=source.params))
 
 
+def _watches(kit: Kit, settings: Settings) -> Iterator[Watch]:
+    for source in settings.inventory:
+        if source.kind in kinds(WATCHES):
+            yield make(WATCHES, source.kind, replace(kit, params=source.params))
+
+
+def _seeing(state: State) -> Callable[[Sequence[Observation]], None]:
+    def seen(observations: Sequence[Observation]) -> None:
+        state.index.observed(observations, state.now())
+        state.poke()
+
+    return seen
+
+
 def _observers(kit: Kit, settings: Settings) -> Iterator[Observer]:
+    for kind in sorted({source.kind for source in settings.inventory} & kinds(WATCHES)):
+        yield make(OBSERVERS, kind, kit)
     for source in settings.observe:
-        yield make(OBSERVERS, source.kind, replace(kit, params=source.params))
+        yield PlainHosts(make(OBSERVERS, source.kind, replace(kit, params=source.params)))
     if not settings.observe:
-        yield make(OBSERVERS, "reachable", kit)
+        yield PlainHosts(make(OBSERVERS, "reachable", kit))
 
 
 async def _keep_socket(server: ControlServer, clock: SystemClock) -> None:

@@ -270,7 +270,8 @@ class Driver:
         spec = action.spec
         record = self._book.intend(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
-        ctx = await self._context(spec, action.step, action.number)
+        prior = self._book.prior_of(spec.kind)
+        ctx = await self._context(spec, action.step, action.number, prior=prior)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
         result = await self._try(self._until_green(check, ctx))
         await self._book.ended(record, result)
