@@ -299,6 +299,15 @@ class DaemonStarted:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """The daemon took up other settings while it ran; `changed` names the keys, never their values."""
+
+    settings_digest: str
+    changed: tuple[str, ...]
+    at: float
+
+
 Event = (
     NodesSeen
     | NodesGone
@@ -323,4 +332,5 @@ Event = (
     | Unfrozen
     | CallRefused
     | DaemonStarted
+    | SettingsChanged
 )

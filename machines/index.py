@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from machines import changes, gates, pools, waves
@@ -35,6 +35,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    SettingsChanged,
     StepRecorded,
     TargetChanged,
     TargetsJoined,
@@ -382,12 +383,14 @@ class Index:
             self._slots.expires(seen.node, seen.at + self.limits.observe_within_s, lifts=not good)
             self._slots.judge((seen.node,))
 
-    def relimit(self, limits: Limits) -> None:
-        """Take up new settings."""
+    def relimit(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
+        """Take up new settings; `plans` are the rollouts' plans as they compile under them."""
         self.limits = limits
         self._keys = tuple(limits.pools)
-        for rollout in self._rollouts.values():
-            self._add_keys(rollout.plan)
+        for name, rollout in self._rollouts.items():
+            if plans is not None and name in plans:
+                self._rollouts[name] = replace(rollout, plan=plans[name])
+            self._add_keys(self._rollouts[name].plan)
         self._repool()
 
     def advance(self, now: float) -> None:
@@ -411,7 +414,8 @@ class Index:
         | Frozen
         | Unfrozen
         | CallRefused
-        | DaemonStarted,
+        | DaemonStarted
+        | SettingsChanged,
     ) -> None:
         match event:
             case NodesSeen():
@@ -441,7 +445,7 @@ class Index:
                 self.lanes.heat_all()
             case DaemonStarted():
                 self._epoch = event.epoch
-            case CallRefused():
+            case CallRefused() | SettingsChanged():
                 pass
             case _:
                 assert_never(event)

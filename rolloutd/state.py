@@ -67,6 +67,8 @@ class State:
     sources: dict[str, SourceState] = field(default_factory=dict)
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     trouble: str = ""
+    lasting: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
     poke: Callable[[], None] = lambda: None
     refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -80,6 +82,13 @@ class State:
         """Return a node and how to reach it."""
         known = self.index.nodes[node]
         return Host(node, known.kind, known.labels, self.connections.get(node, {}))
+
+    def troubles(self) -> tuple[str, ...]:
+        """Return what hinders the daemon: what a person must see to first, then what the last write met.
+
+        `lasting` holds what only a person or a restart can end, by its subject.
+        """
+        return (*self.lasting.values(), *filter(None, (self.trouble,)))
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str

@@ -33,6 +33,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    SettingsChanged,
     StepRecorded,
     TargetChanged,
     TargetsJoined,
@@ -81,7 +82,7 @@ def statements(event: Event, at: float) -> Iterator[Statement]:
             yield rollout_marked(event)
         case HoldTaken() | HoldReleased() | Frozen() | Unfrozen():
             yield slot_held(event)
-        case CallRefused() | DaemonStarted():
+        case CallRefused() | DaemonStarted() | SettingsChanged():
             return
         case _:
             assert_never(event)

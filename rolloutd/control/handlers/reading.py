@@ -37,7 +37,7 @@ async def health(desk: Desk, call: Call) -> wire.Health:
         "pid": os.getpid(),
         "since": moment(desk.since),
         "observe_only": state.index.limits.observe_only,
-        "trouble": state.trouble or None,
+        "trouble": "; ".join(state.troubles()) or None,
     }
 
 
@@ -70,7 +70,7 @@ async def status(desk: Desk, call: Call) -> wire.Status:
             for closed in await state.store.closed_rollouts(MOST_CLOSED_SHOWN)
             if closed.id not in state.index.rollouts
         ]
-    return {"rollouts": shown, "trouble": state.trouble or None, "seq": state.feed.latest}
+    return {"rollouts": shown, "trouble": "; ".join(state.troubles()) or None, "seq": state.feed.latest}
 
 
 async def rollouts(desk: Desk, call: Call) -> wire.Rollouts:

@@ -36,6 +36,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    SettingsChanged,
     StepAction,
     StepRecord,
     StepRecorded,
@@ -342,7 +343,15 @@ def _mark(memory: Memory, event: RolloutPaused | RolloutResumed | RolloutCancell
 
 def _apply_to_fleet(
     memory: Memory,
-    event: NodesSeen | NodesGone | HoldTaken | HoldReleased | Frozen | Unfrozen | CallRefused | DaemonStarted,
+    event: NodesSeen
+    | NodesGone
+    | HoldTaken
+    | HoldReleased
+    | Frozen
+    | Unfrozen
+    | CallRefused
+    | DaemonStarted
+    | SettingsChanged,
 ) -> None:
     match event:
         case NodesSeen():
@@ -366,7 +375,7 @@ def _apply_to_fleet(
         case Unfrozen():
             _refuse(event.freeze not in memory.freezes, f"there is no freeze {event.freeze}")
             del memory.freezes[event.freeze]
-        case CallRefused() | DaemonStarted():
+        case CallRefused() | DaemonStarted() | SettingsChanged():
             pass
         case _:
             assert_never(event)
