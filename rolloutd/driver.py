@@ -243,6 +243,9 @@ class Driver:
             groups=self._state.groups,
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
+            # Both numbers only grow, whatever rollout and whichever daemon begins the run.
+            fence=f"{self._state.epoch}.{self._state.feed.latest}",
+            fence_dir=self._state.settings.ansible.fence_dir,
         )
 
     async def _follow(self, action: reconcile.Run, record: StepRecord) -> StepResult | None:

@@ -379,7 +379,9 @@ class RunRequest:
     `run` names the run for ever (safe as a file name); `inventory` is the whole
     static inventory, node name to host variables; `tree` is the working
     directory; `playbook` is relative to it.  The limit counts from the start of
-    the run and is kept by the run itself.
+    the run and is kept by the run itself.  `fence` is a token `epoch.number` that
+    grows with every run: a node that has seen a greater one refuses the run; it
+    is kept in `fence_dir` on the node, or in the user's home.
     """
 
     run: str
@@ -390,6 +392,8 @@ class RunRequest:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     variables: Mapping[str, JSON] = field(default_factory=dict)
     timeout_s: float = 1800.0
+    fence: str = ""
+    fence_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,11 @@ class Ansible(Part):
     bin: OptionalPath = Field(
         default=None, description="The ansible-playbook command; the one beside our interpreter if not given."
     )
+    fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
+        default="/var/lib/rolloutd-fence",
+        description="Directory on the nodes that remembers the newest run there; in the home of the"
+        " user on the node where it cannot be written.",
+    )
 
 
 class Settings(Part):

@@ -8,6 +8,9 @@
     DIR/home/  DIR/tmp/            where its processes believe to be at home
     DIR/daemon.log  DIR/fleet.log
 
+A Unix socket's path is short by law: where DIR is too long for that, the socket
+and DIR/tmp are in a directory under /tmp, which goes when the demo does.
+
 It starts both as processes and sees to it that they end with the demo.  What is
 then done with them, the story knows.
 """
@@ -19,8 +22,9 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -45,8 +49,8 @@ LOOK_S = 0.05
 SWEPT_LIMIT_S = 40.0
 """More than the sweeper's own limit."""
 
-LONGEST_DIRECTORY = 90
-"""Bytes: the socket's path may have 107, and the name of a socket in it needs the rest."""
+LONGEST_DIRECTORY = 70
+"""Bytes: a socket's path may have 107, and the daemon and ssh add their own names and numbers."""
 
 LOG_LINES = 25
 """Of a log that are shown when something did not start."""
@@ -60,11 +64,17 @@ class Stage:
     """Where everything is."""
 
     directory: Path
+    short: Path
 
     @property
     def socket(self) -> Path:
         """The daemon's socket."""
-        return self.directory / "control.sock"
+        return self.short / "control.sock"
+
+    @property
+    def temporary(self) -> Path:
+        """Where its processes put what is temporary."""
+        return self.short / "tmp"
 
     @property
     def fleet(self) -> Path:
@@ -85,10 +95,9 @@ class Stage:
 @contextmanager
 def staged(directory: Path, *, nodes: int, keep: bool) -> Iterator[Stage]:
     """Set the stage, start fleet and daemon, and leave no process behind; raises exits.Stop."""
-    stage = Stage(directory)
-    if len(os.fsencode(stage.directory)) > LONGEST_DIRECTORY:
-        raise exits.Stop(exits.USAGE, f"{directory} is too long a path for a socket; choose a shorter one")
-    with _swept(directory, keep=keep):
+    stage = Stage(directory, _short(directory))
+    removed = {stage.directory, stage.short} - ({directory} if keep else set())
+    with _swept(directory, removed):
         _furnish(stage)
         fleet = _start(
             stage, "fleet", "rolloutd.demo.fleet", "--dir", str(stage.fleet), "--nodes", str(nodes)
@@ -106,11 +115,17 @@ def log_tail(stage: Stage, name: str) -> str:
     return "\n".join(lines[-LOG_LINES:])
 
 
+def _short(directory: Path) -> Path:
+    if len(os.fsencode(directory)) <= LONGEST_DIRECTORY:
+        return directory
+    return Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))  # noqa: S108 - mkdtemp's own, mode 0700
+
+
 @contextmanager
-def _swept(directory: Path, *, keep: bool) -> Iterator[None]:
+def _swept(directory: Path, removed: Iterable[Path]) -> Iterator[None]:
     """Have a sweeper wait for our end; it sweeps when we leave, and also when we are killed."""
-    fate = "keep" if keep else "remove"
-    command = [sys.executable, "-I", "-S", str(sweeper.__file__), str(directory), fate]
+    places = [str(directory), *map(str, removed)]
+    command = [sys.executable, "-I", "-S", str(sweeper.__file__), *places]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
     assert process.stdin is not None
     try:
@@ -138,8 +153,8 @@ def _minded(stage: Stage, processes: Mapping[str, subprocess.Popen[bytes]]) -> I
 
 
 def _furnish(stage: Stage) -> None:
-    for name in ("home", "tmp", "state"):
-        (stage.directory / name).mkdir(mode=0o700)
+    for place in (stage.directory / "home", stage.directory / "state", stage.temporary):
+        place.mkdir(mode=0o700)
     ours = resources.files("rolloutd")
     _copy(ours / "demo" / "files" / "plan.yml", stage.plan)
     _copy(ours / "playbooks", stage.directory / "playbooks")
@@ -162,7 +177,7 @@ def _settings(stage: Stage) -> dict[str, Any]:
         "teams": {"infra": {"members": [myself]}, **teams},
         "admins": [myself],
         "ssh": {"known_hosts": str(stage.fleet / "known_hosts")},
-        "ansible": {"parallel": AT_ONCE},
+        "ansible": {"parallel": AT_ONCE, "fence_dir": str(stage.directory / "fence")},
     }
 
 
@@ -204,7 +219,7 @@ def _environment(stage: Stage) -> Mapping[str, str]:
         "PATH": os.defpath,
         **passed,
         "HOME": str(stage.directory / "home"),
-        "TMPDIR": str(stage.directory / "tmp"),
+        "TMPDIR": str(stage.temporary),
         "PYTHONPATH": str(Path(rolloutd.__file__).parents[1]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

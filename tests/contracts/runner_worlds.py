@@ -60,7 +60,9 @@ class World(Protocol):
         """Make a runner, as a daemon that has just started does."""
         ...
 
-    def request(self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0) -> RunRequest:
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
         """Ask for one of the suite's playbooks."""
         ...
 
@@ -100,10 +102,12 @@ class Fake:
         """See World."""
         return FakeRunner(self._world)
 
-    def request(self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0) -> RunRequest:
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
         """See World."""
         inventory: dict[str, dict[str, Any]] = {"n0": {}}
-        return RunRequest(run, "n0", self._directory, playbook, inventory, timeout_s=timeout_s)
+        return RunRequest(run, "n0", self._directory, playbook, inventory, timeout_s=timeout_s, fence=fence)
 
     def host(self) -> Host:
         """See World."""
@@ -147,7 +151,9 @@ class Real:
         self._runners.append(runner)
         return runner
 
-    def request(self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0) -> RunRequest:
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
         """See World."""
         connection = dict(self.connection)
         if playbook == "unreachable.yml":
@@ -155,7 +161,15 @@ class Real:
             playbook = "ok.yml"
         variables = {"rolloutd_test_run": run, "rolloutd_test_log": str(self.directory / "starts")}
         return RunRequest(
-            run, "n0", self.tree, playbook, {"n0": connection}, variables=variables, timeout_s=timeout_s
+            run,
+            "n0",
+            self.tree,
+            playbook,
+            {"n0": connection},
+            variables=variables,
+            timeout_s=timeout_s,
+            fence=fence,
+            fence_dir=str(self.directory / "fence"),
         )
 
     def host(self) -> Host:

@@ -53,6 +53,18 @@ async def test_a_run_that_did_not_is_failed_and_says_why(world: World, playbook:
     assert state.percent < 100.0
 
 
+async def test_the_node_itself_refuses_a_run_older_than_one_that_was_there(world: World) -> None:
+    runner = world.runner()
+    for run, fence, passes in (("r1", "3.10", True), ("r2", "3.9", False), ("r3", "2.99", False)):
+        state = await ended(runner, await runner.start(world.request("ok.yml", run, fence=fence)))
+        assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
+        if not passes:
+            assert "a newer run" in state.result.text
+    state = await ended(runner, await runner.start(world.request("ok.yml", "r4", fence="4.1")))
+    assert isinstance(state.result, Ok)
+    assert world.starts() == ["r1", "r4"]
+
+
 async def test_the_time_limit_is_kept_and_named(world: World) -> None:
     runner = world.runner()
     state = await ended(runner, await runner.start(world.request("long.yml", timeout_s=4.0)))

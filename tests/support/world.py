@@ -96,6 +96,9 @@ class World:
             "ssh": {"known_hosts": str(self.directory / "known_hosts")},
             **more,
         }
+        # The nodes are this machine: what would be theirs stays in the world's directory.
+        fence = {"fence_dir": str(self.directory / "fence")}
+        self.settings["ansible"] = {**fence, **self.settings.get("ansible", {})}
         (self.directory / "config.yaml").write_text(yaml.safe_dump(self.settings))
 
     def start_daemon(self) -> None:

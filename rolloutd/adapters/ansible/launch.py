@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rolloutd.adapters.ansible import environment, processes, wrapper
+from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import Defaults, Places, TreeConfig
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.ports import Failed, RunRequest
@@ -74,6 +74,8 @@ def prepare(
     directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
     script = environment.ssh_script(mark, remote_tmp, config, host)
     directory.write(directory.ssh_file, script, mode=0o700)
+    if request.fence:
+        directory.write(directory.fence_file, fence.playbook(request))
     directory.local_tmp.mkdir(mode=0o700)
     marked_ssh = directory.ssh_file if os.access(directory.ssh_file, os.X_OK) else None
     places = Places(request.run, directory.events_file, directory.local_tmp, sockets, marked_ssh)
@@ -98,7 +100,8 @@ def spawn(directory: RunDir, run: str) -> int:
 def _argv(binary: str, directory: RunDir, request: RunRequest) -> list[str]:
     limit = ["--limit", request.node]
     variables = ["--extra-vars", f"@{directory.variables_file}"]
-    return [binary, "--inventory", str(directory.inventory_file), *limit, *variables, "--", request.playbook]
+    books = [str(directory.fence_file), request.playbook] if request.fence else [request.playbook]
+    return [binary, "--inventory", str(directory.inventory_file), *limit, *variables, "--", *books]
 
 
 def _short_directory() -> str:

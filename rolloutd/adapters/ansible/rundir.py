@@ -64,6 +64,11 @@ class RunDir:
         return self.path / "inventory.json"
 
     @property
+    def fence_file(self) -> Path:
+        """The play that goes before the user's."""
+        return self.path / "fence.json"
+
+    @property
     def variables_file(self) -> Path:
         """The variables that the plan and we give the playbook."""
         return self.path / "variables.json"

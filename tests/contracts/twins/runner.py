@@ -71,6 +71,17 @@ class FakeWorld:
     scripts: Mapping[str, Script]
     runs: dict[str, FakeRun] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)
+    fences: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def passes(self, request: RunRequest) -> bool:
+        """Say whether the node's fence lets a run through, and remember the newest."""
+        if not request.fence:
+            return True
+        token = tuple(int(part) for part in request.fence.split("."))
+        if token < self.fences.get(request.node, (0, 0)):
+            return False
+        self.fences[request.node] = token
+        return True
 
     def kill(self, run: str) -> None:
         """End a run's processes on this machine without a word; its work on the node goes on."""
@@ -95,7 +106,9 @@ class FakeRunner:
         now = asyncio.get_running_loop().time()
         run = self._world.runs[request.run] = FakeRun(request, now + request.timeout_s)
         script = self._world.scripts.get(request.playbook, Script.MISSING)
-        if script is Script.LONG:
+        if not self._world.passes(request):
+            run.end(Failed(f"a newer run has been on this node: {request.run} is refused"))
+        elif script is Script.LONG:
             run.on_node = True
             run.say("task", "long", 0.0)
         else:

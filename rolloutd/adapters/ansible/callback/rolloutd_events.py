@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ FILE_LIMIT_BYTES = 32 * 1024 * 1024
 """Beyond this only failures and the final counts are written: a loop without end fills no disk."""
 
 NO_LOG = "the output is hidden by no_log"
+
+FENCE_PLAY = "rolloutd fence"
+"""The name of the play that goes before the user's: of it only trouble is told, and it is no progress."""
 
 NEEDED = frozenset({"failed", "unreachable", "stats", "no-hosts"})
 """The kinds that a verdict needs, written whatever the size of the file."""
@@ -67,14 +71,17 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """Count what will run."""
-        for play in playbook.get_plays():
+        plays = [play for play in playbook.get_plays() if play.get_name() != FENCE_PLAY]
+        for play in plays:
             self._expected |= _tasks_of(play)
-        self._write("playbook", text=Path(playbook._file_name or "").name)
+        if plays:
+            self._write("playbook", text=Path(playbook._file_name or "").name)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Note the play."""
         self._play = str(play.get_name())
-        self._write("play", text=self._play)
+        if self._play != FENCE_PLAY:
+            self._write("play", text=self._play)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
         """Note that the play runs nowhere."""
@@ -96,6 +103,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Write the counts per host."""
+        if self._play == FENCE_PLAY:
+            return  # told again, with all that follows, after the user's playbook
         hosts = {str(host): dict(stats.summarize(host)) for host in sorted(stats.processed)}
         self._write("stats", stats=hosts)
 
@@ -124,6 +133,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
     # -- private -----------------------------------------------------------
 
     def _begin(self, task: Any, kind: str) -> None:
+        if self._play == FENCE_PLAY:
+            return
         self._done |= self._seen
         self._current = task._uuid
         if self._current not in self._expected:
@@ -142,6 +153,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
             self._included = max(0, self._included - 1)
 
     def _end(self, result: Any, kind: str) -> None:
+        if self._play == FENCE_PLAY and kind not in NEEDED:
+            return
         self._done.add(result.task._uuid)
         seconds = round(time.monotonic() - self._began, 3)
         host = str(result.host.get_name())
@@ -252,10 +265,13 @@ def _words(fields: Any) -> str:
     if message.startswith(_EMPTY_WORDS):
         for name in ("stderr", "module_stderr", "stdout", "module_stdout"):
             more = str(fields.get(name) or "").strip()
-            if more:
+            if more and not _TTY_END.fullmatch(more):
                 return f"{message}: {more}"
     return message
 
+
+_TTY_END = re.compile(r"(Shared connection|Connection) to \S+ closed\.")
+"""What ssh says itself at the end of a raw command, whose own words are on the terminal's one stream."""
 
 _EMPTY_WORDS = ("non-zero return code", "MODULE FAILURE")
 """Messages that say nothing by themselves: the program's own last words follow them."""
