@@ -1,0 +1,142 @@
+"""The store as one life of the daemon has it: the real one, and what can go wrong with it.
+
+Every commit is an effect like those on nodes: it can fail before, and the power
+can be cut right before and right after it.  What was committed is told to the
+court; before each commit what became of the one before is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from machines.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
+from machines.index import Snapshot
+from machines.invariants import violations
+from machines.node import Observation
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import Entry
+from rolloutd.state import State
+from rolloutd.store import SqliteStore
+from tests.sim.faults import Way
+from tests.sim.loop import Process
+from tests.sim.world import World
+
+COMPARED = 0.02
+"""How often what is remembered is compared whole with what is known."""
+
+
+class Keeper:
+    """ports.Store over the real one, for one life."""
+
+    def __init__(self, inner: SqliteStore, world: World, process: Process) -> None:
+        self.state: State | None = None
+        self._inner = inner
+        self._world = world
+        self._process = process
+        self._before: Snapshot | None = None
+        self._seen: tuple[Observation, ...] = ()
+        self._at = 0.0
+
+    async def commit(
+        self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
+    ) -> tuple[Entry, ...]:
+        """Commit, as the mischief will have it."""
+        world = self._world
+        if world.over:
+            raise StoreFailed("all is over")
+        label = "commit " + " ".join(_label(event) for event in events)
+        way = world.mischief.way(label)
+        self.judge()
+        if way is Way.CUT_BEFORE:
+            await world.cut(self._process)
+        if way in (Way.FAILS, Way.LOST):
+            # What SQLite has committed it also says; its answer can be lost only by dying.
+            raise StoreFailed(f"nothing was written: {label}")
+        self._remember(at)
+        entries = await self._inner.commit(events, actor=actor, cause=cause, at=at)
+        world.note(label)
+        world.court.heard(events)
+        for event in events:
+            if isinstance(event, PhaseMoved):
+                world.marks.hit(f"edge:{event.trigger}-{event.source}")
+        if way is Way.TWICE and not any(isinstance(event, TargetChanged) for event in events):
+            await self._again(events, actor, cause, at)
+        if way is Way.CUT_AFTER:
+            await world.cut(self._process)
+        return entries
+
+    def judge(self) -> None:
+        """Judge what the last commit made of the facts."""
+        if self.state is None or self._before is None:
+            return
+        index = self.state.index
+        found = violations(
+            self._before, index.snapshot(), limits=index.limits, observations=self._seen, now=self._at
+        )
+        for text in found:
+            self._world.court.accuse(f"violation: {text}")
+        self._before = None
+
+    async def compare(self) -> None:
+        """Compare what is remembered with what is known; nothing may be under way."""
+        assert self.state is not None
+        known, remembered = self.state.index.snapshot(), await self._inner.load()
+        for name in ("nodes", "holds", "freezes"):
+            if _sorted(getattr(known, name)) != _sorted(getattr(remembered, name)):
+                self._world.court.accuse(f"the {name} that are known are not those that are remembered")
+        kept = {rollout.id for rollout in remembered.rollouts}
+        if [each for each in known.rollouts if each.id in kept] != list(remembered.rollouts):
+            self._world.court.accuse("the rollouts that are known are not those that are remembered")
+        targets = [each for each in known.targets if each.rollout in kept]
+        if _sorted(targets) != _sorted(remembered.targets):
+            self._world.court.accuse("the targets that are known are not those that are remembered")
+
+    def _remember(self, at: float) -> None:
+        if self.state is not None:
+            self._before = self.state.index.snapshot()
+            self._seen = tuple(self.state.index.observations)
+            self._at = at
+
+    async def _again(self, events: Sequence[Event], actor: Actor, cause: str, at: float) -> None:
+        """Write the same once more: it is refused, or changes nothing."""
+        try:
+            await self._inner.commit(events, actor=actor, cause=cause, at=at)
+        except StoreFailed:
+            return
+
+    async def steps(self, *args: Any, **named: Any) -> Any:
+        """Read, unless the disk will not have it."""
+        self._may_fail()
+        return await self._inner.steps(*args, **named)
+
+    async def unclean(self, node: str) -> bool:
+        """Read, unless the disk will not have it."""
+        self._may_fail()
+        return await self._inner.unclean(node)
+
+    async def content(self, rollout: str) -> Any:
+        """Read, unless the disk will not have it."""
+        self._may_fail()
+        return await self._inner.content(rollout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _may_fail(self) -> None:
+        if self._world.mischief.chance("read-fails", 0.02):
+            raise StoreFailed("the disk answers with errors")
+
+
+def _label(event: Event) -> str:
+    match event:
+        case PhaseMoved():
+            return f"{event.trigger}:{event.node}"
+        case StepRecorded(record=record):
+            return f"{record.action}-{record.state}:{record.node}:{record.step}#{record.number}"
+        case _:
+            return type(event).__name__
+
+
+def _sorted(values: Any) -> list[Any]:
+    return sorted(values, key=repr)

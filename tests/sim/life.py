@@ -1,0 +1,109 @@
+"""One life of the daemon: rolloutd's own loop, drivers, state and store over the world.
+
+It is wired as rolloutd.app wires it, with twins in place of the adapters, and
+ends as a process ends: cut off, or by an error of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from machines.events import DaemonStarted
+from machines.index import Index
+from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.daemon import Daemon
+from rolloutd.driver import Gear
+from rolloutd.feed import Feed
+from rolloutd.settings import Settings
+from rolloutd.state import State
+from rolloutd.store import open_store
+from tests.sim.keeper import Keeper
+from tests.sim.loop import Process
+from tests.sim.twins import TREE, Reach, SimAlarm, SimCheck, SimClock, SimInventory, SimIsolator, SimObserver, SimRunner
+from tests.sim.world import World
+
+LOCK = "lock"
+"""The file that keeps a second daemon out, until somebody removes it."""
+
+
+class Life:
+    """A daemon from its start to its end."""
+
+    def __init__(self, world: World, number: int, state_dir: Path, settings: Settings) -> None:
+        self.process = Process(f"daemon {number}")
+        self.state: State | None = None
+        self.daemon: Daemon | None = None
+        self.keeper: Keeper | None = None
+        self.ended: BaseException | None = None
+        self._world = world
+        self._state_dir = state_dir
+        self._settings = settings
+        self._close: list[Callable[[], None]] = []
+        self.task = world.loop.begin(self.process, self._live())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was neither cut off nor has ended."""
+        return self.process.alive and not self.task.done()
+
+    def ask(self, asked: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Let the daemon answer somebody, as a handler of its socket does."""
+        return self._world.loop.begin(self.process, asked)
+
+    def release(self) -> None:
+        """Let go of what the kernel lets go of when a process ends: its files and locks."""
+        for close in self._close:
+            close()
+        self._close.clear()
+
+    def compile(self, content: Any) -> Any:
+        """Make a plan of its content."""
+        return compile_plan(content, teams=self._settings.teams)
+
+    async def _live(self) -> None:
+        world = self._world
+        store = await open_store(self._state_dir, compile=self.compile, inline=True, now=world.now)
+        writer = store._writer
+        assert writer is not None
+        self._close += [store._reader.connection.close, writer._lane.connection.close, writer._lock.release]
+        self.keeper = keeper = Keeper(store, world, self.process)
+        snapshot = await store.load()
+        reach = Reach(world, self.process)
+        reach.epoch = world.epoch = snapshot.epoch
+        world.taken_over_at = world.loop.time()
+        clock = SimClock(world)
+        index = Index.build(snapshot, compile_limits(self._settings), self.compile)
+        head = await store.head()
+        state = State(index, keeper, clock, self._settings, Feed(head.seq if head else 0))
+        state.connections.update(await store.connections())
+        await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")
+        keeper.state = state
+        world.court.alive_since = clock.now()
+        gear = Gear(
+            SimRunner(reach),
+            {kind: SimIsolator(reach, kind) for kind in ("command", "playbook")},
+            {"reachable": SimCheck(reach, deep=False), "ssh": SimCheck(reach, deep=True)},
+            self._tree,
+        )
+        self.daemon = Daemon(
+            state,
+            gear,
+            inventories=[SimInventory(reach)],
+            observers=[SimObserver(reach)],
+            alarm=SimAlarm(clock),
+        )
+        self.state = state
+        await self.daemon.run()
+
+    async def _tree(self, rollout: str) -> Path:
+        assert self.keeper is not None
+        await self.keeper.content(rollout)
+        return TREE
+
+
+def remove_lock(state_dir: Path) -> None:
+    """Remove the lock's file, as somebody does who takes it for a leftover."""
+    (state_dir / LOCK).unlink(missing_ok=True)

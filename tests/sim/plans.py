@@ -1,0 +1,134 @@
+"""Plans and fleets, by seed: small, and between them with everything a plan can say."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from machines.events import RolloutOpened
+from machines.index import Index
+from machines.node import pools_of
+from machines.plan import Digest, Plan
+from machines.rollout import Actor, Target
+from machines.waves import assign
+from rolloutd import planfile
+from rolloutd.settings import Settings
+
+TEAMS = ("a", "b")
+
+COMMAND = {"command": {"do": "out", "undo": "in", "look": "is-out"}}
+PLAYBOOK = {"playbook": {"file": "out.yml", "undo": "in.yml"}}
+DEEP_CHECK = {"ssh": {"run": "version", "equals": "new", "within": "2m"}}
+
+SMALL: dict[str, Any] = {
+    "targets": "",
+    "isolate": [COMMAND],
+    "maintain": {"playbook": "change.yml", "vars": {"version": "new"}, "expected": "2m"},
+    "verify": [{"reachable": {"within": "1m"}}, DEEP_CHECK],
+    "gates": {"start": {"owner": 1}, "continue": {"owner": 1}, "proceed": {"owner": 1}},
+}
+"""The smallest plan that has every step."""
+
+
+def shaped(shape: random.Random) -> dict[str, Any]:
+    """Return the spec of a plan as the seed has it."""
+    spec = {**SMALL, "maintain": dict(SMALL["maintain"]), "verify": list(SMALL["verify"])}
+    spec["isolate"] = shape.choice(([COMMAND], [COMMAND], [COMMAND, PLAYBOOK], [PLAYBOOK]))
+    spec["maintain"]["on_unknown"] = shape.choice(("verify", "verify", "rerun", "pause"))
+    spec["maintain"]["timeout"] = "10m"
+    spec["enrol"] = shape.choice(("auto", "auto", "ask", "never"))
+    if shape.random() < 0.7:
+        spec["rollback"] = {"playbook": "undo.yml", "vars": {"version": "old"}, "timeout": "10m"}
+    if shape.random() < 0.4:
+        spec["probation"] = "90s"
+    if shape.random() < 0.4:
+        spec["verify"].append({"ssh": {"run": "serves", "in_service": True}})
+    if shape.random() < 0.5:
+        spec["soak"] = "5m"
+    if shape.random() < 0.3:
+        spec["max_parallel"] = 2
+    if shape.random() < 0.3:
+        spec["pools"] = {"by": ["zone"]}
+    if shape.random() < 0.2:
+        spec["windows"] = [{"from": "08:00", "to": "16:00"}]
+    if shape.random() < 0.3:
+        spec["waves"] = [{"name": "second", "select": "zone=z1", "soak": "2m", "gate": "continue"}]
+    if shape.random() < 0.3:
+        spec["limits"] = {"isolate": "5m", "votes": "12h"}
+    if shape.random() < 0.5:
+        spec["gates"] = {
+            "start": {"owner": 1, "each_team": shape.choice((0, 1)), "per_team": shape.random() < 0.3},
+            "continue": {"owner": 1, "each_team": shape.choice((0, 1)), "four_eyes": shape.random() < 0.3},
+            "proceed": {"owner": shape.choice((1, 2))},
+        }
+    return spec
+
+
+def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the canonical content of a plan, as the plan file's reader makes it."""
+    document = {
+        "apiVersion": "rolloutd/v1",
+        "kind": "MaintenancePlan",
+        "metadata": {"name": name, "owner": "infra"},
+        "spec": {"source": {"path": "."}, **spec},
+    }
+    return _read(yaml.safe_dump(document))
+
+
+@lru_cache(maxsize=512)
+def _read(text: str) -> dict[str, Any]:
+    return planfile.read(text.encode(), "plan.yml").content
+
+
+def settings_of(shape: random.Random, nodes: int) -> Settings:
+    """Return the daemon's settings as the seed has them."""
+    rack: int | str = shape.choice((1, 2, "50%"))
+    team = shape.choice((1, 1, 2)) if nodes > 2 else 1
+    check = [{"ssh": {"run": "team-a"}}] if shape.random() < 0.5 else []
+    return Settings.model_validate(
+        {
+            "inventory_refresh": "10m",
+            "pools": {"team": {"max_unavailable": team}, "rack": {"max_unavailable": rack}},
+            "teams": {"infra": {}, "a": {"verify": check}, "b": {}},
+            "max_parallel": shape.choice((64, 2)),
+        }
+    )
+
+
+def labels_of(shape: random.Random, number: int) -> dict[str, str]:
+    """Return the labels of one node."""
+    return {
+        "team": shape.choice(TEAMS),
+        "rack": shape.choice(("r1", "r2")),
+        "zone": shape.choice(("z1", "z2")),
+        "canary": "true" if number == 1 else "false",
+    }
+
+
+def opening(
+    rollout: str, content: dict[str, Any], plan: Plan, index: Index, by: Actor, at: float, *, looked: bool
+) -> RolloutOpened:
+    """Return the submit of a plan for all nodes that it selects, as rolloutd.submit makes it."""
+    matching = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]
+    keys = tuple(dict.fromkeys((*index.limits.pools, *plan.pool_keys)))
+    targets = tuple(
+        Target(
+            rollout,
+            node.name,
+            node.team,
+            pools_of(node.labels, keys),
+            wave,
+            position,
+            since=at,
+            maybe_current=looked,
+        )
+        for node, wave, position in assign(matching, plan, {})
+    )
+    pin = {"kind": "tree", "pin": "0" * 64}
+    parts = planfile.digest(content, pin, sorted(target.node for target in targets))
+    digest = Digest(parts["change"], parts["scope"], parts["policy"], parts["whole"])
+    selector = planfile.selector_digest(content)
+    return RolloutOpened(rollout, plan.name, content, pin, digest, selector, by, at, targets)

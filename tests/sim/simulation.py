@@ -1,0 +1,409 @@
+"""One simulation, from its seed to its verdict.
+
+First comes trouble: the daemon walks its rollouts while nodes, networks, disks,
+people and the power do what the seed says.  Then peace: nothing goes wrong any
+more, somebody tidies up, and within a bound every rollout must have ended with
+nothing left isolated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machines.states import BUSY
+from rolloutd.errors import AlreadyRunning, StoreFailed
+from rolloutd.journal import verify
+from rolloutd.settings import Settings
+from rolloutd.state import State
+from rolloutd.store import database
+from tests.sim import plans
+from tests.sim.faults import Mischief, Seeded
+from tests.sim.life import Life, remove_lock
+from tests.sim.loop import SimLoop
+from tests.sim.people import SAM, People
+from tests.sim.seeds import Chances, Marks
+from tests.sim.world import Machine, World
+
+RESTART_S = 5.0
+"""When the service manager starts a daemon again that has ended."""
+
+PEACE_S = 4 * 86_400.0
+"""Within so much virtual time of peace everything must have come to its end: a few windows' worth."""
+
+TIDY_EVERY_S = 120.0
+"""How often somebody tidies up, in virtual time."""
+
+MAX_STEPS = 400_000
+"""Steps after which a simulation is not getting anywhere; a long one takes some 60,000."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What one simulation showed: sentences of what should never have happened, none if all is well."""
+
+    name: str
+    accusations: list[str]
+    marks: Marks
+    trace: list[str]
+    steps: int = 0
+    effects: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Scene:
+    """What a simulation begins with."""
+
+    machines: list[Machine]
+    settings: Settings
+    specs: list[dict[str, Any]]
+    trouble_s: float
+    pace_s: float = 0.0
+    looked: bool = False
+
+
+class Simulation:
+    """A world, its people and the lives of a daemon in it."""
+
+    def __init__(
+        self, name: str, chances: Chances, mischief: Callable[[Marks], Mischief], scene: Scene, state_dir: Path
+    ) -> None:
+        self.marks = Marks()
+        self.loop = SimLoop(chances.schedule)
+        self.world = World(self.loop, chances, mischief(self.marks), self.marks)
+        self.name = name
+        self._scene = scene
+        self._state_dir = state_dir
+        self._lives: list[Life] = []
+        self._people = People(self.world, self._newest)
+        self._crash_in = -1
+        self._peace = False
+        self._contents: dict[str, dict[str, Any]] = {}
+        self._restart_at = 0.0
+        for machine in scene.machines:
+            self.world.machines[machine.name] = machine
+        court = self.world.court
+        court.machines = self.world.machines
+        rules = scene.settings.pools
+        pools = {
+            key: {"": rule.max_unavailable} | {v: r.max_unavailable for v, r in rule.values.items()}
+            for key, rule in rules.items()
+        }
+        court.settings(pools, scene.settings.max_parallel, scene.settings.observe_within_s)
+
+    # -- the whole of it
+
+    def run(self) -> Verdict:
+        """Run it, and return what it showed."""
+        with self.loop.entered():
+            script = self.loop.create_task(self._script())
+            while not script.done() and self.loop.steps < MAX_STEPS:
+                self._on_step()
+                if not self.loop.step():
+                    break
+        court = self.world.court
+        if not script.done():
+            court.accuse("it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more")
+        elif script.exception() is not None:
+            court.accuse(f"the simulation itself failed: {script.exception()!r}")
+        for failure in self.loop.failures:
+            if "never retrieved" not in failure.get("message", ""):
+                court.accuse(f"a callback failed: {failure}")
+        effects = getattr(self.world.mischief, "labels", [])
+        verdict = Verdict(self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects)
+        self.world.over = True
+        self.loop.bury()
+        for life in self._lives:
+            life.release()
+        return verdict
+
+    def _on_step(self) -> None:
+        if self._crash_in > 0:
+            self._crash_in -= 1
+        elif self._crash_in == 0:
+            self._crash_in = -1
+            life = self._newest()
+            if life is not None:
+                self.world.note(f"crash {life.process.name}")
+                self.marks.hit("fault:crash")
+                life.process.alive = False
+
+    async def _script(self) -> None:
+        nanny = self.loop.create_task(self._keep_alive())
+        await self._submit()
+        meddler = None
+        if self._scene.pace_s:
+            meddler = self.loop.create_task(
+                self._people.meddle(self.world.chances.people, self._scene.pace_s)
+            )
+        trouble = self.loop.create_task(self._trouble())
+        tidier = self.loop.create_task(self._tidy())
+        await trouble
+        if meddler is not None:
+            meddler.cancel()
+        self._effects = getattr(self.world.mischief, "labels", [])
+        self._peace = True
+        self.world.note("peace")
+        self.world.make_peace()
+        bound = self.loop.time() + PEACE_S
+        while self._unfinished() and self.loop.time() < bound:
+            await asyncio.sleep(30.0)
+        for text in self._unfinished():
+            self.world.court.accuse(f"after {PEACE_S / 86_400:.0f} days of peace: {text}")
+        tidier.cancel()
+        nanny.cancel()
+        await self._look_back()
+
+    # -- lives
+
+    def _newest(self) -> Life | None:
+        """Return the daemon that answers people now."""
+        return next((life for life in reversed(self._lives) if life.alive), None)
+
+    async def _keep_alive(self) -> None:
+        """Be the service manager: start the daemon whenever there is none."""
+        while True:
+            for life in self._lives:
+                self._bury(life)
+            if self._newest() is None and self.loop.time() >= self._restart_at:
+                self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
+            await asyncio.sleep(RESTART_S)
+
+    def _bury(self, life: Life) -> None:
+        """Take note of how a life ended."""
+        if life.alive or life.ended is not None:
+            return
+        life.ended = StoreFailed("cut off")
+        if life.task.done() and not life.task.cancelled():
+            error = life.task.exception()
+            life.ended = error or life.ended
+            for each in _leaves(error):
+                if not isinstance(each, StoreFailed | AlreadyRunning):
+                    self.world.court.accuse(f"{life.process.name} died of {each!r}")
+            self.marks.hit("fault:life-ended-itself")
+            life.process.alive = False
+        life.release()
+
+    # -- trouble
+
+    async def _submit(self) -> None:
+        for number, spec in enumerate(self._scene.specs, 1):
+            name = f"R{number}"
+            self._contents[name] = plans.content_of(f"plan{number}", spec)
+            self.world.isolators[name] = tuple(kind for step in spec["isolate"] for kind in step)
+            while not await self._submitted(name):
+                await asyncio.sleep(10.0)
+
+    async def _submitted(self, name: str) -> bool:
+        life = self._newest()
+        if life is None or life.state is None or not life.state.refreshed.is_set():
+            return False
+        if name in life.state.index.rollouts:
+            return True
+        if not life.state.index.nodes:
+            return False
+        plan = life.compile(self._contents[name])
+        self.world.court.plans[name] = plan
+
+        def submit(state: State) -> tuple[Any, ...]:
+            return (
+                plans.opening(
+                    name,
+                    self._contents[name],
+                    plan,
+                    state.index,
+                    SAM.actor,
+                    state.now(),
+                    looked=self._scene.looked,
+                ),
+            )
+
+        return await self._people.ask(SAM, "submit", submit)
+
+    async def _trouble(self) -> None:
+        """Let things happen until the time of trouble is over or all is done."""
+        until = self.loop.time() + self._scene.trouble_s
+        faults = self.world.chances.faults
+        while self.loop.time() < until:
+            await asyncio.sleep(faults.expovariate(1.0 / 60.0) if self._scene.pace_s else 30.0)
+            if not self._scene.pace_s:
+                if self._lives and not self._unfinished():
+                    return
+            elif faults.random() < 0.6:
+                _HAPPENINGS[int(faults.random() * len(_HAPPENINGS))](self)
+
+    def _some(self) -> Machine:
+        return self.world.chances.faults.choice(list(self.world.machines.values()))
+
+    def _crash(self) -> None:
+        faults = self.world.chances.faults
+        self._crash_in = faults.randrange(1, 400)
+        self._restart_at = self.loop.time() + faults.choice((0.0, 0.0, 60.0, 1800.0))
+        if faults.random() < 0.2:
+            self.world.lose_power()
+
+    def _second_daemon(self) -> None:
+        """Let somebody remove the lock and start the daemon a second time."""
+        if self._newest() is None:
+            return
+        self.marks.hit("fault:two-daemons")
+        remove_lock(self._state_dir)
+        self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
+
+    def _outage(self) -> None:
+        machine = self._some()
+        machine.up = not machine.up
+        self._blemish(machine, "fault:node-down")
+
+    def _old_boot(self) -> None:
+        machine = self._some()
+        machine.red = not machine.red
+        self._blemish(machine, "fault:old-boot-id")
+
+    def _stick(self) -> None:
+        machine = self._some()
+        machine.stuck = not machine.stuck
+        self.marks.hit("fault:isolation-never-ends")
+
+    def _blemish(self, machine: Machine, mark: str) -> None:
+        self.marks.hit(mark)
+        self.world.court.blemished[machine.name] = self.world.now()
+
+    def _shrink(self) -> None:
+        machine = self._some()
+        machine.listed = not machine.listed
+        self.marks.hit("fault:inventory-shrinks")
+
+    def _relabel(self) -> None:
+        machine = self._some()
+        key, value = self.world.chances.faults.choice((("team", "a"), ("team", "b"), ("rack", "r2"), ("zone", "z1")))
+        machine.labels = {**machine.labels, key: value}
+        self.marks.hit("fault:label-changes")
+
+    def _lose_source(self) -> None:
+        self.world.source_fails = not self.world.source_fails
+        self.marks.hit("fault:source-fails")
+
+    def _jump(self) -> None:
+        self.world.skew_s += self.world.chances.faults.choice((-600.0, -30.0, 30.0, 600.0, 7200.0))
+        self.marks.hit("fault:clock-jumps")
+
+    def _lock_database(self) -> None:
+        """Let somebody's shell keep the database locked for a while."""
+        self.marks.hit("fault:database-locked")
+        path = self._state_dir / database.FILE_NAME
+        if not path.exists():
+            return
+        held = database.sqlite3.connect(path, isolation_level=None, timeout=0.0)
+        try:
+            held.execute("BEGIN IMMEDIATE")
+        except database.sqlite3.Error:
+            held.close()
+            return
+        self.loop.apart(self.world.chances.faults.choice((1.0, 20.0, 90.0)), held.close)
+
+    # -- peace
+
+    async def _tidy(self) -> None:
+        """Tidy up: at once where nobody else asks for anything, else once there is peace."""
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
+            if self._peace or not self._scene.pace_s:
+                await self._people.tidy()
+
+    def _unfinished(self) -> list[str]:
+        """Return what has not come to its end yet."""
+        life = self._newest()
+        if life is None or life.state is None:
+            return ["there is no daemon"]
+        index = life.state.index
+        found = [f"{name} has not ended" for name, rollout in index.rollouts.items() if not rollout.closed]
+        for rollout in index.rollouts:
+            for target in index.targets(rollout):
+                if target.phase in BUSY or target.order is not None or target.isolated:
+                    found.append(f"{target.node} of {rollout} is {target.phase}, isolated: {target.isolated}")
+        for machine in self.world.machines.values():
+            if any(bit.is_set for bit in machine.bits.values()):
+                found.append(f"{machine.name} is left isolated: {machine.bits}")
+        if life.state.trouble and found:
+            found.append(f"its trouble: {life.state.trouble}")
+        return found
+
+    async def _look_back(self) -> None:
+        """Judge what is left when all is over."""
+        life = self._newest()
+        court = self.world.court
+        if life is None or life.keeper is None:
+            return
+        life.keeper.judge()
+        await life.keeper.compare()
+        verdict = verify(self._state_dir / database.FILE_NAME)
+        if not verdict.ok:
+            court.accuse(f"the audit is broken: {verdict.message}")
+        for rollout, acknowledged in self._people.votes.items():
+            kept = {vote.id for vote in (await life.keeper.rollout(rollout)).votes}
+            for vote in acknowledged:
+                if vote not in kept:
+                    court.accuse(f"vote {vote} was acknowledged and lost")
+
+
+_HAPPENINGS = (
+    *(Simulation._crash, Simulation._crash, Simulation._crash, Simulation._second_daemon, Simulation._outage),
+    *(Simulation._old_boot, Simulation._stick, Simulation._shrink, Simulation._relabel),
+    *(Simulation._lose_source, Simulation._jump, Simulation._lock_database),
+)
+
+
+def seeded(seed: int) -> Verdict:
+    """Run the simulation of a seed."""
+    chances = Chances.of(seed)
+    shape = chances.shape
+    count = shape.randint(2, 6)
+    machines = [Machine(f"n{number}", plans.labels_of(shape, number)) for number in range(1, count + 1)]
+    scene = Scene(
+        machines=machines,
+        settings=plans.settings_of(shape, count),
+        specs=[plans.shaped(shape) for _ in range(shape.choice((1, 1, 2)))],
+        trouble_s=shape.choice((1800.0, 3600.0, 7200.0)),
+        pace_s=shape.choice((30.0, 60.0, 180.0)),
+        looked=shape.random() < 0.3,
+    )
+    with workplace() as state_dir:
+        return Simulation(
+            f"seed {seed}", chances, lambda marks: Seeded(chances.faults, marks), scene, state_dir
+        ).run()
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """Yield a state directory; in memory where the machine has such a place, because syncing costs most."""
+    memory = Path("/dev/shm")
+    directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=memory if memory.is_dir() else None))
+    timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    try:
+        yield directory / "state"
+    finally:
+        gc.enable()
+        gc.collect()
+        logging.disable(logging.NOTSET)
+        database.BUSY_TIMEOUT_S = timeout_s
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _leaves(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the errors in a group of groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    elif error is not None:
+        yield error

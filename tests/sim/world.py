@@ -1,0 +1,303 @@
+"""The world as it really is: nodes, what isolates them, playbook runs and their log.
+
+It outlives every daemon and believes none.  Whatever happens here is told to
+the court at once, in the order of its happening.  A node is out of service when
+something isolates it; each kind of isolator is one bit, as a flag in a load
+balancer is, and only the world knows who set it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from rolloutd.ports import Failed, Ok, RunRequest, Unknown
+from tests.sim.court import Court
+from tests.sim.faults import Fate, Mischief, Peace, Way
+from tests.sim.loop import Process, SimLoop
+from tests.sim.seeds import Chances, Marks
+
+START = 1_800_000_000.0
+"""Some instant: 2027-01-15 08:00 UTC, a Friday."""
+
+FOREIGN_KIND = "command"
+"""The kind of isolation that other people use too."""
+
+SLOW_S = 55.0
+"""How long a slow answer takes: just within what is waited for."""
+
+TAKEOVER_GRACE_S = 1.0
+"""An act that was begun when another daemon took over is on its way; a later one has no excuse."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Bit:
+    """One way of being out of service: `foreign` when somebody else said so first."""
+
+    is_set: bool = False
+    foreign: bool = False
+    ours: str = ""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: its wrapper on the daemon's machine and its work on the node."""
+
+    handle: str
+    request: RunRequest
+    claimed_by: str = ""
+    wrapper: bool = True
+    result: Ok | Failed | Unknown | None = None
+    percent: float = 0.0
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node: `red` keeps its checks from passing, `stuck` keeps its isolation from ending."""
+
+    name: str
+    labels: dict[str, str]
+    up: bool = True
+    red: bool = False
+    stuck: bool = False
+    listed: bool = True
+    version: str = "old"
+    bits: dict[str, Bit] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    looked: bool = False
+
+    def bit(self, kind: str) -> Bit:
+        """Return one kind of isolation."""
+        return self.bits.setdefault(kind, Bit())
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else took it out of service."""
+        return any(bit.foreign for bit in self.bits.values())
+
+    @property
+    def ours(self) -> set[str]:
+        """The rollouts whose isolation stands."""
+        return {bit.ours for bit in self.bits.values() if bit.ours}
+
+
+class World:
+    """Everything outside the daemon, at one instant of virtual time."""
+
+    def __init__(self, loop: SimLoop, chances: Chances, mischief: Mischief, marks: Marks) -> None:
+        self.loop = loop
+        self.chances = chances
+        self.mischief = mischief
+        self.marks = marks
+        self.machines: dict[str, Machine] = {}
+        self.runs: dict[str, Run] = {}
+        self.isolators: dict[str, tuple[str, ...]] = {}
+        self.skew_s = 0.0
+        self.epoch = 0
+        self.taken_over_at = 0.0
+        self.source_fails = False
+        self.over = False
+        self.trace: list[str] = []
+        self.court = Court(self.now)
+
+    # -- time and luck
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+        return START + self.loop.time() + self.skew_s
+
+    async def latency(self, mean_s: float) -> None:
+        """Take a while."""
+        await asyncio.sleep(self.chances.latency.expovariate(1.0 / mean_s))
+
+    def make_peace(self) -> None:
+        """Let nothing go wrong any more, and mend what is broken."""
+        self.mischief = Peace()
+        self.source_fails = False
+        for machine in self.machines.values():
+            machine.up, machine.red, machine.stuck, machine.listed = True, False, False, True
+            self.uncordon(machine)
+
+    def note(self, what: str) -> None:
+        """Write a line of the trace."""
+        self.trace.append(f"{self.loop.time():.3f} {what}")
+
+    async def cut(self, process: Process) -> NoReturn:
+        """End a process here and now, as a power cut does: nothing after this line is ever run."""
+        self.note(f"cut {process.name}")
+        process.alive = False
+        await self.loop.create_future()
+        raise AssertionError("a dead process went on")
+
+    async def effect(
+        self, by: Process, epoch: int, label: str, act: Callable[[], T], *, refused: Callable[[], T]
+    ) -> T:
+        """Let a daemon change something: well, or as the mischief will have it."""
+        if self.over:
+            return refused()
+        if epoch < self.epoch and self.loop.time() > self.taken_over_at + TAKEOVER_GRACE_S:
+            self.court.accuse(f"{by.name} acts ({label}) although another daemon has taken over")
+        way = self.mischief.way(label)
+        await self.latency(0.5)
+        if way is Way.SLOW:
+            await asyncio.sleep(SLOW_S)
+        if way is Way.CUT_BEFORE:
+            await self.cut(by)
+        if way is Way.FAILS:
+            self.note(f"refused {label}")
+            return refused()
+        self.note(label)
+        result = act()
+        if way is Way.TWICE:
+            result = act()
+        if way is Way.CUT_AFTER:
+            await self.cut(by)
+        await self.latency(0.2)
+        if way is Way.LOST:
+            raise TimeoutError(f"no answer to {label}")
+        return result
+
+    # -- in and out of service
+
+    def isolate(self, node: str, kind: str, rollout: str) -> None:
+        """Set one bit for a rollout."""
+        bit = self.machines[node].bit(kind)
+        bit.is_set, bit.ours = True, rollout
+        self.court.tell("isolated", rollout=rollout, node=node)
+
+    def restore(self, node: str, kind: str, rollout: str, prior: Any) -> None:
+        """Make one bit what it was before."""
+        machine = self.machines[node]
+        bit = machine.bit(kind)
+        was_set = prior is not None and prior["isolated"]
+        if bit.foreign and not was_set:
+            self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
+            bit.foreign = False
+        bit.is_set = was_set
+        had, bit.ours = bit.ours, ""
+        if machine.ours:
+            return
+        machine.looked = False
+        if had:
+            self.court.tell("back", rollout=rollout, node=node)
+
+    def cordon(self, machine: Machine) -> bool:
+        """Let somebody else take a node out of service, unless we are at it; say whether they did."""
+        if machine.looked or machine.ours:
+            return False
+        bit = machine.bit(FOREIGN_KIND)
+        bit.is_set = bit.foreign = True
+        self.note(f"foreign cordon {machine.name}")
+        return True
+
+    def uncordon(self, machine: Machine) -> None:
+        """Let somebody else put back what they took out."""
+        bit = machine.bit(FOREIGN_KIND)
+        if bit.foreign and not bit.ours:
+            bit.is_set = bit.foreign = machine.looked = False
+
+    # -- runs
+
+    def spawn(self, handle: str, request: RunRequest) -> None:
+        """Start a run's wrapper; it claims its run a moment later."""
+        if handle not in self.runs:
+            self.runs[handle] = Run(handle, request)
+        run = self.runs[handle]
+        self.loop.apart(self.chances.latency.expovariate(1.0 / 0.1), lambda: self._claim(run))
+
+    def _claim(self, run: Run) -> None:
+        if run.claimed_by or not run.wrapper:
+            return
+        run.claimed_by = "wrapper"
+        self.loop.apart(self.chances.latency.expovariate(1.0 / 1.0), lambda: self._begin(run))
+
+    def _begin(self, run: Run) -> None:
+        machine = self.machines[run.request.node]
+        if not run.wrapper:
+            return
+        if not machine.up:
+            run.result = Failed(f"{machine.name} was unreachable")
+            return
+        self.court.runs(run.handle, machine.name, rollout_of(run.handle), machine.ours, self._lacking(run))
+        machine.runs[run.handle] = run
+        run.percent = 10.0
+        self.note(f"begin {run.handle}")
+        fate = self.mischief.fate()
+        length_s = 20.0 + self.chances.latency.random() * 60.0
+        if fate in (Fate.KILLED, Fate.ORPHANED):
+            orphan = fate is Fate.ORPHANED
+            self.loop.apart(length_s * self.chances.latency.random(), lambda: self.kill(run, orphan=orphan))
+        if fate is Fate.HANGS:
+            length_s = run.request.timeout_s
+        result = Ok("changed") if fate is not Fate.FAILS else Failed("a task failed: no such package")
+        result = Failed("its time limit passed") if fate is Fate.HANGS else result
+        self.loop.apart(length_s, lambda: self._end(run, result))
+
+    def _lacking(self, run: Run) -> list[str]:
+        """Return the isolators of the run's rollout that do not stand on its node."""
+        machine = self.machines[run.request.node]
+        kinds = self.isolators.get(rollout_of(run.handle), ())
+        return [kind for kind in kinds if not machine.bit(kind).is_set]
+
+    def _end(self, run: Run, result: Ok | Failed) -> None:
+        machine = self.machines[run.request.node]
+        if machine.runs.pop(run.handle, None) is None:
+            return
+        if isinstance(result, Ok):
+            machine.version = str(run.request.variables.get("version", "?"))
+        self.note(f"end {run.handle}")
+        self.court.ran(machine.name, rollout_of(run.handle))
+        if run.wrapper and run.result is None:
+            run.result, run.percent = result, 100.0
+
+    def kill(self, run: Run, *, orphan: bool) -> None:
+        """End a run's wrapper without a word; its work on the node goes on if it is orphaned."""
+        if run.result is not None or not run.wrapper:
+            return
+        run.wrapper = False
+        self.note(f"kill {run.handle}")
+        if not orphan:
+            self._leave(run)
+
+    def cancel(self, run: Run) -> None:
+        """End a run, its wrapper and its work."""
+        self._leave(run)
+        run.wrapper, run.result = False, run.result or Failed("cancelled")
+
+    def _leave(self, run: Run) -> None:
+        if self.machines[run.request.node].runs.pop(run.handle, None):
+            self.court.ran(run.request.node, rollout_of(run.handle))
+
+    def sweep(self, node: str, keep: str | None, why: str) -> None:
+        """End the processes of all runs on a node but one's."""
+        for run in list(self.machines[node].runs.values()):
+            if run.handle == keep:
+                continue
+            self._leave(run)
+            if run.wrapper and run.result is None:
+                run.result = Failed(why)
+
+    def lose_power(self) -> None:
+        """End every wrapper: the daemon's whole machine went down."""
+        self.marks.hit("fault:machine-down")
+        for run in self.runs.values():
+            self.kill(run, orphan=self.chances.faults.random() < 0.5)
+
+    # -- the inventory
+
+    def labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the labels of all nodes that the inventory has."""
+        return {m.name: m.labels for m in self.machines.values() if m.listed}
+
+    def listed(self) -> Sequence[Machine]:
+        """Return the nodes that the inventory has."""
+        return [machine for machine in self.machines.values() if machine.listed]
+
+
+def rollout_of(handle: str) -> str:
+    """Return the rollout of a run, by its handle."""
+    return handle.partition(".")[0]
