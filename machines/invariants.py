@@ -203,6 +203,10 @@ def _move_violation(facts: Facts, event: PhaseMoved, now: float, earlier: Sequen
         return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {way.target}"
     if event.trigger is Trigger.ADMITTED:
         return _admission_violation(facts, event, target, now, earlier)
+    if event.trigger is Trigger.ROLLBACK_ORDERED:
+        for other in facts.targets_on(event.node):
+            if other.rollout != event.rollout and (other.phase in BUSY or other.isolated):
+                return f"{name} cannot be rolled back: {other.rollout} has it, {other.phase} there"
     stays = target.isolated if event.isolated is None else event.isolated
     if event.trigger in (Trigger.VERIFIED, Trigger.PUT_BACK, Trigger.ROLLED_BACK) and stays:
         return f"{name} is still isolated and cannot be {event.trigger}"

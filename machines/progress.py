@@ -14,7 +14,7 @@ from enum import StrEnum
 from machines import rules, schedule, waves
 from machines.index import Index
 from machines.rollout import Reason, Rollout, Target
-from machines.states import Phase
+from machines.states import BUSY, Phase
 from machines.waves import Course
 
 
@@ -86,7 +86,10 @@ def progress(index: Index, rollout_id: str, now: float) -> Progress:
 
 
 def soaking(index: Index, now: float) -> tuple[Target, ...]:
-    """Return the done nodes of every wave that soaks now, in all rollouts."""
+    """Return the done nodes of every wave that soaks now, in all rollouts.
+
+    A node that another rollout has out of service says nothing about this one.
+    """
     index.advance(now)
     found: list[Target] = []
     for rollout in index.rollouts.values():
@@ -95,8 +98,14 @@ def soaking(index: Index, now: float) -> tuple[Target, ...]:
         course = waves.course(index, rollout, now)
         if course.soaking and course.wave is not None:
             name = course.wave.name
-            found += [t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE]
+            done = (t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE)
+            found += [target for target in done if not _is_taken(index, target.node)]
     return tuple(found)
+
+
+def _is_taken(index: Index, node: str) -> bool:
+    """Say whether some rollout works on the node, failed on it or has it isolated."""
+    return any(t.phase in BUSY or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node))
 
 
 def _state(index: Index, rollout: Rollout, course: Course, now: float) -> State:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from machines import gates, pools, windows
 from machines.moments import span, stamp
+from machines.node import Observation
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
 from machines.states import BUSY, Phase
@@ -182,7 +183,8 @@ def _other_rollout(index: Index, target: Target) -> Reason | None:
 def _sight_block(index: Index, target: Target) -> Reason | None:
     """Return what was seen of the node that forbids its start; we know why one that we isolated is down."""
     seen = pools.sight(index, target.node)
-    if seen is None or (target.isolated and seen.code != "foreign"):
+    foreign = seen is not None and isinstance(seen.by, Observation) and seen.by.foreign
+    if seen is None or (target.isolated and not foreign):
         return None
     code = {"down": "node-down", "foreign": "foreign-cordon"}.get(seen.code, "node-unknown")
     return Reason(code, seen.text, seen.since, seen.lifted_by)

@@ -251,7 +251,11 @@ def _is_full_anyway(index: Index, target: Target) -> bool:
 
 def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> bool:
     """Ask for the node and its mates to be observed where that is too long ago; say whether any is."""
-    stale = _observe(index, (target.node,), draft)
+    return _observe(index, (target.node,), draft) | _observe_mates(index, target, draft)
+
+
+def _observe_mates(index: Index, target: Target, draft: _Draft) -> bool:
+    stale = False
     for pool in index.pools_for(target.rollout, target.node):
         if pool.id not in draft.asked:
             draft.asked[pool.id] = _observe(index, nsmallest(OBSERVE_MOST, pool.unknown, key=natural), draft)
@@ -260,7 +264,7 @@ def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> bool:
 
 
 def _observe(index: Index, nodes: Iterable[str], draft: _Draft) -> bool:
-    stale = [node for node in nodes if (stand := index.stand(node)) is not None and stand.stale]
+    stale = [node for node in nodes if (seen := pools.sight(index, node)) is not None and seen.stale]
     for node in stale[: OBSERVE_MOST - len(draft.observe)]:
         draft.observe[node] = None
     return bool(stale)
@@ -288,7 +292,7 @@ def _watch_mates(index: Index, now: float, draft: _Draft) -> None:
     """Keep looking at the mates of isolating nodes, so that an outage among them is noticed in time."""
     for target in index.busy():
         if target.phase is Phase.ISOLATING:
-            _ask_to_observe(index, target, draft)
+            _observe_mates(index, target, draft)
             draft.wake_at = min(draft.wake_at, now + index.limits.observe_within_s)
 
 

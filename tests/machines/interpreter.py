@@ -447,7 +447,7 @@ class World:
             and target.wave == "canary"
             and target.node in self.index.nodes
             and not self.index.rollout(target.rollout).closed
-            and not any(other.phase in BUSY for other in self.index.targets_on(target.node))
+            and not any(other.phase in BUSY or other.isolated for other in self.index.targets_on(target.node))
         ]
         if done and self.chance.random() < 0.3:
             self._fail(self.chance.choice(done), Trigger.REDDENED)
