@@ -118,7 +118,7 @@ def log_tail(stage: Stage, name: str) -> str:
 def _short(directory: Path) -> Path:
     if len(os.fsencode(directory)) <= LONGEST_DIRECTORY:
         return directory
-    return Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))  # noqa: S108 - mkdtemp's own, mode 0700
+    return Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))
 
 
 @contextmanager

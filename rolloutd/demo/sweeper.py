@@ -5,7 +5,9 @@ reading end of a pipe: when the demo ends, by whatever signal, the pipe closes,
 and everything that carries the demo's mark is ended.  It knows the mark and the
 directory, and nothing of what the demo shows.
 
-    sweeper.py DIR keep|remove
+    sweeper.py DIR [REMOVE ...]
+
+DIR is whose processes are ended; REMOVE are directories that are then removed.
 """
 
 import os
@@ -24,23 +26,23 @@ LOOK_S = 0.05
 """Between two looks at what is left."""
 
 
-def main(directory: str, fate: str) -> int:
+def main(directory: str, *removed: str) -> int:
     """Wait for the demo's end, then sweep; return 0 when nothing is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    clean = sweep(directory)
-    if fate == "remove":
-        shutil.rmtree(directory, ignore_errors=True)
+    clean = sweep(directory, *removed)
+    for place in removed:
+        shutil.rmtree(place, ignore_errors=True)
     return 0 if clean else 1
 
 
-def sweep(directory: str) -> bool:
+def sweep(*directories: str) -> bool:
     """End every process that carries the mark; say whether all of them went."""
     began = time.monotonic()
     told: set[int] = set()
-    while left := marked(directory):
+    while left := marked(*directories):
         waited = time.monotonic() - began
         if waited > LIMIT_S:
             return False
@@ -54,19 +56,20 @@ def sweep(directory: str) -> bool:
     return True
 
 
-def marked(directory: str) -> list[int]:
-    """Return the processes whose home is the demo's, and ssh masters with a socket in it.
+def marked(directory: str, *others: str) -> list[int]:
+    """Return the processes whose home is the demo's, and ssh masters with a socket in its directories.
 
     A master writes its title over its environment; the title names the socket.
     """
     home = f"HOME={directory}/home".encode()
-    inside = f"{directory}/".encode()
+    inside = [f"{place}/".encode() for place in (directory, *others)]
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - a bare interpreter starts quicker without pathlib
         if not name.isdecimal() or int(name) == os.getpid():
             continue
         is_ours = home in _read(f"/proc/{name}/environ").split(b"\0") or (
-            _read(f"/proc/{name}/comm").strip() == b"ssh" and inside in _read(f"/proc/{name}/cmdline")
+            _read(f"/proc/{name}/comm").strip() == b"ssh"
+            and any(place in _read(f"/proc/{name}/cmdline") for place in inside)
         )
         if is_ours and _lives(name):
             found.append(int(name))
@@ -94,4 +97,4 @@ def _send(pid: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(*sys.argv[1:]))
