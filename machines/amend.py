@@ -8,11 +8,13 @@ or pools are followed.  None of this alters a digest or voids a vote.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from machines import gates
-from machines.events import Event, PhaseMoved, TargetChanged, TargetsJoined
+from machines.events import Event, TargetChanged, TargetsJoined
 from machines.index import Index
+from machines.moves import move
 from machines.node import Node, natural
 from machines.plan import Enrol, GateName
 from machines.rollout import Rollout, Target
@@ -40,18 +42,9 @@ def _leavers(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
     for target in index.targets(rollout.id):
         if target.node in index.nodes or target.phase is Phase.DONE:
             continue
-        yield PhaseMoved(
-            rollout=rollout.id,
-            node=target.node,
-            trigger=Trigger.LEFT,
-            source=target.phase,
-            target=Phase.DONE,
-            attempt=target.attempt,
-            at=now,
-            outcome=Outcome.LEFT,
-            isolated=False,
-            text="the inventory no longer has this node",
-        )
+        why = "the inventory no longer has this node"
+        left = move(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=why)
+        yield replace(left, isolated=False)
 
 
 def _changed(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:

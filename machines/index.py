@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from machines import changes, gates, pools, waves
+from machines.book import Book, Snapshot
 from machines.events import (
     CallRefused,
     DaemonStarted,
@@ -51,40 +52,19 @@ from machines.rollout import Failure, Hold, Reason, Rollout, Target
 from machines.slots import Pool, Slots
 from machines.states import BUSY, Phase
 from machines.tally import Tally
-from machines.windows import Freeze
+
+__all__ = ["Compile", "Index", "Pool", "Snapshot"]
 
 Compile = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan of its canonical content; the shell knows how."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything the store remembers that decisions are made from."""
-
-    nodes: tuple[Node, ...] = ()
-    rollouts: tuple[Rollout, ...] = ()
-    targets: tuple[Target, ...] = ()
-    holds: tuple[Hold, ...] = ()
-    freezes: tuple[Freeze, ...] = ()
-    epoch: int = 0
-
-
-class Index:
+class Index(Book):
     """The facts, and what follows from them at the instant `now` (epoch seconds)."""
 
     def __init__(self, limits: Limits, compile_plan: Compile | None = None) -> None:
-        self.limits = limits
-        self.now = 0.0
+        super().__init__(limits)
         self._compile = compile_plan
-        self._epoch = 0
-        self._nodes: dict[str, Node] = {}
-        self._rollouts: dict[str, Rollout] = {}
-        self._targets: dict[str, dict[str, Target]] = {}
-        self._on_node: dict[str, dict[str, Target]] = {}
-        self._holds: dict[tuple[str, str, str], Hold] = {}
-        self._held: dict[str, dict[tuple[str, str, str], Hold]] = {}
-        self._freezes: dict[str, Freeze] = {}
-        self._seen: dict[str, Observation] = {}
         self._keys: tuple[str, ...] = tuple(limits.pools)
         self.lanes = Lanes()
         self._slots = Slots(self)
@@ -116,73 +96,6 @@ class Index:
         index._nodes = {node.name: node for node in snapshot.nodes}
         index._repool()
         return index
-
-    # -- facts
-
-    @property
-    def nodes(self) -> Mapping[str, Node]:
-        """All known nodes by name."""
-        return self._nodes
-
-    @property
-    def rollouts(self) -> Mapping[str, Rollout]:
-        """All rollouts by id, first submitted first."""
-        return self._rollouts
-
-    @property
-    def holds(self) -> Sequence[Hold]:
-        """All holds, also those that have run out and were not released."""
-        return tuple(self._holds.values())
-
-    @property
-    def freezes(self) -> Sequence[Freeze]:
-        """All freezes, also those that have run out and were not lifted."""
-        return tuple(self._freezes.values())
-
-    @property
-    def observations(self) -> Sequence[Observation]:
-        """The last observation of each node."""
-        return tuple(self._seen.values())
-
-    @property
-    def epoch(self) -> int:
-        """The daemon's tenure: it grows with every start."""
-        return self._epoch
-
-    def rollout(self, rollout: str) -> Rollout:
-        """Return a rollout; raises KeyError."""
-        return self._rollouts[rollout]
-
-    def target(self, rollout: str, node: str) -> Target:
-        """Return a node of a rollout; raises KeyError."""
-        return self._targets[rollout][node]
-
-    def targets(self, rollout: str) -> Iterable[Target]:
-        """Return all targets of a rollout, in the order in which they came in."""
-        return self._targets[rollout].values()
-
-    def targets_on(self, node: str) -> Iterable[Target]:
-        """Return the node's targets in all rollouts."""
-        return self._on_node.get(node, {}).values()
-
-    def holds_on(self, node: str) -> Iterable[Hold]:
-        """Return the holds on a node, also those that have run out."""
-        return self._held.get(node, {}).values()
-
-    def observation(self, node: str) -> Observation | None:
-        """Return the last observation of a node."""
-        return self._seen.get(node)
-
-    def snapshot(self) -> Snapshot:
-        """Return the facts as a value, as the store would load them."""
-        return Snapshot(
-            nodes=tuple(self._nodes.values()),
-            rollouts=tuple(self._rollouts.values()),
-            targets=tuple(t for targets in self._targets.values() for t in targets.values()),
-            holds=tuple(self._holds.values()),
-            freezes=tuple(self._freezes.values()),
-            epoch=self._epoch,
-        )
 
     # -- what follows from them
 

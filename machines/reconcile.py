@@ -16,12 +16,25 @@ The order within the phases:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from machines.actions import (
+    Action,
+    Clear,
+    Idle,
+    Isolate,
+    Move,
+    Run,
+    Settle,
+    Undo,
+    Verify,
+    Wait,
+)
+from machines.checks import alive, checks_of
 from machines.events import StepAction, StepRecord, StepState
 from machines.plan import OnUnknown, Plan, Stage, StepSpec
+from machines.records import standing
 from machines.rollout import Order, Target
 from machines.states import Outcome, Phase, Trigger
 
@@ -39,96 +52,6 @@ UNKNOWN_RETRY_S = 5.0
 
 UNKNOWN_TRIES = 3
 """How often a step whose answer was lost is asked again before a person must look."""
-
-ALIVE_KINDS = frozenset({"reachable", "kubernetes"})
-"""Checks that say a node is alive whatever change it carries."""
-
-
-# -- what may come next ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Isolate:
-    """Take the node out of service; `prior` is known from an earlier try, if `prior_known`.
-
-    `gentle` keeps new work away and drives nothing off.
-    """
-
-    spec: StepSpec
-    number: int
-    prior_known: bool = False
-    prior: Any = None
-    gentle: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """Restore what the isolator found; `last` when nothing else of ours is left on the node."""
-
-    spec: StepSpec
-    number: int
-    prior: Any
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """See to it that no process of an older run is left on the node."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Run (or find again) the playbook of a stage; `begun` says the intent is recorded."""
-
-    stage: Stage
-    number: int
-    begun: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Judge the node by one check; recorded under `step`."""
-
-    spec: StepSpec
-    step: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to do before this instant (epoch seconds)."""
-
-    until: float
-    step: str
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Take this edge; `step` and `text` say where and why a failure happened."""
-
-    trigger: Trigger
-    outcome: Outcome | None = None
-    step: str = ""
-    text: str = ""
-    not_before: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """The person's order is carried out, or (`done` false) could not be."""
-
-    done: bool
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """This node needs nobody."""
-
-
-Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Settle | Idle
 
 
 # -- the question -----------------------------------------------------------------
@@ -167,27 +90,6 @@ def next_action(
             return asked.verifying()
         case Phase.PENDING | Phase.DONE | Phase.FAILED:
             return Idle()
-
-
-def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[tuple[StepSpec, Any], ...]:
-    """Return the isolators that were begun and not undone, with what was there before them.
-
-    The prior state is that of the first `do` since the last finished `undo`: a
-    second look at a node that we isolated would find our own doing.
-    """
-    found = []
-    for spec in specs:
-        first: StepRecord | None = None
-        for record in records:
-            if record.step != spec.name:
-                continue
-            if record.action is StepAction.DO and first is None:
-                first = record
-            elif record.action is StepAction.UNDO and record.state is StepState.OK:
-                first = None
-        if first is not None:
-            found.append((spec, first.prior))
-    return tuple(found)
 
 
 def backoff_s(put_backs: int) -> float:
@@ -422,7 +324,7 @@ class _Asked:
         until = self._in_service_since() + self.plan.probation_s
         if self.now < until:
             return Wait(until, "probation")
-        for spec in self._in_service() or _alive(self._all_checks()):
+        for spec in self._in_service() or alive(self._all_checks()):
             action = self._check(spec, f"probation.{spec.name}")
             if action is not None:
                 return action
@@ -472,7 +374,7 @@ class _Asked:
         action = self._undoing()
         if action is not None:
             return action
-        for spec in _alive(self._all_checks()):
+        for spec in alive(self._all_checks()):
             step = f"return.{spec.name}"
             record = self._latest(step, StepAction.CHECK)
             if record is None or self._ordered_after(record):
@@ -491,32 +393,5 @@ class _Asked:
         return None
 
 
-def checks_of(plan: Plan, target: Target) -> tuple[StepSpec, ...]:
-    """Return the checks that judge this node, in order; those of other teams left out."""
-    infra = plan.rollback_verify if target.rolling_back else tuple(s for s in plan.verify if s.team is None)
-    team = tuple(s for s in plan.verify if s.team is not None and s.team == target.team)
-    return infra + team
-
-
-def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
-    """Return the records with this one added, or in the place of its own intent."""
-    kept = list(records)
-    for place in range(len(kept) - 1, -1, -1):
-        if key(kept[place]) == key(record):
-            kept[place] = replace(record, began_at=kept[place].began_at)
-            return tuple(kept)
-    kept.append(record)
-    return tuple(kept)
-
-
-def key(record: StepRecord) -> tuple[int, str, StepAction, int]:
-    """Return what tells a node's records apart; an intent and its outcome have the same."""
-    return (record.attempt, record.step, record.action, record.number)
-
-
 def _run_step(stage: Stage) -> str:
     return f"run.{stage.name}"
-
-
-def _alive(specs: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
-    return tuple(spec for spec in specs if spec.kind in ALIVE_KINDS and spec.team is None)

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from machines.amend import amendments
 from machines.changes import target_after
@@ -44,17 +43,17 @@ from machines.events import (
 from machines.gates import may_vote, unsettled
 from machines.index import Index, Snapshot
 from machines.invariants import violation
-from machines.limits import Budget, Limits, PoolRule
-from machines.node import Node, Observation, Sight
-from machines.plan import Enrol, GateName, Need, Plan, WaveSpec
+from machines.limits import PoolRule
+from machines.node import Observation, Sight
+from machines.plan import GateName, Need, Plan
 from machines.rollout import Actor, ActorKind, Failure, Hold, Target, Vote
 from machines.schedule import decide, why, why_all
 from machines.states import BUSY, Outcome, Phase, Trigger, edge
-from machines.windows import Freeze, Window
-from tests.machines.worlds import T0, opening, plan_of
+from machines.windows import Freeze
+from tests.machines.fleets import limits_of, node_of, plain_pools, some_plan
+from tests.machines.worlds import T0, opening
 
 SUBMITTER = Actor(ActorKind.PERSON, "sam", 1000)
-TEAMS = ("a", "b", "c")
 PEOPLE: dict[Actor, tuple[str, ...]] = {
     SUBMITTER: ("infra", "a"),
     Actor(ActorKind.PERSON, "olga", 1001): ("infra",),
@@ -89,14 +88,14 @@ class World:
     def of(cls, seed: int) -> World:
         """Return a fleet with up to three plans, as the seed says."""
         chance = random.Random(seed)
-        nodes = [_node(chance, f"n{number}") for number in range(1, chance.randint(3, 9))]
-        limits = _limits(chance)
+        nodes = [node_of(chance, f"n{number}") for number in range(1, chance.randint(3, 9))]
+        limits = limits_of(chance)
         index = Index.build(Snapshot(nodes=tuple(nodes)), limits, lambda content: content["plan"])
         world = cls(chance, index, T0, [], {node.name: (Sight.UP, False) for node in nodes})
-        world.note("settings", pools=_pools_of(limits), fleet=limits.max_parallel, within=60.0)
+        world.note("settings", pools=plain_pools(limits), fleet=limits.max_parallel, within=60.0)
         world._note_inventory()
         for number in range(chance.randint(1, 3)):
-            world._submit(f"R{number}", _plan(chance))
+            world._submit(f"R{number}", some_plan(chance))
             if chance.random() < 0.7:
                 world.agree(f"R{number}")
         return world
@@ -458,14 +457,14 @@ class World:
         match self.chance.choice(("appear", "go", "change")):
             case "appear":
                 self.ids += 1
-                node = _node(self.chance, f"m{self.ids}")
+                node = node_of(self.chance, f"m{self.ids}")
                 self.truth[node.name] = (Sight.UP, False)
                 self.commit(NodesSeen((node,)))
             case "go" if len(known) > 2:
                 self.commit(NodesGone((self.chance.choice(known),)))
             case _:
                 node = self.index.nodes[self.chance.choice(known)]
-                changed = _node(self.chance, node.name)
+                changed = node_of(self.chance, node.name)
                 self.commit(NodesSeen((replace(node, labels=changed.labels),)))
         self._note_inventory()
         self.amend()
@@ -489,9 +488,9 @@ class World:
 
     def relimit(self) -> None:
         """Let the settings change."""
-        limits = _limits(self.chance)
+        limits = limits_of(self.chance)
         self.index.relimit(limits)
-        self.note("settings", pools=_pools_of(limits), fleet=limits.max_parallel, within=60.0)
+        self.note("settings", pools=plain_pools(limits), fleet=limits.max_parallel, within=60.0)
 
     def _some_rollout(self) -> Any:
         going = [rollout for rollout in self.index.rollouts.values() if not rollout.closed]
@@ -591,63 +590,3 @@ _ACCIDENTS: tuple[Callable[[World], None], ...] = (
     World.refresh,
     World.relimit,
 )
-
-
-def _node(chance: random.Random, name: str) -> Node:
-    labels = {}
-    if chance.random() < 0.95:
-        labels["team"] = chance.choice(TEAMS)
-    if chance.random() < 0.8:
-        labels["rack"] = chance.choice(("r1", "r2", "r3"))
-    return Node(name, labels=labels)
-
-
-def _limits(chance: random.Random) -> Limits:
-    pools = {"team": PoolRule(_budget(chance))}
-    if chance.random() < 0.5:
-        pools["rack"] = PoolRule(_budget(chance), {"r1": Budget(chance.choice((0, 1, 2)))})
-    return Limits(pools=pools, max_parallel=chance.randint(1, 6))
-
-
-def _budget(chance: random.Random) -> Budget:
-    return chance.choice((Budget(1), Budget(1), Budget(2), Budget(percent=50)))
-
-
-def _pools_of(limits: Limits) -> dict[str, dict[str, Any]]:
-    def plain(budget: Budget) -> Any:
-        return budget.count if budget.percent is None else f"{budget.percent}%"
-
-    return {
-        key: {"": plain(rule.default)} | {value: plain(budget) for value, budget in rule.values.items()}
-        for key, rule in limits.pools.items()
-    }
-
-
-def _plan(chance: random.Random) -> Plan:
-    def need() -> Need:
-        return Need(
-            owner=chance.choice((0, 1, 1, 2)),
-            each_team=chance.choice((0, 0, 1)),
-            four_eyes=chance.random() < 0.3,
-            per_team=chance.random() < 0.3,
-        )
-
-    canary = WaveSpec(
-        "canary", None, chance.choice((None, 1)), chance.choice((0.0, 100.0)), GateName.CONTINUE
-    )
-    fleet = WaveSpec("fleet", max_parallel=chance.choice((None, 2)))
-    window = Window(frozenset(range(7)), 60, 1380, ZoneInfo("UTC"))
-    return plan_of(
-        waves=chance.choice(((canary, fleet), (canary, fleet), (fleet,))),
-        gates={
-            GateName.START: need(),
-            GateName.CONTINUE: need(),
-            GateName.PROCEED: replace(need(), owner=1, per_team=False, each_team=0),
-        },
-        max_parallel=chance.choice((None, 1, 2, 5)),
-        pool_keys=chance.choice(((), (), ("rack",))),
-        windows=chance.choice(((), (), (window,))),
-        enrol=chance.choice(tuple(Enrol)),
-        vote_ttl_s=chance.choice((None, None, 500.0)),
-        expected_s=30.0,
-    )

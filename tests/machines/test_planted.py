@@ -43,7 +43,7 @@ def core(tmp_path: Path) -> Path:
     (tmp_path / "tests" / "machines").mkdir(parents=True)
     for name in ("__init__.py", "oracle.py", "machines/__init__.py", "machines/worlds.py"):
         shutil.copy(ROOT / "tests" / name, tmp_path / "tests" / name)
-    for name in ("interpreter.py", "test_properties.py"):
+    for name in ("fleets.py", "interpreter.py", "test_properties.py"):
         shutil.copy(HERE / name, tmp_path / "tests" / "machines" / name)
     return tmp_path
 

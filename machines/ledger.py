@@ -1,0 +1,86 @@
+"""The facts that the invariants look at, and the plain way to lay them out.
+
+An Index offers the same facts; a Ledger is made from a snapshot by scanning and
+shares nothing with it.  No rule is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from machines.index import Snapshot
+from machines.limits import Limits
+from machines.node import NO_LABEL, Node, Observation
+from machines.rollout import Hold, Rollout, Target
+from machines.windows import Freeze
+
+
+class Facts(Protocol):
+    """What is known before an event; an Index is one, so is a Ledger."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def nodes(self) -> Mapping[str, Node]: ...
+    @property
+    def rollouts(self) -> Mapping[str, Rollout]: ...
+    @property
+    def freezes(self) -> Sequence[Freeze]: ...
+    def targets(self, rollout: str) -> Iterable[Target]: ...
+    def target(self, rollout: str, node: str) -> Target: ...
+    def targets_on(self, node: str) -> Iterable[Target]: ...
+    def holds_on(self, node: str) -> Iterable[Hold]: ...
+    def observation(self, node: str) -> Observation | None: ...
+    def members(self, key: str, value: str) -> Iterable[str]: ...
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The facts of a snapshot, laid out by scanning it; slow and plain."""
+
+    limits: Limits
+    nodes: dict[str, Node] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    freezes: tuple[Freeze, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    seen: dict[str, Observation] = field(default_factory=dict)
+    rows: dict[tuple[str, str], Target] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, limits: Limits, observations: Iterable[Observation]) -> Ledger:
+        """Lay out a snapshot."""
+        return cls(
+            limits=limits,
+            nodes={node.name: node for node in snapshot.nodes},
+            rollouts={rollout.id: rollout for rollout in snapshot.rollouts},
+            freezes=snapshot.freezes,
+            holds=snapshot.holds,
+            seen={seen.node: seen for seen in observations},
+            rows={(target.rollout, target.node): target for target in snapshot.targets},
+        )
+
+    def targets(self, rollout: str) -> Iterable[Target]:
+        """Return the targets of a rollout."""
+        return [row for row in self.rows.values() if row.rollout == rollout]
+
+    def target(self, rollout: str, node: str) -> Target:
+        """Return one target; raises KeyError."""
+        return self.rows[rollout, node]
+
+    def targets_on(self, node: str) -> Iterable[Target]:
+        """Return a node's targets."""
+        return [row for row in self.rows.values() if row.node == node]
+
+    def holds_on(self, node: str) -> Iterable[Hold]:
+        """Return a node's holds."""
+        return [hold for hold in self.holds if hold.node == node]
+
+    def observation(self, node: str) -> Observation | None:
+        """Return a node's last observation."""
+        return self.seen.get(node)
+
+    def members(self, key: str, value: str) -> Iterable[str]:
+        """Return the nodes of a pool."""
+        return [node.name for node in self.nodes.values() if node.labels.get(key, NO_LABEL) == value]
