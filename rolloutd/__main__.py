@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from rolloutd import __version__
 from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
+from rolloutd.logs import FORMS, set_up
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 
@@ -23,16 +23,26 @@ def main(argv: list[str] | None = None) -> int:
         prog="rolloutd", description="The rolloutd daemon; ask it with rolloutctl."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
+    parser.add_argument(
+        "--check", action="store_true", help="judge the settings, say every mistake, and end; 0 is none"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=FORMS,
+        default="auto",
+        help="how log lines leave (default: the journal's fields where stderr is the journal, else text)",
+    )
     parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
     options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it tells of every alarm set
+    set_up(options.log_format)
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
     from rolloutd.settings import load
 
     try:
         settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
+        if options.check:
+            return 0
         asyncio.run(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.mistakes:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from typing import Any
 from machines.events import DaemonStarted
 from machines.index import Index
 from machines.node import Observation
-from machines.plan import Plan
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.sources.trees import TreeSources
 from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.adapters.timers import ApschedulerAlarm
-from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.caretaking import Caretaker
+from rolloutd.compile import compile_limits
 from rolloutd.control.routes import Desk
 from rolloutd.control.server import ControlServer
 from rolloutd.daemon import Daemon
@@ -44,9 +43,12 @@ from rolloutd.kit import (
 )
 from rolloutd.observing import PlainHosts
 from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
+from rolloutd.reloading import Compiler, Reloading, digest
+from rolloutd.service import Service, handed_socket
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import open_store
+from rolloutd.store.database import FILE_NAME
 
 log = logging.getLogger("rolloutd")
 
@@ -76,20 +78,30 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    clock = SystemClock()
-    store = await open_store(settings.state_dir, compile=_compiler(settings))
+    clock, service, listening = SystemClock(), Service.of(), handed_socket()
+    service.status("Opening the database.")
+    compiler = Compiler(settings.teams)
+    store = await open_store(settings.state_dir, compile=compiler)
     try:
-        state = await _state(settings, store, clock)
-        async with _serving(state, clock):
+        state = await _state(settings, store, clock, compiler)
+        service.status("Reading the inventory; what is in hand goes on.")
+        async with _serving(state, clock, compiler, service, listening):
             log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
             await stopping.wait()
             log.info("stopping; runs go on and are found again")
+            service.stopping("Stopping; runs go on and are found again.")
     finally:
         await store.close()
 
 
 @contextlib.asynccontextmanager
-async def _serving(state: State, clock: SystemClock) -> Any:
+async def _serving(
+    state: State,
+    clock: SystemClock,
+    compiler: Compiler,
+    service: Service,
+    listening: socket.socket | None,
+) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
     sources = TreeSources(settings.state_dir)
@@ -115,13 +127,20 @@ async def _serving(state: State, clock: SystemClock) -> Any:
     )
     watches = list(_watches(kit, settings))
     desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe)
-    server = ControlServer(desk, path=settings.socket, group=settings.socket_group)
+    server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
+    caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
+    daemon.turned = lambda decision_s: caretaker.turned()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caretaker.wish_reload)
+    if service.feed_every_s is not None:
+        alarm.every("watchdog", service.feed_every_s, daemon.turn)
     try:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(daemon.run(), name="daemon")
             beside = [tasks.create_task(watch.run(_seeing(state), daemon.refresh)) for watch in watches]
             await server.start()
             beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
+            beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
+            beside.append(tasks.create_task(caretaker.verify_audit(state.settings.state_dir / FILE_NAME)))
             try:
                 yield
             finally:
@@ -135,25 +154,17 @@ async def _serving(state: State, clock: SystemClock) -> Any:
             await system.close()
 
 
-async def _state(settings: Settings, store: Store, clock: SystemClock) -> State:
+async def _state(settings: Settings, store: Store, clock: SystemClock, compiler: Compiler) -> State:
     snapshot = await store.load()
     limits = compile_limits(settings)
-    index = Index.build(snapshot, limits, _compiler(settings))
+    index = Index.build(snapshot, limits, compiler)
     head = await store.head()
-    state = State(index, store, clock, settings, Feed(head.seq if head else 0))
+    state = State(index, store, clock, settings, Feed(head.seq if head else 0), epoch=snapshot.epoch)
     state.connections.update(await store.connections())
-    digest = hashlib.sha256(json.dumps(settings.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     await state.commit(
-        [DaemonStarted(snapshot.epoch, __version__, digest, clock.now())], cause="daemon started"
+        [DaemonStarted(snapshot.epoch, __version__, digest(settings), clock.now())], cause="daemon started"
     )
     return state
-
-
-def _compiler(settings: Settings) -> Any:
-    def compile_content(content: Mapping[str, Any]) -> Plan:
-        return compile_plan(content, teams=settings.teams)
-
-    return compile_content
 
 
 def _trees(state: State, sources: TreeSources) -> Any:

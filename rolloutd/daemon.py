@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from machines.amend import amendments
+from machines.checks import checks_of
 from machines.decision import Decision, Look
 from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
-from machines.reconcile import checks_of
+from machines.moves import move
 from machines.rollout import Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.driver import Driver, needs_driver
-from rolloutd.errors import StoreFailed
+from rolloutd.errors import StoreFailed, TenureLost
 from rolloutd.gear import Gear
 from rolloutd.observing import Observing
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
@@ -35,19 +36,6 @@ LEAST_PAUSE_S = 0.01
 
 STORE_RETRY_S = 5.0
 """How long to wait before deciding again when the store could not write."""
-
-
-def _told(event: Event) -> str:
-    """Say in one line what was decided."""
-    match event:
-        case PhaseMoved():
-            return f"{event.rollout}/{event.node}: {event.source} -> {event.target} ({event.trigger})"
-        case GateOpened():
-            return f"{event.rollout}: gate {event.gate} is open"
-        case RolloutEnded():
-            return f"{event.rollout}: every node is done"
-        case _:
-            return str(event)
 
 
 class Daemon:
@@ -72,24 +60,36 @@ class Daemon:
         self._observing = Observing(state, observers)
         self._refreshing = Refreshing(state, inventories, self._amend)
         self._soaking = Soaking(state, gear)
+        self._decision_s = 0.0
+        self.turned: Callable[[float], None] = lambda decision_s: None
         self.settled = asyncio.Event()
         state.poke = self._bell.set
 
     async def run(self) -> None:
-        """Refresh the inventory, then decide whenever something has changed."""
+        """Refresh the inventory, then decide whenever something has changed.
+
+        Raises TenureLost, in a group, once another daemon has taken over.
+        """
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            tasks.create_task(self._end_when_deposed(), name="tenure")
             self._drive()
             # What is in hand goes on at once; nothing new is started on what may have changed meanwhile.
             await self._refreshing.refresh()
-            self._alarm.every("inventory", self._state.settings.inventory_refresh_s, self.refresh)
+            self.retime()
             self._alarm.every("soak", self._soaking.every_s, self._watch_soaks)
             self._bell.set()
             while True:
                 await self._bell.wait()
                 self._bell.clear()
                 await self._turn()
+                self.turned(self._decision_s)
                 await self._state.clock.sleep(LEAST_PAUSE_S)
+
+    async def _end_when_deposed(self) -> None:
+        """End everything as soon as a write has shown that another daemon is at it: two must not act."""
+        await self._state.deposed.wait()
+        raise TenureLost("another daemon has taken over the state directory: this one ends")
 
     async def observe(self, nodes: Sequence[str]) -> None:
         """Look at these nodes now; for a hold, which is granted by what is known."""
@@ -98,6 +98,14 @@ class Daemon:
     def refresh(self) -> None:
         """Ask the inventory sources again, beside the loop."""
         self._tasks.create_task(self._refreshing.refresh())
+
+    def retime(self) -> None:
+        """Ask the inventory sources as often as the settings say now."""
+        self._alarm.every("inventory", self._state.settings.inventory_refresh_s, self.refresh)
+
+    def turn(self) -> None:
+        """Decide again, soon, whether or not anything has changed."""
+        self._bell.set()
 
     # -- one turn of the loop
 
@@ -127,27 +135,19 @@ class Daemon:
         """Decide and write the decision with nothing else written in between."""
         async with self._state.deciding() as commit:
             now = self._state.now()
+            began = asyncio.get_running_loop().time()
             decision = decide(self._state.index, now)
+            self._decision_s = asyncio.get_running_loop().time() - began
             events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.opens]
             events += [
                 self._admitted(self._state.index.target(s.rollout, s.node), now) for s in decision.starts
             ]
             events += [RolloutEnded(rollout, now) for rollout in decision.ends]
             await commit(events, "decided")
-            for event in events:
-                log.info("%s", _told(event))
         return decision
 
     def _admitted(self, target: Target, now: float) -> PhaseMoved:
-        return PhaseMoved(
-            rollout=target.rollout,
-            node=target.node,
-            trigger=Trigger.ADMITTED,
-            source=target.phase,
-            target=Phase.ISOLATING,
-            attempt=target.attempt + 1,
-            at=now,
-        )
+        return move(target, Trigger.ADMITTED, now)
 
     # -- drivers
 
@@ -205,17 +205,8 @@ class Daemon:
                 [LookedCurrent(target.rollout, target.node, now, red)], cause=f"needs the change: {red}"
             )
             return
-        current = PhaseMoved(
-            rollout=target.rollout,
-            node=target.node,
-            trigger=Trigger.FOUND_CURRENT,
-            source=Phase.PENDING,
-            target=Phase.DONE,
-            attempt=target.attempt,
-            at=now,
-            outcome=Outcome.ALREADY_CURRENT,
-            text="all checks pass without the change",
-        )
+        why = "all checks pass without the change"
+        current = move(target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why)
         await self._state.commit([current], cause="already current")
 
     def _watch_soaks(self) -> None:

@@ -18,10 +18,11 @@ from machines.events import Actor, Event
 from machines.index import Index
 from machines.invariants import violation
 from machines.rollout import DAEMON, Reason
-from rolloutd.errors import StoreFailed
+from rolloutd.errors import StoreFailed, TenureLost
 from rolloutd.feed import Feed
 from rolloutd.ports import JSON, Clock, Entry, Host, Store
 from rolloutd.settings import Settings
+from rolloutd.telling import tell
 
 Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
 """Commits events with their cause."""
@@ -70,8 +71,10 @@ class State:
     lasting: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     poke: Callable[[], None] = lambda: None
+    timed: Callable[[float], None] = lambda commit_s: None
     refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    deposed: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def now(self) -> float:
@@ -117,19 +120,25 @@ class State:
             broken = violation(self.index, event, now)
             if broken is not None:
                 raise InvariantBroken(broken)
+        began = asyncio.get_running_loop().time()
         writing = asyncio.ensure_future(self.store.commit(events, actor=actor, cause=cause, at=now))
         try:
             entries = await asyncio.shield(writing)
+        except TenureLost:
+            self.deposed.set()
+            raise
         except asyncio.CancelledError:
             # The write goes on without us; what it wrote must reach the index all the same.
             entries = await writing
-            self._applied(events, entries)
+            self._applied(events, entries, actor, cause)
             raise
-        self._applied(events, entries)
+        self.timed(asyncio.get_running_loop().time() - began)
+        self._applied(events, entries, actor, cause)
         return entries
 
-    def _applied(self, events: Sequence[Event], entries: tuple[Entry, ...]) -> None:
+    def _applied(self, events: Sequence[Event], entries: tuple[Entry, ...], actor: Actor, cause: str) -> None:
         for event in events:
             self.index.apply(event)
         self.feed.committed(entries)
+        tell(events, actor, cause)
         self.poke()
