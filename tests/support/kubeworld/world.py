@@ -291,8 +291,8 @@ class World:
         if workload is None:
             return
         while True:
-            nodes = [await self.read(node) for node in self._nodes]
-            open_ones = [n["metadata"]["name"] for n in nodes if _takes_pods(n)]
+            found = await self.api.get("/api/v1/nodes", labelSelector=f"rolloutd-world={self.prefix}")
+            open_ones = [node["metadata"]["name"] for node in found["items"] if _takes_pods(node)]
             if open_ones:
                 break
             await asyncio.sleep(LOOK_S)
