@@ -8,8 +8,8 @@
     DIR/home/  DIR/tmp/            where its processes believe to be at home
     DIR/daemon.log  DIR/fleet.log
 
-A Unix socket's path is short by law: where DIR is too long for that, the socket
-and DIR/tmp are in a directory under /tmp, which goes when the demo does.
+A Unix socket's path is short by law: where DIR is too long for that, what holds
+sockets is in a directory under /tmp, which goes when the demo does.
 
 It starts both as processes and sees to it that they end with the demo.  What is
 then done with them, the story knows.
@@ -49,8 +49,11 @@ LOOK_S = 0.05
 SWEPT_LIMIT_S = 40.0
 """More than the sweeper's own limit."""
 
-LONGEST_DIRECTORY = 70
-"""Bytes: a socket's path may have 107, and the daemon and ssh add their own names and numbers."""
+LONGEST_FOR_SOCKET = 80
+"""Bytes of DIR: a socket's path may have 107, and the daemon adds a name and a number while it makes it."""
+
+LONGEST_FOR_TEMPORARY = 28
+"""Bytes of DIR: ssh adds some 70 to the place of its control sockets."""
 
 LOG_LINES = 25
 """Of a log that are shown when something did not start."""
@@ -69,7 +72,8 @@ class Stage:
     @property
     def socket(self) -> Path:
         """The daemon's socket."""
-        return self.short / "control.sock"
+        fits = len(os.fsencode(self.directory)) <= LONGEST_FOR_SOCKET
+        return (self.directory if fits else self.short) / "control.sock"
 
     @property
     def temporary(self) -> Path:
@@ -116,7 +120,7 @@ def log_tail(stage: Stage, name: str) -> str:
 
 
 def _short(directory: Path) -> Path:
-    if len(os.fsencode(directory)) <= LONGEST_DIRECTORY:
+    if len(os.fsencode(directory)) <= LONGEST_FOR_TEMPORARY:
         return directory
     return Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))
 
