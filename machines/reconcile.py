@@ -54,9 +54,6 @@ UNKNOWN_TRIES = 3
 """How often a step whose answer was lost is asked again before a person must look."""
 
 
-# -- the question -----------------------------------------------------------------
-
-
 def next_action(
     plan: Plan,
     target: Target,
@@ -69,10 +66,9 @@ def next_action(
 ) -> Action:
     """Return what comes next for one node.
 
-    `records` are the node's step records in this rollout, oldest first.
-    `elapsed_s` is how long it has been in its phase while a daemon was there to
-    see.  `unclean` says that an older run may still have processes there.
-    `withdraw` is a sentence that asks for an isolating node to be put back.
+    `records` are its step records in this rollout, oldest first; `elapsed_s` how
+    long it has been in its phase while a daemon was there to see; `unclean` that
+    an older run may have processes there; `withdraw` why it should be put back.
     """
     asked = _Asked(plan, target, tuple(records), now, elapsed_s, unclean, withdraw)
     if target.order is Order.RETURN and target.phase not in (
@@ -97,9 +93,6 @@ def backoff_s(put_backs: int) -> float:
     return float(min(PUT_BACK_BACKOFF_S * 2 ** min(put_backs, 10), PUT_BACK_BACKOFF_MOST_S))
 
 
-# -- its answers, phase by phase ---------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     plan: Plan
@@ -116,12 +109,21 @@ class _Asked:
         late = self.elapsed_s >= self.plan.isolate_timeout_s
         turned = any(r.action is StepAction.UNDO and r.attempt == self.target.attempt for r in self.records)
         if self.withdraw or late or turned:
-            return self._putting_back(self.withdraw or self._late_text())
+            why = self.withdraw or self._late_text()
+            if self._failed_before() and not turned:
+                # It did not pass when it was last worked on: putting it back takes a person's word.
+                return Move(Trigger.FAILED, step="isolate", text=why)
+            return self._putting_back(why)
         for spec in self.plan.isolate:
             action = self._isolate(spec)
             if action is not None:
                 return action
         return Move(Trigger.ISOLATED)
+
+    def _failed_before(self) -> bool:
+        """Whether the node has been isolated since an attempt before this one."""
+        earlier = [record for record in self.records if record.attempt < self.target.attempt]
+        return all(standing(self.plan.isolate, records) for records in (earlier, self.records))
 
     def _late_text(self) -> str:
         busy = [

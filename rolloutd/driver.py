@@ -9,24 +9,23 @@ outcome.  It knows ports, never an adapter.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from machines import reconcile
+from machines import actions, reconcile, records
 from machines.events import (
     Event,
     HoldReleased,
     NodeOrdered,
-    PhaseMoved,
     StepAction,
     StepRecord,
 )
+from machines.moves import move
 from machines.plan import StepSpec
-from machines.rollout import Failure, Order, Target
-from machines.states import BUSY, Outcome, Phase, Trigger, edge
+from machines.rollout import Order, Target
+from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
@@ -42,6 +41,7 @@ from rolloutd.ports import (
     Unknown,
 )
 from rolloutd.state import InvariantBroken, Live, State
+from rolloutd.turn import Turn
 
 log = logging.getLogger("rolloutd.driver")
 
@@ -73,7 +73,7 @@ class Driver:
         self._gear = gear
         self._alive_since = alive_since
         self._withdraw = ""
-        self._turned = asyncio.Event()
+        self._turn = Turn()
         self._book = Logbook(state, rollout, node)
 
     # -- what the daemon says to it
@@ -82,11 +82,11 @@ class Driver:
         """Ask for the node to be put back, if it is still isolating."""
         if not self._withdraw:
             self._withdraw = why
-            self._turned.set()
+            self._turn.call()
 
     def turn(self) -> None:
         """Look again: the target was changed by somebody else."""
-        self._turned.set()
+        self._turn.call()
 
     # -- its life
 
@@ -103,7 +103,7 @@ class Driver:
         try:
             await self._book.open()
             action = self._next()
-            if isinstance(action, reconcile.Idle):
+            if isinstance(action, actions.Idle):
                 return False
             await self._act(action)
         except InvariantBroken as refusal:
@@ -117,11 +117,11 @@ class Driver:
             self._book.close()
             await self._pause(STORE_RETRY_S)
         else:
-            if not isinstance(action, reconcile.Wait):
+            if not isinstance(action, actions.Wait):
                 self._state.trouble = ""
         return True
 
-    def _next(self) -> reconcile.Action:
+    def _next(self) -> actions.Action:
         target = self._target
         now = self._state.now()
         return reconcile.next_action(
@@ -134,31 +134,31 @@ class Driver:
             withdraw=self._withdraw,
         )
 
-    async def _act(self, action: reconcile.Action) -> None:
+    async def _act(self, action: actions.Action) -> None:
         self._show(action)
         match action:
-            case reconcile.Isolate():
+            case actions.Isolate():
                 await self._isolate(action)
-            case reconcile.Undo():
+            case actions.Undo():
                 await self._undo(action)
-            case reconcile.Clear():
+            case actions.Clear():
                 await self._clear(action)
-            case reconcile.Run():
+            case actions.Run():
                 await self._run(action)
-            case reconcile.Verify():
+            case actions.Verify():
                 await self._verify(action)
-            case reconcile.Wait():
+            case actions.Wait():
                 await self._pause(max(0.0, action.until - self._state.now()))
-            case reconcile.Move():
+            case actions.Move():
                 await self._move(action)
-            case reconcile.Settle():
+            case actions.Settle():
                 await self._settle(action)
-            case reconcile.Idle():
+            case actions.Idle():
                 pass
 
     # -- out of service and back
 
-    async def _isolate(self, action: reconcile.Isolate) -> StepResult:
+    async def _isolate(self, action: actions.Isolate) -> StepResult:
         spec = action.spec
         isolator = self._gear.isolators[spec.kind]
         ctx = await self._context(spec, spec.name, action.number, prior=action.prior, gentle=action.gentle)
@@ -178,7 +178,7 @@ class Driver:
         await self._book.ended(record, result)
         return result
 
-    async def _undo(self, action: reconcile.Undo) -> None:
+    async def _undo(self, action: actions.Undo) -> None:
         spec = action.spec
         record = self._book.intend(spec.name, StepAction.UNDO, action.number)
         ctx = await self._context(spec, spec.name, action.number, prior=action.prior)
@@ -187,9 +187,10 @@ class Driver:
         back = action.last and isinstance(result, Ok)
         await self._book.ended(record, result, isolated=False if back else None)
 
-    async def _clear(self, action: reconcile.Clear) -> None:
+    async def _clear(self, action: actions.Clear) -> None:
         record = self._book.intend("clear", StepAction.CLEAR, action.number)
         host = self._state.host(self.node)
+        await self._book.write(record)
         result = await self._try(self._gear.runner.clear(host, keep=None, timeout_s=CLEAR_TIMEOUT_S))
         await self._book.ended(record, result)
         if isinstance(result, Ok):
@@ -197,7 +198,7 @@ class Driver:
 
     async def _still_isolated(self) -> StepResult:
         """Look at the isolation just before something disruptive; have it again where it was lost."""
-        for spec, prior in reconcile.standing(self._plan.isolate, self._book.records):
+        for spec, prior in records.standing(self._plan.isolate, self._book.records):
             ctx = await self._context(spec, spec.name, 0, prior=prior)
             look = await self._try(self._gear.isolators[spec.kind].look(ctx))
             if isinstance(look, Failed | Busy | Unknown):
@@ -205,7 +206,7 @@ class Driver:
             if look.done is not False:
                 continue
             number = 1 + max(r.number for r in self._book.records if r.step == spec.name)
-            again = reconcile.Isolate(spec, number, prior_known=True, prior=prior)
+            again = actions.Isolate(spec, number, prior_known=True, prior=prior)
             result = await self._isolate(again)
             if not isinstance(result, Ok):
                 return Failed(f"{self.node} is no longer isolated and could not be again: {result.text}")
@@ -213,7 +214,7 @@ class Driver:
 
     # -- the playbook
 
-    async def _run(self, action: reconcile.Run) -> None:
+    async def _run(self, action: actions.Run) -> None:
         step = f"run.{action.stage.name}"
         run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
         record = self._book.intend(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
@@ -223,8 +224,8 @@ class Driver:
                 await self._try(self._gear.runner.cancel(run))
             await self._book.ended(record, guard)
             return
-        if not action.begun:
-            await self._book.write(record)
+        # Written again where it was begun: whoever may not write any more must not begin it either.
+        await self._book.write(self._book.known(record))
         self._book.unclean = True
         result = await self._try(self._follow(action, record))
         if result is None:
@@ -232,7 +233,7 @@ class Driver:
         await self._book.ended(self._book.known(record), result)
         self._book.unclean = await self._state.store.unclean(self.node)
 
-    async def _request(self, action: reconcile.Run, run: str) -> RunRequest:
+    async def _request(self, action: actions.Run, run: str) -> RunRequest:
         stage = action.stage
         return RunRequest(
             run=run,
@@ -248,7 +249,7 @@ class Driver:
             fence_dir=self._state.settings.ansible.fence_dir,
         )
 
-    async def _follow(self, action: reconcile.Run, record: StepRecord) -> StepResult | None:
+    async def _follow(self, action: actions.Run, record: StepRecord) -> StepResult | None:
         """Start or find the run and wait for its end; None when the node left meanwhile."""
         runner = self._gear.runner
         handle = await runner.start(await self._request(action, record.handle))
@@ -265,11 +266,11 @@ class Driver:
             if self._target.phase not in BUSY:
                 await runner.cancel(handle)
                 return None
-            await self._unless_turned(runner.wait(handle))
+            await self._turn.or_after(runner.wait(handle))
 
     # -- checks
 
-    async def _verify(self, action: reconcile.Verify) -> None:
+    async def _verify(self, action: actions.Verify) -> None:
         spec = action.spec
         record = self._book.intend(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
@@ -295,63 +296,28 @@ class Driver:
 
     # -- along the table
 
-    async def _move(self, action: reconcile.Move) -> None:
-        target = self._target
-        way = edge(action.trigger, target.phase, action.outcome)
-        failure = None
-        if way.target is Phase.FAILED:
-            failure = Failure(
-                f"{self.node}#{target.attempt}",
-                self.node,
-                target.attempt,
-                action.step,
-                action.text,
-                self._state.now(),
-            )
-        moved = PhaseMoved(
-            rollout=self.rollout,
-            node=self.node,
-            trigger=action.trigger,
-            source=target.phase,
-            target=way.target,
-            attempt=target.attempt,
-            at=self._state.now(),
+    async def _move(self, action: actions.Move) -> None:
+        moved = move(
+            self._target,
+            action.trigger,
+            self._state.now(),
             outcome=action.outcome,
-            failure=failure,
-            rolling_back=target.rolling_back and way.target is not Phase.DONE,
-            not_before=action.not_before,
+            step=action.step,
             text=action.text,
+            not_before=action.not_before,
         )
-        await self._state.commit([moved], cause=action.text or action.trigger.value)
-        log.info(
-            "%s/%s: %s -> %s (%s)",
-            self.rollout,
-            self.node,
-            target.phase,
-            way.target,
-            action.text or action.trigger,
-        )
+        why = action.text or action.trigger.value
+        await self._state.commit([moved], cause=why)
+        log.info("%s/%s: %s -> %s (%s)", self.rollout, self.node, moved.source, moved.target, why)
 
-    async def _settle(self, action: reconcile.Settle) -> None:
+    async def _settle(self, action: actions.Settle) -> None:
         target = self._target
         now = self._state.now()
         by = target.order_by
         assert by is not None
         events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
         if action.done and target.phase is Phase.FAILED:
-            events.append(
-                PhaseMoved(
-                    rollout=self.rollout,
-                    node=self.node,
-                    trigger=Trigger.SKIPPED,
-                    source=target.phase,
-                    target=Phase.DONE,
-                    attempt=target.attempt,
-                    at=now,
-                    outcome=Outcome.SKIPPED,
-                    text=action.text,
-                )
-            )
+            events.append(move(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=action.text))
         if action.done:
             events += [
                 HoldReleased(hold.node, hold.source, hold.id, by, now)
@@ -373,16 +339,16 @@ class Driver:
     def _live(self) -> Live:
         return self._state.live.setdefault((self.rollout, self.node), Live())
 
-    def _show(self, action: reconcile.Action) -> None:
+    def _show(self, action: actions.Action) -> None:
         """Let everybody see which step the node is in."""
         match action:
-            case reconcile.Isolate() | reconcile.Undo():
-                step = ("put back " if isinstance(action, reconcile.Undo) else "") + action.spec.name
-            case reconcile.Clear():
+            case actions.Isolate() | actions.Undo():
+                step = ("put back " if isinstance(action, actions.Undo) else "") + action.spec.name
+            case actions.Clear():
                 step = "waiting for an older run to end"
-            case reconcile.Run():
+            case actions.Run():
                 step = f"run.{action.stage.name}"
-            case reconcile.Verify() | reconcile.Wait():
+            case actions.Verify() | actions.Wait():
                 step = action.step
             case _:
                 return
@@ -423,20 +389,7 @@ class Driver:
             return Failed(f"unexpected {type(error).__name__}: {error}")
 
     async def _pause(self, seconds: float) -> None:
-        await self._unless_turned(self._state.clock.sleep(seconds))
-
-    async def _unless_turned(self, waiting: Awaitable[Any]) -> None:
-        """Wait, but no longer than until somebody turns to this driver."""
-        turned = asyncio.ensure_future(self._turned.wait())
-        waited = asyncio.ensure_future(waiting)
-        try:
-            await asyncio.wait({turned, waited}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            turned.cancel()
-            waited.cancel()
-        self._turned.clear()
-        if waited.done() and not waited.cancelled():
-            waited.result()
+        await self._turn.or_after(self._state.clock.sleep(seconds))
 
 
 def needs_driver(targets: Sequence[Target]) -> list[Target]:

@@ -30,7 +30,8 @@ class Mistake:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.path}: {self.message} (found {self.found}; allowed: {self.allowed})"
+        where = f"{self.file}:{self.line}:{self.column}: {self.path}"
+        return f"{where}: {self.message} (found {self.found}; allowed: {self.allowed})"
 
 
 class InvalidFile(RolloutdError):
@@ -76,6 +77,10 @@ class StoreFailed(RolloutdError):
 
 class Conflict(StoreFailed):
     """A row was not as expected: somebody else moved first; nothing was changed."""
+
+
+class TenureLost(StoreFailed):
+    """Another daemon has opened the database since: this one may write nothing any more and must end."""
 
 
 class AlreadyRunning(RolloutdError):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from machines import reconcile
+from machines import records
 from machines.events import StepAction, StepRecord, StepRecorded, StepState
 from rolloutd.ports import Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.state import State
@@ -76,9 +76,7 @@ class Logbook:
 
     def known(self, record: StepRecord) -> StepRecord:
         """Return this step as it is recorded: a run's handle may have become another one's."""
-        return next(
-            (known for known in self.records if reconcile.key(known) == reconcile.key(record)), record
-        )
+        return next((known for known in self.records if records.key(known) == records.key(record)), record)
 
     async def ended(self, record: StepRecord, result: StepResult, *, isolated: bool | None = None) -> None:
         """Write how a step ended."""
@@ -90,4 +88,4 @@ class Logbook:
     async def write(self, record: StepRecord, *, isolated: bool | None = None) -> None:
         """Write a record; `isolated` is the target's new value, None where it stays."""
         await self._state.commit([StepRecorded(record, isolated)], cause=f"{record.step} {record.state}")
-        self.records = reconcile.put(self.records, record)
+        self.records = records.put(self.records, record)

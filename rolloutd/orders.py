@@ -15,14 +15,14 @@ from machines.events import (
     Event,
     HoldTaken,
     NodeOrdered,
-    PhaseMoved,
     RolloutCancelled,
     RolloutDeleted,
     RolloutPaused,
     RolloutResumed,
 )
+from machines.moves import move
 from machines.rollout import Actor, Hold, Order, Rollout, Target
-from machines.states import BUSY, Outcome, Phase, Trigger, edge
+from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.state import State
 
@@ -145,7 +145,7 @@ def retry(state: State, who: Asker, rollout: Rollout, target: Target, reason: st
     mind_steering(who, rollout, f"retry {target.node} of")
     _mind_failed(rollout, target, "retried")
     _mind_open(rollout)
-    return (_moved(state, target, Trigger.RETRIED, text=reason),)
+    return (move(target, Trigger.RETRIED, state.now(), text=reason),)
 
 
 def rollback(state: State, who: Asker, rollout: Rollout, target: Target, reason: str) -> Events:
@@ -159,7 +159,7 @@ def rollback(state: State, who: Asker, rollout: Rollout, target: Target, reason:
             "no-rollback",
             f"the plan of {rollout.id} has no rollback playbook: retry {target.node} or skip it",
         )
-    return (_moved(state, target, Trigger.ROLLBACK_ORDERED, text=reason),)
+    return (move(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
 
 
 def skip(
@@ -176,7 +176,7 @@ def skip(
             "not-now", f"{target.node} is {_standing(target)}: only pending and failed nodes can be skipped"
         )
     _mind_unordered(target)
-    skipped = _moved(state, target, Trigger.SKIPPED, outcome=Outcome.SKIPPED, text=reason)
+    skipped = move(target, Trigger.SKIPPED, state.now(), outcome=Outcome.SKIPPED, text=reason)
     if not target.isolated:
         return (skipped,)
     held = HoldTaken(_left(state, who, target, reason))
@@ -226,24 +226,6 @@ def give_back(state: State, who: Asker, node: str, reason: str) -> tuple[Target,
 
 
 # -- what they share ----------------------------------------------------------
-
-
-def _moved(
-    state: State, target: Target, trigger: Trigger, *, outcome: Outcome | None = None, text: str
-) -> PhaseMoved:
-    again = trigger is Trigger.ROLLBACK_ORDERED
-    return PhaseMoved(
-        rollout=target.rollout,
-        node=target.node,
-        trigger=trigger,
-        source=target.phase,
-        target=edge(trigger, target.phase, outcome).target,
-        attempt=target.attempt + 1 if again else target.attempt,
-        at=state.now(),
-        outcome=outcome,
-        rolling_back=again,
-        text=text,
-    )
 
 
 def _ordered(state: State, who: Asker, target: Target, reason: str) -> NodeOrdered:

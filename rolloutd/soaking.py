@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from machines.events import PhaseMoved
+from machines.checks import checks_of
+from machines.moves import move
 from machines.plan import StepSpec
 from machines.progress import soaking
-from machines.reconcile import checks_of
-from machines.rollout import Failure, Target
-from machines.states import Outcome, Phase, Trigger
+from machines.rollout import Target
+from machines.states import Outcome, Trigger
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
@@ -78,19 +78,6 @@ class Soaking:
         target = self._state.index.target(seen.rollout, seen.node)
         if target != seen:
             return
-        failure = Failure(
-            f"{target.node}#{target.attempt}.2", target.node, target.attempt, f"soak.{spec.name}", text, now
-        )
-        moved = PhaseMoved(
-            rollout=target.rollout,
-            node=target.node,
-            trigger=Trigger.REDDENED,
-            source=Phase.DONE,
-            target=Phase.FAILED,
-            attempt=target.attempt,
-            at=now,
-            failure=failure,
-            text=text,
-        )
+        moved = move(target, Trigger.REDDENED, now, step=f"soak.{spec.name}", text=text)
         log.warning("%s/%s: turned red during the soak: %s", target.rollout, target.node, text)
         await self._state.commit([moved], cause=f"{spec.name} turned red during the soak: {text}")

@@ -116,8 +116,8 @@ class State:
         if not events:
             return ()
         now = self.now()
-        for event in events:
-            broken = violation(self.index, event, now)
+        for number, event in enumerate(events):
+            broken = violation(self.index, event, now, events[:number])
             if broken is not None:
                 raise InvariantBroken(broken)
         began = asyncio.get_running_loop().time()

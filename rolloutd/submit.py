@@ -27,7 +27,6 @@ from rolloutd.planfile import PlanFile
 from rolloutd.ports import Pinned, Sources
 from rolloutd.state import State
 
-
 FIRST_REFRESH_S = 60.0
 """How long a submit waits for the first inventory of a daemon that has just started."""
 

@@ -1,0 +1,47 @@
+"""Step records as a list: which is which, what replaces what, and what of ours still stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from machines.events import StepAction, StepRecord, StepState
+from machines.plan import StepSpec
+
+
+def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[tuple[StepSpec, Any], ...]:
+    """Return the isolators that were begun and not undone, with what was there before them.
+
+    The prior state is that of the first `do` since the last finished `undo`: a
+    second look at a node that we isolated would find our own doing.
+    """
+    found = []
+    for spec in specs:
+        first: StepRecord | None = None
+        for record in records:
+            if record.step != spec.name:
+                continue
+            if record.action is StepAction.DO and first is None:
+                first = record
+            elif record.action is StepAction.UNDO and record.state is StepState.OK:
+                first = None
+        if first is not None:
+            found.append((spec, first.prior))
+    return tuple(found)
+
+
+def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
+    """Return the records with this one added, or in the place of its own intent."""
+    kept = list(records)
+    for place in range(len(kept) - 1, -1, -1):
+        if key(kept[place]) == key(record):
+            kept[place] = replace(record, began_at=kept[place].began_at)
+            return tuple(kept)
+    kept.append(record)
+    return tuple(kept)
+
+
+def key(record: StepRecord) -> tuple[int, str, StepAction, int]:
+    """Return what tells a node's records apart; an intent and its outcome have the same."""
+    return (record.attempt, record.step, record.action, record.number)
