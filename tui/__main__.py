@@ -1,0 +1,56 @@
+"""The console's own entry: `python -m tui --socket PATH`; `rolloutctl tui` and `rolloutctl web` become it."""
+
+from __future__ import annotations
+
+import argparse
+import locale
+import os
+import sys
+
+from rolloutd.control.client import Client, default_socket
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the console until the person leaves."""
+    chosen = arguments(argv)
+    if (
+        not chosen.web
+        and not (sys.stdin.isatty() and sys.stdout.isatty())
+        and "TEXTUAL_DRIVER" not in os.environ
+    ):
+        print("rolloutctl tui needs a terminal; rolloutctl status and watch do not", file=sys.stderr)  # noqa: T201
+        return 2
+    if chosen.web:
+        from tui.web import serve
+
+        return serve(chosen.socket, chosen.port)
+    from tui.app import Console
+
+    ascii_only = chosen.ascii or "utf" not in locale.getencoding().lower()
+    console = Console(
+        Client(chosen.socket),
+        theme_name=chosen.theme,
+        ascii_only=ascii_only,
+        still=chosen.still,
+        reach=chosen.reach,
+    )
+    console.run(mouse=not chosen.no_mouse)
+    return console.return_code or 0
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Return what was asked for."""
+    parser = argparse.ArgumentParser(prog="rolloutctl tui", allow_abbrev=False)
+    parser.add_argument("--socket", metavar="PATH", default=default_socket())
+    parser.add_argument("--theme", choices=("dark", "light"))
+    parser.add_argument("--ascii", action="store_true")
+    parser.add_argument("--still", action="store_true")
+    parser.add_argument("--no-mouse", action="store_true")
+    parser.add_argument("--reach", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--web", action="store_true")
+    parser.add_argument("--port", type=int, default=0)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

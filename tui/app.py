@@ -1,0 +1,470 @@
+"""The console as a Textual app: letters in, pictures out, deeds sent.
+
+One worker takes what the connection has left in the mailbox, folds it into the
+model and has the screen that is seen drawn, at most once per frame, however much
+happens.  Another looks after the questions that the model wishes to have asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from rolloutd.control.client import Client, path_of
+from tui import actions, theme, wording
+from tui.actions import Action, Request, Subject
+from tui.commands import Commands
+from tui.dialog import Dialog
+from tui.lines import Line, clean, fit
+from tui.link import ASK_LIMIT_S, Asker, Listener, Live, Lost, Mailbox, Said
+from tui.logs import LogReader, Told
+from tui.model import Model, Wish
+from tui.page import Page
+from tui.prompt import Prompt
+from tui.screens.fleet import FleetPage
+
+FRAME_S = 0.06
+"""Between two frames while something happens: sixteen a second, more than is read and soon enough to feel immediate."""
+
+LOOK_S = 0.25
+"""How often it is looked whether a question may be asked again, and a clock has moved on."""
+
+AGAIN_S: Mapping[str, float] = {
+    "status": 0.5,
+    "nodes": 2.0,
+    "locks": 1.0,
+    "closed": 2.0,
+    "rollout": 1.0,
+    "plan": 1.0,
+}
+"""The least time between two answers to the same question, while nobody waits for it."""
+
+URGENT_S = 0.1
+"""The same where a person waits."""
+
+SHARE = 10
+"""A question that takes long is asked so many times more seldom than it takes."""
+
+
+class Console(App[None]):
+    """Everything an operator sees and decides."""
+
+    TITLE = "rolloutd"
+    ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[set[Any]] = {Commands}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(action.key, f"act('{action.name}')", action.title, show=False) for action in actions.ACTIONS
+    ]
+    CSS = """
+    Toast { max-width: 90%; }
+    * { scrollbar-size-vertical: 1; scrollbar-color: $scrollbar; scrollbar-background: $scrollbar-background; }
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        now: Callable[[], float] = time.time,
+        theme_name: str | None = None,
+        ascii_only: bool = False,
+        still: bool = False,
+        reach: str = "",
+    ) -> None:
+        super().__init__()
+        self.client = client
+        self.now = now
+        self.ascii_only = ascii_only
+        self.reach = reach
+        self.model = Model()
+        self.lost: Lost | None = None
+        self.is_known = False
+        self.connections = 0
+        self._questions = Client(client.path, ASK_LIMIT_S)
+        self._mailbox = Mailbox()
+        self._listener = Listener(client, self._mailbox, now)
+        self._asker: Asker | None = None
+        self._bell = asyncio.Event()
+        self._asking: set[tuple[str, str]] = set()
+        self._answered_at: dict[tuple[str, str], tuple[float, float]] = {}
+        for each in theme.THEMES:
+            self.register_theme(each)
+        self.theme = theme.chosen(theme_name)
+        if still:
+            self.animation_level = "none"
+
+    # -- its life
+
+    def get_default_screen(self) -> Screen[Any]:
+        """Start with all rollouts."""
+        return FleetPage()
+
+    def on_mount(self) -> None:
+        """Connect."""
+        loop = asyncio.get_running_loop()
+        self._asker = Asker()
+
+        def ring() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._bell.set)
+
+        self._mailbox.ring = ring
+        self._listener.start()
+        self.run_worker(self._draw_frames(), group="frames")
+        self.set_interval(LOOK_S, self._look)
+
+    def on_unmount(self) -> None:
+        """Let the thread go."""
+        self._listener.stop()
+
+    async def _draw_frames(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            self._take()
+            await asyncio.sleep(FRAME_S)
+
+    def _take(self) -> None:
+        """Fold what has come and draw it."""
+        lines: list[Mapping[str, Any]] = []
+        for letter in self._mailbox.take():
+            match letter:
+                case Live():
+                    self._connected(letter)
+                case Lost():
+                    self.lost = letter
+                case _:
+                    lines.append(letter)
+        if lines:
+            self.model.lines_told(lines)
+        self._serve()
+        self.redraw()
+
+    def _connected(self, live: Live) -> None:
+        if live.is_other:
+            self.model.forget()
+            self.say(
+                "this daemon has another history than the one before: everything was read anew", "warning"
+            )
+        elif self.lost is not None and self.is_known:
+            self.say(f"connected again after {wording.span(live.at - self.lost.since)}")
+        self.lost = None
+        self.is_known = True
+        self.connections += 1
+        model = self.model
+        model.me, model.settings, model.health = (
+            live.answers[name] for name in ("whoami", "settings", "health")
+        )
+        model.status_answered(live.answers["status"])
+        model.wish_for("locks")
+        model.wish_for("closed")
+        if self.connections > 1:
+            model.missed()
+
+    def _look(self) -> None:
+        self._serve()
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw the screen that is seen."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, Page):
+                screen.changed()
+                return
+
+    # -- questions
+
+    def want(self, what: str, rollout: str = "") -> None:
+        """Have something asked because a person waits for it."""
+        self.model.wish_for(what, rollout)
+        self._serve()
+
+    def look_at(self, rollout: str) -> None:
+        """Have a rollout's nodes kept up to date."""
+        self.model.look_at(rollout)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Ask what the model wishes for, where it is time."""
+        if self.lost is not None or not self.is_known:
+            return
+        now = time.monotonic()
+        for key, wish in list(self.model.wishes.items()):
+            answered, took = self._answered_at.get(key, (0.0, 0.0))
+            pause = URGENT_S if wish.urgent else max(AGAIN_S[wish.what], took * SHARE)
+            if key not in self._asking and now - answered >= pause:
+                del self.model.wishes[key]
+                self._asking.add(key)
+                self.run_worker(self._fulfil(key, wish), group="questions", exit_on_error=True)
+
+    async def _fulfil(self, key: tuple[str, str], wish: Wish) -> None:
+        began = time.monotonic()
+        path, take = self._questioned(wish)
+        said = await self.ask(lambda: self._questions.get(path))
+        self._asking.discard(key)
+        self._answered_at[key] = (time.monotonic(), time.monotonic() - began)
+        if said.answer is not None:
+            take(said.answer)
+            self._bell.set()
+        elif said.refused is not None and said.refused.status == 404:
+            self.model.rollouts.pop(wish.rollout, None)
+
+    def _questioned(self, wish: Wish) -> tuple[str, Callable[[Any], None]]:
+        model, rollout = self.model, wish.rollout
+        match wish.what:
+            case "status":
+                return path_of("status"), model.status_answered
+            case "locks":
+                return path_of("locks"), model.locks_answered
+            case "closed":
+                return path_of("rollouts"), model.closed_answered
+            case "nodes":
+                return path_of("rollouts", rollout, "nodes"), partial(model.nodes_answered, rollout)
+            case "plan":
+                return path_of("rollouts", rollout, "plan"), partial(model.plan_answered, rollout)
+            case _:
+                seq = model.seq
+                return path_of("rollouts", rollout), lambda answer: self._rollout_known(answer, seq)
+
+    def _rollout_known(self, answer: Any, seq: int) -> None:
+        self.model.rollout_answered(answer, seq)
+        self.model.wish_for("nodes", answer["rollout"])
+
+    async def ask(self, work: Callable[[], Any]) -> Said[Any]:
+        """Ask something in a thread."""
+        assert self._asker is not None
+        return await self._asker.ask(work)
+
+    async def ask_node(self, rollout: str, node: str) -> Said[Any]:
+        """Ask for a node with its steps."""
+        path = path_of("rollouts", rollout, "nodes", node)
+        return await self.ask(lambda: self._questions.get(path))
+
+    async def ask_path(self, *parts: str, **query: Any) -> Said[Any]:
+        """Ask for a path of the API."""
+        return await self.ask(lambda: self._questions.get(path_of(*parts), query))
+
+    def read_log(self, rollout: str, node: str, attempt: int | None, told: Told) -> LogReader:
+        """Return a reader of a node's log."""
+        loop = asyncio.get_running_loop()
+        path = ("rollouts", rollout, "nodes", node, "log")
+        return LogReader(self.client, path, attempt, told, loop.call_soon_threadsafe)
+
+    # -- moves and deeds
+
+    def action_act(self, name: str) -> None:
+        """Do what a key stands for."""
+        self.act(name)
+
+    def act(self, name: str) -> None:
+        """Do an action: a move here or on the screen, or a deed after its question."""
+        action = actions.BY_NAME[name]
+        if action.deed is not None:
+            self._begin_deed(action)
+            return
+        for where in (self.screen, self):
+            move = getattr(where, f"do_{name}", None)
+            if move is not None:
+                move()
+                return
+
+    def _begin_deed(self, action: Action) -> None:
+        page = self.screen
+        assert action.deed is not None
+        if not isinstance(page, Page):
+            return
+        subject = self._with_freeze(page.subject())
+        lacking = action.deed.lacks(subject)
+        if lacking:
+            self.say(f"{action.title}: {lacking}", "warning")
+            return
+        verdict = action.deed.may(self.model, subject)
+        if not verdict.may:
+            self.say(f"{action.title}: {verdict.why}", "warning")
+            return
+        deed = action.deed
+
+        def answered(answers: Mapping[str, str] | None) -> None:
+            if answers is not None:
+                self.run_worker(self._send(deed.request(subject, answers)), group="deeds")
+
+        self.push_screen(Dialog(deed.question(subject)), answered)
+
+    def _with_freeze(self, subject: Subject) -> Subject:
+        locks = self.model.locks
+        if subject.freeze is None and locks is not None and locks["freezes"]:
+            return Subject(
+                subject.rollout,
+                subject.node,
+                subject.node_name,
+                subject.gate,
+                subject.hold,
+                locks["freezes"][0],
+                subject.shown,
+            )
+        return subject
+
+    async def _send(self, request: Request) -> None:
+        methods = {"POST": self._questions.post, "PUT": self._questions.put, "DELETE": self._questions.delete}
+        said = await self.ask(lambda: methods[request.method](request.path, dict(request.body)))
+        if said.refused is not None:
+            self.say(f"refused: {said.refused}", "error")
+        elif said.silent is not None:
+            self.say(
+                f"no answer: {said.silent}. Whether it was done is not known: look before you repeat it",
+                "error",
+            )
+        else:
+            self.say(request.done)
+        self.model.wish_for("status")
+        self.model.wish_for("locks")
+        self._serve()
+
+    def say(self, text: str, severity: Any = "information") -> None:
+        """Show a sentence for a while."""
+        self.notify(clean(text), severity=severity, timeout=8, markup=False)
+
+    def ask_text(self, label: str, text: str, then: Callable[[str], None]) -> None:
+        """Ask for a line of text."""
+        self.push_screen(Prompt(label, text), lambda answer: None if answer is None else then(answer))
+
+    # -- where we are
+
+    def do_back(self) -> None:
+        """Go back to where we came from."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def do_fleet(self) -> None:
+        """Show all rollouts."""
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def do_gates(self) -> None:
+        """Show what waits for a decision."""
+        from tui.screens.gates import GatesPage
+
+        self._go(GatesPage)
+
+    def do_locks(self) -> None:
+        """Show slots, holds and freezes."""
+        from tui.screens.locks import LocksPage
+
+        self._go(LocksPage)
+
+    def do_audit(self) -> None:
+        """Show who did what."""
+        from tui.screens.audit import AuditPage
+
+        self._go(AuditPage)
+
+    def do_teams(self) -> None:
+        """Show teams and limits."""
+        from tui.screens.teams import TeamsPage
+
+        self._go(TeamsPage)
+
+    def do_help(self) -> None:
+        """Show all keys."""
+        from tui.screens.help import HelpPage
+
+        if not isinstance(self.screen, HelpPage):
+            self.push_screen(HelpPage())
+
+    def do_palette(self) -> None:
+        """Find by name."""
+        self.action_command_palette()
+
+    def do_theme(self) -> None:
+        """Change between dark and light."""
+        self.theme = theme.DARK if self.theme == theme.LIGHT else theme.LIGHT
+        self.refresh(layout=True)
+        self.screen.refresh(recompose=False)
+        for widget in self.screen.query("*"):
+            widget.refresh()
+
+    def do_quit(self) -> None:
+        """Leave."""
+        self.exit()
+
+    def _go(self, page: type[Page]) -> None:
+        if type(self.screen) is page:
+            return
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.push_screen(page())
+
+    def open_rollout(self, rollout: str) -> None:
+        """Show a rollout."""
+        from tui.screens.rollout import RolloutPage
+
+        self.push_screen(RolloutPage(rollout))
+
+    def open_nodes(self, rollout: str, *, pool: str = "", reason: str = "") -> None:
+        """Show nodes of a rollout."""
+        from tui.screens.nodes import NodesPage
+
+        self.push_screen(NodesPage(rollout, pool=pool, reason=reason))
+
+    def open_node(self, rollout: str, node: str) -> None:
+        """Show one node."""
+        from tui.screens.node import NodePage
+
+        self.push_screen(NodePage(rollout, node))
+
+    # -- what every screen says
+
+    def standing(self, width: int) -> Line:
+        """Return the connection and who we are, for the right end of the top line."""
+        me = self.model.me
+        where = f"{self.reach} " if self.reach else ""
+        who = "" if me is None else f"{me['user']}{' (admin)' if me['admin'] and width >= 110 else ''} "
+        if self.lost is not None:
+            return [("✖ lost ", "alert"), (" ", ""), (where + who, "dim")]
+        if not self.is_known:
+            return [("○ connecting ", "warn")]
+        seq = f"{self.model.seq:,} " if width >= 100 else ""
+        return [("● live ", "live"), (seq, "dim"), (where + who, "dim")]
+
+    def alerts(self, width: int) -> Sequence[Line]:
+        """Return what everybody must see, on every screen."""
+        lines: list[Line] = []
+        now = self.now()
+        if self.lost is not None:
+            shown = (
+                f"stale: what is shown is of {wording.hour(self.lost.since)}, {wording.span(now - self.lost.since)} ago. "
+                if self.is_known
+                else ""
+            )
+            lines.append([(fit(clean(f" ✖ {shown}{self.lost.why}; trying again"), width), "alert")])
+        locks = self.model.locks
+        for freeze in locks["freezes"][:2] if locks is not None else ():
+            lines.append(
+                [
+                    (
+                        fit(
+                            clean(f" ⏸ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}"),
+                            width,
+                        ),
+                        "mine",
+                    )
+                ]
+            )
+        if self.model.trouble:
+            lines.append([(fit(clean(f" ! {self.model.trouble}"), width), "alert")])
+        if self.model.health is not None and self.model.health["observe_only"]:
+            lines.append(
+                [
+                    (
+                        fit(" ○ observe only: this daemon decides and explains, and touches nothing", width),
+                        "mine",
+                    )
+                ]
+            )
+        return lines

@@ -1,0 +1,249 @@
+"""A list of any length that draws only what is seen, and the pieces that frame it.
+
+Rows are asked for when they come into view; a cursor stays on its row by the
+row's key while rows come and go around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.lines import Line, fit_line
+from tui.phases import ASCII
+from tui.theme import CURSOR, CURSOR_AWAY, DARK, ROLES
+
+_TO_ASCII = str.maketrans(ASCII)
+
+
+def drawn(widget: Widget, line: Line, width: int, back: Style | None = None) -> Strip:
+    """Return a line as Textual draws it, in the theme of the moment."""
+    roles = ROLES.get(widget.app.theme, ROLES[DARK])
+    plain_glyphs = bool(getattr(widget.app, "ascii_only", False))
+    ground = widget.rich_style if back is None else widget.rich_style + back
+    segments = [
+        Segment(text.translate(_TO_ASCII) if plain_glyphs else text, ground + roles.get(role, roles[""]))
+        for text, role in fit_line(line, width)
+    ]
+    return Strip(segments, width)
+
+
+class Rows(Protocol):
+    """What a listing shows."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        ...
+
+    def key(self, row: int) -> str:
+        """Return what tells the row from every other one; empty where the cursor cannot be."""
+        ...
+
+    def draw(self, row: int, width: int) -> Sequence[Line]:
+        """Return the row's lines: as many as the listing's row height."""
+        ...
+
+
+class Listing(ScrollView, can_focus=True):
+    """Rows, a cursor among them, and nothing drawn that is not seen."""
+
+    DEFAULT_CSS = """
+    Listing { background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    """
+    BINDINGS = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup,ctrl+u,ctrl+b", "page(-1)", show=False),
+        Binding("pagedown,ctrl+d,ctrl+f,space", "page(1)", show=False),
+        Binding("home,g", "jump(0)", show=False),
+        Binding("end,G", "jump(-1)", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        def __init__(self, listing: Listing) -> None:
+            super().__init__()
+            self.listing = listing
+
+    class Opened(Message):
+        """A row was clicked twice; the key that opens is the screen's."""
+
+        def __init__(self, listing: Listing) -> None:
+            super().__init__()
+            self.listing = listing
+
+    def __init__(self, *, id: str, row_height: int = 1, marker: bool = True) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._rows: Rows | None = None
+        self._height = row_height
+        self._marker = marker
+        self.cursor = 0
+        self.cursor_key = ""
+
+    @property
+    def rows(self) -> Rows | None:
+        """What is shown."""
+        return self._rows
+
+    def show(self, rows: Rows) -> None:
+        """Show these rows; the cursor stays with its row if that is still there."""
+        self._rows = rows
+        self.virtual_size = Size(self.size.width, len(rows) * self._height)
+        self._find_cursor()
+        self.refresh()
+
+    def _find_cursor(self) -> None:
+        assert self._rows is not None
+        count = len(self._rows)
+        if not count:
+            self.cursor, self.cursor_key = 0, ""
+            return
+        here = min(self.cursor, count - 1)
+        if self.cursor_key and self._rows.key(here) != self.cursor_key:
+            found = next((row for row in range(count) if self._rows.key(row) == self.cursor_key), None)
+            here = here if found is None else found
+        self._put_cursor(self._nearest(here, 1), follow=False)
+
+    def _nearest(self, row: int, direction: int) -> int:
+        """Return the first row from here on, then back, where the cursor may be."""
+        assert self._rows is not None
+        ways = (range(row, len(self._rows)), range(row, -1, -1))
+        for way in ways if direction > 0 else reversed(ways):
+            for each in way:
+                if self._rows.key(each):
+                    return each
+        return row
+
+    def _put_cursor(self, row: int, *, follow: bool = True) -> None:
+        assert self._rows is not None
+        key = self._rows.key(row)
+        moved = key != self.cursor_key
+        old, self.cursor, self.cursor_key = self.cursor, row, key
+        if old != row:
+            self._refresh_row(old)
+            self._refresh_row(row)
+        if follow:
+            self._keep_in_view()
+        if moved:
+            self.post_message(self.Moved(self))
+
+    def _refresh_row(self, row: int) -> None:
+        top = row * self._height - self.scroll_offset.y
+        self.refresh(Region(0, top, self.size.width, self._height))
+
+    def _keep_in_view(self) -> None:
+        top, height = self.cursor * self._height, self.scrollable_content_region.height
+        if top < self.scroll_offset.y:
+            self.scroll_to(y=0 if self._first() else top, animate=False, immediate=True)
+        elif top + self._height > self.scroll_offset.y + height:
+            self.scroll_to(y=top + self._height - height, animate=False, immediate=True)
+
+    def _first(self) -> bool:
+        """Say whether no row above the cursor can have it: then the headings above are shown too."""
+        assert self._rows is not None
+        return (
+            not any(self._rows.key(row) for row in range(min(self.cursor, 8))) if self.cursor < 8 else False
+        )
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Rows are as wide as the listing."""
+        if self._rows is not None:
+            self.virtual_size = Size(event.size.width, len(self._rows) * self._height)
+            self._keep_in_view()
+
+    def render_line(self, y: int) -> Strip:
+        """Draw one line that is seen."""
+        width = self.size.width
+        row, part = divmod(y + self.scroll_offset.y, self._height)
+        if self._rows is None or row >= len(self._rows):
+            return Strip.blank(width, self.rich_style)
+        here = row == self.cursor and bool(self.cursor_key)
+        lines = self._rows.draw(row, width - (1 if self._marker else 0))
+        line = lines[part] if part < len(lines) else []
+        back = (CURSOR if self.has_focus else CURSOR_AWAY)[self.app.theme] if here and self._marker else None
+        if self._marker:
+            line = [("▌" if here else " ", "accent"), *line]
+        return drawn(self, line, width, back)
+
+    def watch_has_focus(self, value: bool) -> None:
+        """The cursor looks different where the keys are."""
+        super().watch_has_focus(value)
+        self._refresh_row(self.cursor)
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor to the next row that can have it."""
+        if self._rows is None or not len(self._rows):
+            return
+        row = self.cursor + by
+        while 0 <= row < len(self._rows):
+            if self._rows.key(row):
+                self._put_cursor(row)
+                return
+            row += by
+        self.scroll_to(y=0 if by < 0 else self.max_scroll_y, animate=False, immediate=True)
+
+    def action_page(self, by: int) -> None:
+        """Move by what fits."""
+        if self._rows is None or not len(self._rows):
+            return
+        step = max(1, self.scrollable_content_region.height // self._height - 1)
+        row = min(max(self.cursor + by * step, 0), len(self._rows) - 1)
+        self._put_cursor(self._nearest(row, by))
+
+    def action_jump(self, row: int) -> None:
+        """Move to the first or the last row."""
+        if self._rows is not None and len(self._rows):
+            self._put_cursor(self._nearest(row % len(self._rows), 1 if row == 0 else -1))
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor where the mouse is; twice opens."""
+        if self._rows is None:
+            return
+        row = (event.y + self.scroll_offset.y) // self._height
+        if 0 <= row < len(self._rows) and self._rows.key(row):
+            self._put_cursor(row)
+            if event.chain == 2:
+                self.post_message(self.Opened(self))
+
+
+class Banner(Widget):
+    """Some lines that are made anew whenever they are drawn."""
+
+    DEFAULT_CSS = "Banner { height: auto; background: $background; }"
+
+    def __init__(self, make: Callable[[int], Sequence[Line]], *, id: str, lines: int = 1) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._make = make
+        self._lines: Sequence[Line] = ()
+        self.styles.height = lines
+
+    def again(self) -> None:
+        """Draw again if anything is different."""
+        lines = self._make(self.size.width) if self.size.width else ()
+        if lines != self._lines:
+            self._lines = lines
+            if self.styles.height is not None and self.styles.height.value != max(1, len(lines)):
+                self.styles.height = max(1, len(lines))
+            self.refresh()
+
+    def on_resize(self) -> None:
+        """Make the lines for the new width."""
+        self._lines = ()
+        self.again()
+
+    def render_line(self, y: int) -> Strip:
+        """Draw one line."""
+        if y >= len(self._lines):
+            return Strip.blank(self.size.width, self.rich_style)
+        return drawn(self, self._lines[y], self.size.width)

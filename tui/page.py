@@ -1,0 +1,206 @@
+"""What every screen has: a line on top, alerts where there are any, and the line of keys.
+
+A page shows the model and never changes it.  It is told when something has
+changed, at most once per frame, and draws what it shows of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widget import Widget
+
+from tui import actions, glance, rights, wording
+from tui.actions import Action, Subject
+from tui.glance import Waiting
+from tui.lines import Line, beside, fit_line, width_of, wrapped
+from tui.listing import Banner, Listing
+from tui.model import RolloutState
+
+if TYPE_CHECKING:
+    from tui.app import Console
+
+TABS = ("fleet", "gates", "locks", "audit", "teams")
+
+
+class Items:
+    """Rows that are few enough to be listed: a key and how to draw each."""
+
+    def __init__(self, items: Sequence[tuple[str, Callable[[int], Line]]]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def key(self, row: int) -> str:
+        """Return what tells the row from every other one."""
+        return self._items[row][0]
+
+    def draw(self, row: int, width: int) -> Sequence[Line]:
+        """Return the row's line."""
+        return (fit_line(self._items[row][1](width), width),)
+
+
+def fixed(line: Line) -> Callable[[int], Line]:
+    """Return how to draw a line that is the same in every width."""
+    return lambda _width: line
+
+
+def heading(text: str, note: str = "") -> Callable[[int], Line]:
+    """Return how to draw a heading: its text, and a rule to the right edge."""
+
+    def draw(width: int) -> Line:
+        line: Line = [(f" {text} ", "head")]
+        if note:
+            line.append((f"{note} ", "dim"))
+        return [*line, ("─" * max(0, width - width_of(line)), "faint")]
+
+    return draw
+
+
+class Page(Screen[None]):
+    """A screen of the console."""
+
+    DEFAULT_CSS = """
+    Page { layout: vertical; background: $background; }
+    Page > #top { dock: top; background: $panel; }
+    Page > #keys { dock: bottom; background: $panel; }
+    Page > #body { height: 1fr; }
+    """
+    place = ""
+
+    @property
+    def console(self) -> Console:
+        """The app, by its own type."""
+        return cast("Console", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Frame the body."""
+        yield Banner(self._top, id="top")
+        yield Banner(self._alerts, id="alerts", lines=0)
+        yield from self.body()
+        yield Banner(self._keys, id="keys")
+
+    def body(self) -> Iterator[Widget]:
+        """Yield what the page shows."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Show what is different in the body."""
+        raise NotImplementedError
+
+    def subject(self) -> Subject:
+        """Return what the cursor is on."""
+        return Subject()
+
+    def crumbs(self) -> str:
+        """Return where this is, below its tab."""
+        return ""
+
+    # -- what it is told
+
+    def on_mount(self) -> None:
+        """Draw for the first time."""
+        self.changed()
+
+    def on_screen_resume(self) -> None:
+        """Draw what happened meanwhile."""
+        self.changed()
+
+    def changed(self) -> None:
+        """Draw what is different."""
+        if not self.is_mounted or not self.size.width:
+            return
+        self.redraw()
+        for name in ("top", "alerts", "keys"):
+            self.query_one(f"#{name}", Banner).again()
+
+    def on_listing_moved(self, message: Listing.Moved) -> None:
+        """What can be done depends on where the cursor is."""
+        self.changed()
+
+    def on_listing_opened(self, message: Listing.Opened) -> None:
+        """A click that opens is the key that opens."""
+        self.console.act("open")
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        self.call_after_refresh(self.changed)
+
+    # -- the frame
+
+    def _top(self, width: int) -> Sequence[Line]:
+        model = self.console.model
+        mine = glance.mine(model)
+        line: Line = []
+        for number, name in enumerate(TABS, start=1):
+            here = name == self.place or (name == "fleet" and self.place in ("rollout", "nodes", "node"))
+            line.append((f" {number} {name} ", "tab" if here else "dim"))
+            if name == "gates" and mine:
+                line.append((f" {mine} for you ", "mine"))
+        crumbs = self.crumbs()
+        if crumbs:
+            line.append((f"  {crumbs}", "bold"))
+        return [beside(line, self.console.standing(width), width)]
+
+    def _alerts(self, width: int) -> Sequence[Line]:
+        lines = self.console.alerts(width)
+        self.query_one("#alerts").display = bool(lines)
+        return lines
+
+    def _keys(self, width: int) -> Sequence[Line]:
+        subject = self.subject()
+        shown = [self._key(each, subject) for each in actions.ACTIONS if self.place in each.places]
+        line: Line = [(" ", "")]
+        for each in [part for part in shown if part]:
+            if width_of(line) + width_of(each) > width - 8:
+                break
+            line += each
+        ends: Line = [("?", "key"), (" keys ", "dim")]
+        return [beside(line, ends, width)]
+
+    def _key(self, action: Action, subject: Subject) -> Line:
+        if action.name == "help":
+            return []
+        if action.deed is not None:
+            if action.deed.lacks(subject):
+                return []
+            if not action.deed.may(self.console.model, subject).may:
+                return [
+                    (action.shown_key, "faint"),
+                    (f" {action.title}", "faint"),
+                    (" (not yours)  ", "faint"),
+                ]
+        return [(action.shown_key, "key"), (f" {action.title}  ", "dim")]
+
+
+def gate_of(page: Page, rollout: RolloutState | None) -> Waiting | None:
+    """Return the gate of a rollout that waits, one that waits for us before others."""
+    if rollout is None:
+        return None
+    here = [each for each in glance.waiting(page.console.model) if each.rollout.id == rollout.id]
+    return here[0] if here else None
+
+
+def gate_lines(page: Page, waiting: Waiting, width: int) -> list[Line]:
+    """Return a gate that waits: what it is, what is missing and whose turn it is."""
+    model, gate = page.console.model, waiting.gate
+    for_me: Line = [(" yours ", "mine")] if waiting.for_me else []
+    head: Line = [
+        ("◆ " if gate["state"] == "waiting" else "✖ ", "accent" if gate["state"] == "waiting" else "bad"),
+        (wording.gate_name(gate), "bold"),
+        (f" of {waiting.rollout.id} ", ""),
+        *for_me,
+    ]
+    lines = [beside(head, [(wording.short(waiting.rollout.status["digest"]), "digest"), (" ", "")], width)]
+    lines += [
+        [("  ", ""), (text, "dim")] for text in wrapped(gate["missing"] or "nothing is missing", width - 4, 2)
+    ]
+    if not waiting.for_me:
+        verdict = rights.voting(model, waiting.rollout, gate)
+        if not verdict.may:
+            lines.append([("  ", ""), (verdict.why, "faint")])
+    return lines

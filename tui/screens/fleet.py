@@ -1,0 +1,142 @@
+"""All rollouts: how far each is, how it stands in one sentence, and what waits for us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from textual.widget import Widget
+
+from rolloutd.control import wire
+from tui import glance, lines, wording
+from tui.actions import Subject
+from tui.lines import Line, fit
+from tui.listing import Listing
+from tui.model import RolloutState, instant
+from tui.page import Items, Page, fixed, gate_of, heading
+
+MOST_CLOSED = 50
+"""Closed rollouts listed below those that live; the audit has all."""
+
+NAMED_WIDTH = 28
+"""Cells of a rollout's name where there is room."""
+
+
+class FleetPage(Page):
+    """The first screen."""
+
+    place = "fleet"
+
+    def body(self) -> Iterator[Widget]:
+        """Yield the list of rollouts."""
+        yield Listing(id="body")
+
+    def on_mount(self) -> None:
+        """Give the keys to the list."""
+        self.query_one("#body").focus()
+        super().on_mount()
+
+    def redraw(self) -> None:
+        """List the rollouts anew."""
+        model, now = self.console.model, self.console.now()
+        items: list[tuple[str, Callable[[int], Line]]] = []
+        for each in glance.ordered(model):
+            items += [
+                (each.id, self._row(each, now)),
+                ("", _sentence(glance.sentence(model, each, now))),
+                ("", fixed([])),
+            ]
+        if not items:
+            items.append(("", fixed([(f"  {self._nothing()}", "dim")])))
+            items.append(("", fixed([])))
+        live = set(model.rollouts)
+        closed = [each for each in model.closed if each["rollout"] not in live][:MOST_CLOSED]
+        if closed:
+            items.append(("", heading("CLOSED", str(len(closed)))))
+            items += [(each["rollout"], _closed(each, now)) for each in closed]
+        self.query_one("#body", Listing).show(Items(items))
+
+    def subject(self) -> Subject:
+        """Return the rollout under the cursor, and its gate that waits."""
+        rollout = self.console.model.rollouts.get(self.query_one("#body", Listing).cursor_key)
+        return Subject(rollout=rollout, gate=gate_of(self, rollout))
+
+    def do_open(self) -> None:
+        """Go into the rollout under the cursor."""
+        chosen = self.query_one("#body", Listing).cursor_key
+        if chosen:
+            self.console.open_rollout(chosen)
+
+    def _nothing(self) -> str:
+        if not self.console.is_known:
+            return "waiting for the daemon"
+        return "no rollout is live: rolloutctl plan submit FILE opens one"
+
+    def _row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
+        def draw(width: int) -> Line:
+            glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
+            wide = width >= 110
+            name = fit(rollout.id, min(NAMED_WIDTH if wide else 22, max(12, width - 58)))
+            state = fit(rollout.state, 18 if wide else 9 if rollout.state != "awaiting-approval" else 9)
+            counts = rollout.counts
+            done = fit(
+                f"{counts['done']:,}/{counts['total'] - counts['skipped']:,}", 13 if wide else 9, right=True
+            )
+            rate = glance.rate(rollout, now)
+            tail = (
+                f" {wording.percent(rollout.percent)} {done}  "
+                f"{fit(rollout.status['wave'] or '', 10 if wide else 7)} "
+                f"{fit('' if rate is None else f'{rate:,.0f}/h', 8 if wide else 6, right=True)} "
+                f"{fit(glance.eta(rollout, now), 6, right=True)} "
+            )
+            left: Line = [
+                (f"{glyph} ", role),
+                (name, "bold"),
+                (" ", ""),
+                (_state(state, rollout), role),
+                (" ", ""),
+            ]
+            room = max(6, width - lines.width_of(left) - len(tail))
+            return [*left, *progress(rollout, room), (tail, "")]
+
+        return draw
+
+
+def progress(rollout: RolloutState, width: int) -> Line:
+    """Return how far a rollout has come, as a bar."""
+    counts = rollout.counts
+    wanted = max(1, counts["total"] - counts["skipped"])
+    parts = [
+        (counts["done"] / wanted, "ok"),
+        (counts["failed"] / wanted, "bad"),
+        (len(rollout.in_flight) / wanted, "run"),
+    ]
+    return lines.bar(parts, width)
+
+
+def _state(fitted: str, rollout: RolloutState) -> str:
+    return (
+        fit("approval", len(fitted)) if rollout.state == "awaiting-approval" and len(fitted) < 17 else fitted
+    )
+
+
+def _sentence(text: str) -> Callable[[int], Line]:
+    return lambda width: [("  ", ""), (fit(lines.clean(text), max(1, width - 3)), "dim")]
+
+
+def _closed(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
+    glyph, role = glance.STATE_LOOKS[each["state"]]
+
+    def draw(width: int) -> Line:
+        ended = wording.ago(instant(each["ended_at"]), now)
+        return lines.beside(
+            [
+                (f"{glyph} ", role),
+                (fit(each["rollout"], NAMED_WIDTH), ""),
+                (f" {each['state']:<10}", "dim"),
+                (f"{wording.percent(each['percent'])}  by {each['submitted_by']}", "dim"),
+            ],
+            [(f"{ended} ", "dim")],
+            width,
+        )
+
+    return draw

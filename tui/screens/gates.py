@@ -1,0 +1,298 @@
+"""What waits for a decision, and everything that is decided: content, differences, canaries, checks, votes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from textual.containers import Container
+from textual.widget import Widget
+
+from tui import glance, lines, rights, wording
+from tui.actions import Subject
+from tui.glance import Waiting
+from tui.lines import Line, fit
+from tui.listing import Listing
+from tui.model import NodeState, instant
+from tui.page import Items, Page, fixed, gate_lines, heading
+from tui.phases import look, strip
+from tui.screens.rollout import WIDE
+
+MOST_DIFFERENCES = 200
+"""Differences listed; a plan with more is another plan."""
+
+MOST_NODES = 50
+"""Canaries and failed nodes listed."""
+
+Item = tuple[str, Callable[[int], Line]]
+
+
+class GatesPage(Page):
+    """Gates that wait, those that wait for us first; below the content under decision."""
+
+    place = "gates"
+    DEFAULT_CSS = """
+    GatesPage > #body { layout: vertical; }
+    GatesPage #list { height: 1fr; max-height: 8; }
+    GatesPage #content { height: 3fr; }
+    GatesPage.-wide > #body { layout: horizontal; }
+    GatesPage.-wide #list { width: 2fr; height: 100%; max-height: 100%; }
+    GatesPage.-wide #content { width: 3fr; height: 100%; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: dict[str, tuple[str, ...]] = {}
+        self._asked: set[tuple[str, ...]] = set()
+
+    def body(self) -> Iterator[Widget]:
+        """Yield the gates and what is decided at the chosen one."""
+        yield Container(Listing(id="list"), Listing(id="content"), id="body")
+
+    def on_mount(self) -> None:
+        """Give the keys to the gates."""
+        self.query_one("#list").focus()
+        super().on_mount()
+
+    def on_resize(self) -> None:
+        """Stand the halves side by side where there is room."""
+        self.set_class(self.size.width >= WIDE, "-wide")
+        super().on_resize()
+
+    def chosen(self) -> Waiting | None:
+        """Return the gate under the cursor."""
+        key = self.query_one("#list", Listing).cursor_key
+        return next((each for each in glance.waiting(self.console.model) if each.key == key), None)
+
+    def subject(self) -> Subject:
+        """Return the gate under the cursor and the failures that are shown with it."""
+        chosen = self.chosen()
+        if chosen is None:
+            return Subject()
+        return Subject(rollout=chosen.rollout, gate=chosen, shown=self.shown.get(chosen.rollout.id))
+
+    def redraw(self) -> None:
+        """List the gates, and the content of the chosen one."""
+        items: list[Item] = []
+        listing = self.query_one("#list", Listing)
+        width = max(20, listing.size.width - 2)
+        waiting = glance.waiting(self.console.model)
+        for each in waiting:
+            for number, line in enumerate(gate_lines(self, each, width)):
+                items.append((each.key if number == 0 else "", fixed(line)))
+        if not waiting:
+            items.append(("", fixed([("  no gate waits", "dim")])))
+        listing.show(Items(items))
+        chosen = self.chosen()
+        content = [] if chosen is None else list(self._content(chosen))
+        self.query_one("#content", Listing).show(Items(content))
+
+    def do_open(self) -> None:
+        """Go to the rollout of the chosen gate."""
+        chosen = self.chosen()
+        if chosen is not None:
+            self.console.open_rollout(chosen.rollout.id)
+
+    def do_next_pane(self) -> None:
+        """Give the keys to the other half."""
+        self.query_one("#content" if self.query_one("#list").has_focus else "#list").focus()
+
+    # -- what is decided
+
+    def _content(self, waiting: Waiting) -> Iterator[Item]:
+        rollout = waiting.rollout
+        model = self.console.model
+        self._want(waiting)
+        plan = model.plans.get(rollout.id)
+        yield from self._votes(waiting)
+        if waiting.gate["gate"] == "proceed":
+            yield from self._failures(waiting)
+        if waiting.gate["gate"] == "continue":
+            yield from self._canaries(waiting)
+        if plan is None:
+            yield row("", [("  asking the daemon for the plan", "dim")])
+            return
+        yield from self._digest(plan)
+        yield from self._changes(waiting, plan)
+        yield from self._targets(waiting)
+        yield from self._checks(waiting, plan)
+
+    def _want(self, waiting: Waiting) -> None:
+        """Have asked for what is decided: the nodes, the plan, the plan before it, the failures."""
+        rollout = waiting.rollout
+        earlier = glance.approved_before(self.console.model.closed, rollout.status)
+        failed = (
+            tuple(node.node for node in glance.failed(rollout)) if waiting.gate["gate"] == "proceed" else ()
+        )
+        wanted = (rollout.id, earlier["rollout"] if earlier else "", *failed)
+        if wanted in self._asked:
+            return
+        self._asked.add(wanted)
+        self.console.look_at(rollout.id)
+        if earlier is not None and earlier["rollout"] not in self.console.model.plans:
+            self.console.want("plan", earlier["rollout"])
+        if failed:
+            self.run_worker(self._ask_failures(rollout.id, failed[:MOST_NODES]), group="failures")
+
+    async def _ask_failures(self, rollout: str, nodes: tuple[str, ...]) -> None:
+        found: list[str] = []
+        for node in nodes:
+            said = await self.console.ask_node(rollout, node)
+            if said.answer is not None and said.answer["failure"] is not None:
+                found.append(said.answer["failure"]["id"])
+        self.shown[rollout] = tuple(found)
+        self.changed()
+
+    def _votes(self, waiting: Waiting) -> Iterator[Item]:
+        gate, status = waiting.gate, waiting.rollout.status
+        yield ("", heading("VOTES", wording.gate_name(gate)))
+        owner = gate["needs"]["owner"]
+        if owner["want"]:
+            yield row(
+                "owner",
+                _need(
+                    f"owner {status['owner']}",
+                    owner["have"],
+                    owner["want"],
+                    rights.who_is(self.console.model, status["owner"]),
+                ),
+            )
+        for need in gate["needs"]["teams"]:
+            yield row(
+                f"team:{need['team']}",
+                _need(
+                    need["team"], need["have"], need["want"], rights.who_is(self.console.model, need["team"])
+                ),
+            )
+        for vote in gate["votes"]:
+            glyph, role = ("✔", "ok") if vote["yes"] else ("✖", "bad")
+            if not vote["counts"]:
+                role = "dim"
+            gone = " (taken back)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
+            at = wording.hour(instant(vote["at"]) or 0.0)
+            yield row(
+                f"vote:{vote['id']}",
+                [
+                    (f"  {glyph} ", role),
+                    (f"{vote['by']} for {', '.join(vote['teams'])}{gone}: ", ""),
+                    (lines.clean(vote["reason"]), "dim"),
+                    (f"  {at}", "dim"),
+                ],
+            )
+
+    def _failures(self, waiting: Waiting) -> Iterator[Item]:
+        failed = glance.failed(waiting.rollout)
+        yield ("", heading("WHAT HAS FAILED", str(len(failed))))
+        for node in failed[:MOST_NODES]:
+            yield row(f"node:{node.node}", _node_line(node, node.failure))
+
+    def _canaries(self, waiting: Waiting) -> Iterator[Item]:
+        nodes = [each for each in (waiting.rollout.nodes or {}).values() if each.wave == waiting.gate["wave"]]
+        done = sum(each.phase == "done" for each in nodes)
+        yield ("", heading(f"RESULTS OF WAVE {waiting.gate['wave']}", f"{done} of {len(nodes)} done"))
+        yield ("", lambda width: [("  ", ""), *strip(nodes, width - 4)])
+        for node in nodes[:MOST_NODES]:
+            yield row(f"node:{node.node}", _node_line(node, node.outcome or node.failure or node.phase))
+
+    def _digest(self, plan: Mapping[str, Any]) -> Iterator[Item]:
+        yield ("", heading("DIGEST"))
+        hashes = plan["hashes"]
+        yield row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
+        parts = "   ".join(f"{name} {wording.short(hashes[name])}" for name in ("change", "scope", "policy"))
+        yield row("parts", [("  parts   ", "dim"), (parts, "")])
+        source = plan["source"]
+        yield row(
+            "source",
+            [("  source  ", "dim"), (f"{source.get('kind', '')} {wording.short(source.get('pin', ''))}", "")],
+        )
+
+    def _changes(self, waiting: Waiting, plan: Mapping[str, Any]) -> Iterator[Item]:
+        model = self.console.model
+        earlier = glance.approved_before(model.closed, waiting.rollout.status)
+        before = model.plans.get(earlier["rollout"]) if earlier is not None else None
+        if earlier is not None and before is None:
+            yield row("", [("  asking for the plan before", "dim")])
+            return
+        changes = glance.differences(before, plan)
+        note = (
+            "nothing of this plan was approved before"
+            if earlier is None
+            else f"to {earlier['rollout']}, carried out last"
+        )
+        yield ("", heading("THE PLAN" if before is None else "DIFFERENCES", note))
+        if not changes:
+            yield row("", [("  none: the same content again", "ok")])
+        for path, old, new in changes[:MOST_DIFFERENCES]:
+            short = path.removeprefix("spec.")
+            line: Line = [("  ", ""), (f"{short}: ", "dim")]
+            if before is not None:
+                line += [(lines.clean(old), "bad"), (" → ", "dim")]
+            yield row(f"path:{path}", [*line, (lines.clean(new), "ok" if before is not None else "")])
+
+    def _targets(self, waiting: Waiting) -> Iterator[Item]:
+        rollout = waiting.rollout
+        yield ("", heading("TARGETS", wording.count(rollout.counts["total"], "node")))
+        for pool in rollout.pools.values():
+            slots = f"{pool.max_unavailable} at a time"
+            yield row(
+                f"pool:{pool.pool}",
+                [
+                    ("  ", ""),
+                    (fit(pool.pool, 24), ""),
+                    (f"{wording.count(pool.total, 'node'):<12}", ""),
+                    (slots, "dim"),
+                ],
+            )
+
+    def _checks(self, waiting: Waiting, plan: Mapping[str, Any]) -> Iterator[Item]:
+        yield ("", heading("CHECKS", "each node must pass these before it serves again"))
+        for number, check in enumerate(plan["content"]["spec"].get("verify") or ()):
+            yield row(f"check:{number}", [("  ", ""), (lines.clean(_told(check)), "")])
+        settings = self.console.model.settings
+        counted = {} if settings is None else {each["team"]: each["checks"] for each in settings["teams"]}
+        for team in sorted({node.team or "" for node in (waiting.rollout.nodes or {}).values()}):
+            if counted.get(team):
+                yield row(
+                    f"checks:{team}",
+                    [("  ", ""), (f"team {team}: {wording.count(counted[team], 'check')} of its own", "dim")],
+                )
+        for missing in waiting.rollout.status["not_looked_at"]:
+            yield row(f"not:{missing}", [("  not looked at: ", "warn"), (missing, "warn")])
+
+
+def row(key: str, line: Line) -> Item:
+    """Return a row that is the same in every width; it can have the cursor, so that everything can be reached."""
+    return (key or lines.plain(line), fixed(line))
+
+
+def _need(name: str, have: int, want: int, who: str) -> Line:
+    enough = have >= want
+    mark: Line = [("  ✔ " if enough else "  ○ ", "ok" if enough else "accent")]
+    return [
+        *mark,
+        (fit(name, 22), "" if enough else "bold"),
+        (f"{have} of {want}  ", "ok" if enough else "accent"),
+        (who, "dim"),
+    ]
+
+
+def _node_line(node: NodeState, text: str) -> Line:
+    glyph, role = look(node)
+    return [
+        (f"  {glyph} ", role),
+        (fit(node.node, 16), "bold"),
+        (fit(node.team or "", 12), "dim"),
+        (lines.clean(text), role),
+    ]
+
+
+def _told(check: Mapping[str, Any]) -> str:
+    """Return a check as the plan has it, on one line."""
+    return "; ".join(
+        f"{kind}: "
+        + ", ".join(
+            f"{key} {wording.size(value)}" for key, value in params.items() if value not in (None, "", [], {})
+        )
+        for kind, params in check.items()
+        if isinstance(params, Mapping)
+    )
