@@ -19,9 +19,13 @@ class Access:
 
     def __init__(self) -> None:
         self.tokens: dict[str, Rules] = {}
+        self.anonymous: Rules | None = None
+        """What those may who send no token at all, as kubectl where there is no TLS."""
 
     def known(self, header: str | None) -> Rules:
         """Return the rules of whoever sent this header; raises a 401."""
+        if header is None and self.anonymous is not None:
+            return self.anonymous
         token = (header or "").removeprefix("Bearer ")
         if token not in self.tokens:
             raise Refusal(401, "Unauthorized")
