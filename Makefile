@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help demo test check bench lock clean
+.PHONY: docs help demo test check bench lock clean
 
 export PYTHON
 RUN := .venv/bin
@@ -24,6 +24,7 @@ help:
 	@echo "make test    all tests (TESTS=tests/machines for some)"
 	@echo "make check   what needs no running: style, types, import contracts, documents"
 	@echo "make bench   all measurements"
+	@echo "make docs    write the tables of keys into docs/ anew, from the types"
 	@echo "make lock    write requirements.lock and requirements-dev.lock anew"
 	@echo "make clean   remove what make has made"
 
@@ -44,6 +45,9 @@ check: .venv-dev/installed
 bench: .venv-dev/installed
 	@.ci/packages --try sshd
 	@$(DEV)/python -m bench
+
+docs: .venv-dev/installed
+	$(DEV)/python -m tests.docs.references
 
 # uv is itself in the lock; the files name packages, versions and hashes, and nobody's server.
 COMPILE = $(DEV)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
