@@ -91,3 +91,20 @@ class Idle:
 
 
 Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Settle | Idle
+
+
+def step_of(action: Action) -> str | None:
+    """Return the step that people see while this is done; None for what takes no time."""
+    match action:
+        case Isolate():
+            return action.spec.name
+        case Undo():
+            return f"put back {action.spec.name}"
+        case Clear():
+            return "waiting for an older run to end"
+        case Run():
+            return f"run.{action.stage.name}"
+        case Verify() | Wait():
+            return action.step
+        case Move() | Settle() | Idle():
+            return None

@@ -56,7 +56,7 @@ def decide(index: Index, now: float) -> Decision:
             continue
         _open_gates(index, rollout, now, draft)
         if index.all_done(rollout.id):
-            draft.ends.append(rollout.id)
+            _end(index, rollout, now, draft)
             continue
         _start(index, rollout, now, draft, quiet)
     if quiet is None:
@@ -141,6 +141,15 @@ def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
 
 
 # -- starting --------------------------------------------------------------------
+
+
+def _end(index: Index, rollout: Rollout, now: float, draft: _Draft) -> None:
+    """End a rollout whose nodes are all done, once its last soak is over: a canary may still turn red."""
+    until = max(waves.soaked_at(index, rollout, spec) for spec in rollout.plan.waves)
+    if now >= until:
+        draft.ends.append(rollout.id)
+    else:
+        draft.wake_at = min(draft.wake_at, until)
 
 
 def _open_gates(index: Index, rollout: Rollout, now: float, draft: _Draft) -> None:

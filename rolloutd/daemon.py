@@ -20,7 +20,7 @@ from machines.moves import move
 from machines.rollout import Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
-from rolloutd.driver import Driver, needs_driver
+from rolloutd.driver import Driver
 from rolloutd.errors import StoreFailed, TenureLost
 from rolloutd.gear import Gear
 from rolloutd.observing import Observing
@@ -153,7 +153,7 @@ class Daemon:
 
     def _drive(self) -> None:
         """See to it that every node that needs a driver has one."""
-        for target in needs_driver(self._state.index.busy()):
+        for target in self._state.index.busy():
             key = (target.rollout, target.node)
             if key in self._drivers:
                 continue

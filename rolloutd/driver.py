@@ -10,7 +10,7 @@ outcome.  It knows ports, never an adapter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from machines.events import (
 )
 from machines.moves import move
 from machines.plan import StepSpec
-from machines.rollout import Order, Target
+from machines.rollout import Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
@@ -57,6 +57,9 @@ CHECK_EVERY_MOST_S = 5.0
 CLEAR_TIMEOUT_S = 120.0
 """How long an older run on a node is waited for before its processes are ended."""
 
+STUCK_RETRY_S = 60.0
+"""How long to wait before trying again what was refused: only a person or a new version changes it."""
+
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
 
@@ -75,6 +78,7 @@ class Driver:
         self._withdraw = ""
         self._turn = Turn()
         self._book = Logbook(state, rollout, node)
+        self._subject = f"{rollout}/{node}"
 
     # -- what the daemon says to it
 
@@ -97,6 +101,7 @@ class Driver:
                 pass
         finally:
             self._state.live.pop((self.rollout, self.node), None)
+            self._state.lasting.pop(self._subject, None)
 
     async def _one(self) -> bool:
         """Do one thing; say whether there is more."""
@@ -107,19 +112,27 @@ class Driver:
                 return False
             await self._act(action)
         except InvariantBroken as refusal:
-            # Doing the same again would be refused again: a person must look.
-            log.critical("%s/%s: stopped: %s", self.rollout, self.node, refusal)
-            self._state.trouble = f"{self.node} of {self.rollout} is not driven any more: {refusal}"
-            return False
+            await self._stuck(f"what comes next was refused: {refusal}")
         except StoreFailed as failure:
             log.error("%s/%s: the store could not write: %s", self.rollout, self.node, failure)
             self._state.trouble = str(failure)
             self._book.close()
             await self._pause(STORE_RETRY_S)
+        except Exception as error:
+            log.exception("%s/%s: unexpected error", self.rollout, self.node)
+            await self._stuck(f"unexpected {type(error).__name__}: {error}")
         else:
+            self._state.lasting.pop(self._subject, None)
             if not isinstance(action, actions.Wait):
                 self._state.trouble = ""
         return True
+
+    async def _stuck(self, why: str) -> None:
+        """Say that this node does not move, and look again later: a person may have changed something."""
+        log.critical("%s: stuck: %s", self._subject, why)
+        self._state.lasting[self._subject] = f"{self.node} of {self.rollout} does not move: {why}"
+        self._book.close()
+        await self._pause(STUCK_RETRY_S)
 
     def _next(self) -> actions.Action:
         target = self._target
@@ -341,17 +354,9 @@ class Driver:
 
     def _show(self, action: actions.Action) -> None:
         """Let everybody see which step the node is in."""
-        match action:
-            case actions.Isolate() | actions.Undo():
-                step = ("put back " if isinstance(action, actions.Undo) else "") + action.spec.name
-            case actions.Clear():
-                step = "waiting for an older run to end"
-            case actions.Run():
-                step = f"run.{action.stage.name}"
-            case actions.Verify() | actions.Wait():
-                step = action.step
-            case _:
-                return
+        step = actions.step_of(action)
+        if step is None:
+            return
         live = self._live()
         if live.step != step:
             live.step, live.percent, live.task, live.since = step, 0.0, "", self._state.now()
@@ -390,8 +395,3 @@ class Driver:
 
     async def _pause(self, seconds: float) -> None:
         await self._turn.or_after(self._state.clock.sleep(seconds))
-
-
-def needs_driver(targets: Sequence[Target]) -> list[Target]:
-    """Return the targets that somebody must work on."""
-    return [t for t in targets if t.phase in BUSY or t.order is Order.RETURN]
