@@ -239,21 +239,23 @@ async def test_a_cluster_without_credentials_holds_back_only_its_own_nodes(
         await bad.close()
 
 
-async def test_many_clusters_are_watched_over_few_connections(tmp_path: Path) -> None:
+async def test_100_clusters_are_watched_over_few_connections(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        watches = []
-        twins = []
-        for number in range(20):
+        watches, twins = [], []
+        for number in range(100):
             twin = await stack.enter_async_context(Twin())
             for node in range(50):
                 add_node(twin, f"c{number}-n{node}")
             cluster = Cluster(f"c{number}", twin.kubeconfig(tmp_path / f"k{number}"))
             stack.push_async_callback(cluster.close)
-            watches.append(NodeWatch(cluster, SystemClock(), beat_s=0.5))
+            watches.append(NodeWatch(cluster, SystemClock()))
             twins.append(twin)
+        twins[7].access.tokens.clear()
         async with watching(*watches) as core:
-            await until(lambda: len(core.last) == 1000)
+            await until(lambda: len(core.last) == 99 * 50)
             assert all(each.sight is Sight.UP for each in core.last.values())
+            await until(lambda: "401" in watches[7].why_blind)
+            assert watches[7].observe("c7-n1").sight is Sight.UNKNOWN
             assert max(twin.most_connections for twin in twins) <= 4 < CONNECTIONS
 
 

@@ -24,9 +24,7 @@ ISOLATED_BY = "rolloutd/isolated-by"
 HOLD = "rolloutd/hold"
 """Put on a node by a person: it is not to be touched, or not to be put back; its value says why."""
 
-LEAVING = frozenset(
-    {"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler", "karpenter.sh/disrupted"}
-)
+LEAVING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
 """Taints by which autoscalers announce that they are taking a node away."""
 
 UNUSABLE = frozenset(
@@ -173,7 +171,8 @@ def read_cordon(
     managers = cordoned_by(node)
     if owner is None:
         who = f" by {', '.join(sorted(managers))}" if managers else ""
-        return Cordon(Hand.FOREIGN, f"cordoned{who}, not by us", hold=hold)
+        said = "our annotation was taken off" if managers == {MANAGER} else "not by us"
+        return Cordon(Hand.FOREIGN, f"cordoned{who}, {said}", hold=hold)
     others = managers - {MANAGER}
     if others or (not managers and uncordoned == notes[ISOLATED_BY]):
         who = ", ".join(sorted(others)) or "somebody else"

@@ -19,6 +19,8 @@ from tests.support.kubeworld import World
 
 JSON = Any
 
+WRITTEN_BY_OTHERS = ("taints", "podCIDR", "podCIDRs")
+
 
 @pytest.fixture
 def isolator(cluster: Cluster, clock: Clock) -> KubernetesIsolator:
@@ -34,9 +36,10 @@ async def looked(isolator: KubernetesIsolator, ctx: StepContext) -> StepContext:
 
 
 def spec_and_notes(node: JSON) -> tuple[JSON, JSON]:
-    """Return what of a node must be as before; taints follow the cordon by themselves."""
-    spec = {key: value for key, value in node["spec"].items() if key != "taints"}
-    return spec, node["metadata"].get("annotations") or {}
+    """Return what of a node must be as before; what a control plane writes by itself is left out."""
+    spec = {key: value for key, value in node["spec"].items() if key not in WRITTEN_BY_OTHERS}
+    notes = node["metadata"].get("annotations") or {}
+    return spec, {key: value for key, value in notes.items() if "kubernetes.io/" not in key}
 
 
 async def test_a_node_is_cordoned_drained_and_put_back_exactly(
