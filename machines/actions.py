@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from machines.events import StepRecord
 from machines.plan import Stage, StepSpec
 from machines.states import Outcome, Trigger
 
@@ -78,6 +79,14 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Halt:
+    """End the run of this record by a person's order; the node's failure follows."""
+
+    record: StepRecord
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """The person's order is carried out, or (`done` false) could not be."""
 
@@ -90,7 +99,7 @@ class Idle:
     """This node needs nobody."""
 
 
-Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Settle | Idle
+Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Halt | Settle | Idle
 
 
 def step_of(action: Action) -> str | None:
@@ -102,6 +111,8 @@ def step_of(action: Action) -> str | None:
             return f"put back {action.spec.name}"
         case Clear():
             return "waiting for an older run to end"
+        case Halt():
+            return f"stopping {action.record.step}"
         case Run():
             return f"run.{action.stage.name}"
         case Verify() | Wait():

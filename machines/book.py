@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from machines.limits import Limits
+from machines.limits import Limits, TeamRules
 from machines.node import Node, Observation
 from machines.rollout import Hold, Rollout, Target
 from machines.windows import Freeze
@@ -25,6 +25,7 @@ class Snapshot:
     targets: tuple[Target, ...] = ()
     holds: tuple[Hold, ...] = ()
     freezes: tuple[Freeze, ...] = ()
+    team_rules: tuple[TeamRules, ...] = ()
     epoch: int = 0
 
 
@@ -42,6 +43,7 @@ class Book:
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._held: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
+        self._team_rules: dict[str, TeamRules] = {}
         self._seen: dict[str, Observation] = {}
 
     @property
@@ -63,6 +65,11 @@ class Book:
     def freezes(self) -> Sequence[Freeze]:
         """All freezes, also those that have run out and were not lifted."""
         return tuple(self._freezes.values())
+
+    @property
+    def team_rules(self) -> Mapping[str, TeamRules]:
+        """What teams have set for themselves, by team."""
+        return self._team_rules
 
     @property
     def observations(self) -> Sequence[Observation]:
@@ -106,5 +113,6 @@ class Book:
             targets=tuple(t for targets in self._targets.values() for t in targets.values()),
             holds=tuple(self._holds.values()),
             freezes=tuple(self._freezes.values()),
+            team_rules=tuple(self._team_rules.values()),
             epoch=self._epoch,
         )

@@ -13,6 +13,7 @@ from typing import assert_never
 from machines.events import (
     GateOpened,
     LookedCurrent,
+    NodeAdvanced,
     NodeOrdered,
     PhaseMoved,
     RolloutCancelled,
@@ -30,7 +31,7 @@ from machines.plan import Plan
 from machines.rollout import Opened, Pause, Rollout, Target, Vote
 from machines.states import IllegalTransition, Phase, Trigger, edge
 
-TargetEvent = PhaseMoved | StepRecorded | LookedCurrent | NodeOrdered | TargetChanged
+TargetEvent = PhaseMoved | StepRecorded | LookedCurrent | NodeOrdered | NodeAdvanced | TargetChanged
 """Events about one node of one rollout."""
 
 RolloutEvent = (
@@ -59,6 +60,7 @@ def opened(event: RolloutOpened, plan: Plan) -> Rollout:
         submitted_by=event.submitted_by,
         submitted_at=event.at,
         approved_count=len(event.targets),
+        supersedes=event.supersedes,
     )
 
 
@@ -75,6 +77,8 @@ def target_after(target: Target, event: TargetEvent) -> Target:
             return replace(target, order=None, order_by=None, ordered_at=0.0)
         case NodeOrdered():
             return replace(target, order=event.order, order_by=event.actor, ordered_at=event.at)
+        case NodeAdvanced():
+            return replace(target, position=event.position)
         case TargetChanged():
             return replace(target, team=event.team, pools=event.pools, needs_vote_of=event.needs_vote_of)
         case _:

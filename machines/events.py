@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from machines.limits import TeamRules
 from machines.node import Node
 from machines.plan import Digest, GateName
 from machines.rollout import Actor, Failure, Hold, Order, Target, Vote
@@ -97,6 +98,7 @@ class RolloutOpened:
     at: float
     targets: tuple[Target, ...]
     again: bool = False
+    supersedes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +172,38 @@ class NodeOrdered:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeAdvanced:
+    """Somebody let a waiting node go before the others of its wave; `position` is its new place."""
+
+    rollout: str
+    node: str
+    position: int
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class VoteCast:
-    """Somebody voted."""
+    """Somebody voted; a service by the single-use `token`, for whom it calls `outside`."""
 
     rollout: str
     vote: Vote
+    token: str = ""
+    outside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class VoteWithdrawn:
-    """Somebody took a vote back."""
+    """Somebody took a vote back; a service by the single-use `token`, for whom it calls `outside`."""
 
     rollout: str
     vote: str
     actor: Actor
     reason: str
     at: float
+    token: str = ""
+    outside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +298,16 @@ class Unfrozen:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamSet:
+    """A team set its own rules; they replace the ones it had."""
+
+    rules: TeamRules
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class CallRefused:
     """Somebody asked for what they may not do."""
 
@@ -318,6 +346,7 @@ Event = (
     | StepRecorded
     | LookedCurrent
     | NodeOrdered
+    | NodeAdvanced
     | VoteCast
     | VoteWithdrawn
     | GateOpened
@@ -330,6 +359,7 @@ Event = (
     | HoldReleased
     | Frozen
     | Unfrozen
+    | TeamSet
     | CallRefused
     | DaemonStarted
     | SettingsChanged

@@ -15,13 +15,13 @@ Two rules that are easily got wrong:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from machines.moments import stamp
 from machines.plan import GateName, Need
-from machines.rollout import Failure, Reason, Rollout, Target, Vote
+from machines.rollout import ActorKind, Failure, Reason, Rollout, Target, Vote
 
 if TYPE_CHECKING:
     from machines.index import Index
@@ -78,11 +78,12 @@ def is_opened(rollout: Rollout, gate: GateName, wave: str = "") -> bool:
 
 def _voices(rollout: Rollout, need: Need, votes: Iterable[Vote]) -> dict[str, set[int | str]]:
     """Return the different people who said yes, by each team they may speak for."""
+    counted = [vote for vote in votes if vote.yes and _may_fill(rollout, need, vote)]
+    uids = {vote.actor.human: vote.actor.uid for vote in counted if vote.actor.kind is not ActorKind.SERVICE}
     people: dict[str, set[int | str]] = {}
-    for vote in votes:
-        if vote.yes and _may_fill(rollout, need, vote):
-            for team in vote.teams:
-                people.setdefault(team, set()).add(_person(vote))
+    for vote in counted:
+        for team in vote.teams:
+            people.setdefault(team, set()).add(_person(vote, uids))
     return people
 
 
@@ -91,14 +92,17 @@ def _may_fill(rollout: Rollout, need: Need, vote: Vote) -> bool:
 
 
 def _same_person(vote: Vote, rollout: Rollout) -> bool:
+    """Say whether the submitter cast the vote, or handed in a service's, or is whom a service vouches for."""
     submitter = rollout.submitted_by
-    if vote.actor.uid is not None and submitter.uid is not None:
-        return vote.actor.uid == submitter.uid
-    return vote.actor.name == submitter.name
+    if vote.actor.uid is not None and vote.actor.uid == submitter.uid:
+        return True
+    return vote.actor.is_same_human(submitter)
 
 
-def _person(vote: Vote) -> int | str:
-    return vote.actor.name if vote.actor.uid is None else vote.actor.uid
+def _person(vote: Vote, uids: Mapping[str, int | None]) -> int | str:
+    actor = vote.actor
+    uid = uids.get(actor.human) if actor.kind is ActorKind.SERVICE else actor.uid
+    return actor.human if uid is None else uid
 
 
 def _alive(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote, ...]:
@@ -146,6 +150,8 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
         state = "open"
     else:
         state = "waiting" if is_asked(index, rollout, gate, wave) else "not-asked"
+    if state == "waiting" and rollout.supersedes is not None:
+        missing += f" (votes for {rollout.supersedes} were for another digest and are void here)"
     return GateView(gate, wave, state, need.owner, owners, teams, votes, missing)
 
 

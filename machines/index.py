@@ -26,6 +26,7 @@ from machines.events import (
     HoldReleased,
     HoldTaken,
     LookedCurrent,
+    NodeAdvanced,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -40,6 +41,7 @@ from machines.events import (
     StepRecorded,
     TargetChanged,
     TargetsJoined,
+    TeamSet,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
@@ -93,6 +95,7 @@ class Index(Book):
         for hold in snapshot.holds:
             index._take(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
+        index._team_rules = {each.team: each for each in snapshot.team_rules}
         index._nodes = {node.name: node for node in snapshot.nodes}
         index._repool()
         return index
@@ -257,7 +260,7 @@ class Index(Book):
             case StepRecorded(record=record):
                 if event.isolated is not None:
                     self._put(changes.target_after(self.target(record.rollout, record.node), event))
-            case LookedCurrent() | NodeOrdered():
+            case LookedCurrent() | NodeOrdered() | NodeAdvanced():
                 self._put(changes.target_after(self.target(event.rollout, event.node), event))
             case TargetChanged():
                 self._replace(event.rollout, changes.rollout_after(self.rollout(event.rollout), event))
@@ -326,6 +329,7 @@ class Index(Book):
         | HoldReleased
         | Frozen
         | Unfrozen
+        | TeamSet
         | CallRefused
         | DaemonStarted
         | SettingsChanged,
@@ -355,6 +359,9 @@ class Index(Book):
                 self.lanes.heat_all()
             case Unfrozen():
                 self._freezes.pop(event.freeze, None)
+                self.lanes.heat_all()
+            case TeamSet():
+                self._team_rules[event.rules.team] = event.rules
                 self.lanes.heat_all()
             case DaemonStarted():
                 self._epoch = event.epoch

@@ -27,7 +27,7 @@ from machines.ledger import Facts, Ledger
 from machines.limits import Limits
 from machines.node import NO_LABEL, Observation, Sight
 from machines.plan import GateName, Need
-from machines.rollout import Failure, Hold, Rollout, Target, Vote
+from machines.rollout import Actor, ActorKind, Failure, Hold, Rollout, Target, Vote
 from machines.states import BUSY, IllegalTransition, Outcome, Phase, Trigger, edge
 from machines.windows import any_open
 
@@ -185,10 +185,12 @@ def _time_violation(facts: Facts, rollout: Rollout, target: Target, now: float) 
     team = facts.nodes[target.node].team
     if team is not None and not any_open(facts.limits.team_windows.get(team, ()), now):
         return f"the windows of team {team} are closed"
+    if (own := facts.team_rules.get(team or "")) is not None and not any_open(own.windows, now):
+        return f"team {team}'s own windows are closed"
     pools = _pools(facts, rollout, target.node)
     for freeze in facts.freezes:
         frozen = freeze.at <= now and (freeze.until is None or now < freeze.until)
-        scopes = {"all", f"team/{team}", *(f"{key}/{value}" for key, value in pools)}
+        scopes = {"all", f"team/{team}", f"node/{target.node}", *(f"{key}/{value}" for key, value in pools)}
         if frozen and freeze.scope in scopes:
             return f"{freeze.scope} is frozen"
     if now < target.not_before:
@@ -330,19 +332,20 @@ def _teams(facts: Facts, rollout: Rollout) -> set[str]:
     }
 
 
-def _lacking(rollout: Rollout, need: Need, votes: Iterable[Vote], teams: Iterable[str]) -> str | None:
+def _lacking(rollout: Rollout, need: Need, votes: Sequence[Vote], teams: Iterable[str]) -> str | None:
     """Return who is missing among these votes, None when they are enough."""
+    here = {_known_as(vote.actor): vote.actor.uid for vote in votes if vote.actor.kind is ActorKind.PERSON}
     people: dict[object, set[str]] = {}
     for vote in votes:
         submitter, actor = rollout.submitted_by, vote.actor
-        same = (
-            actor.uid == submitter.uid
-            if actor.uid is not None and submitter.uid is not None
-            else actor.name == submitter.name
-        )
+        by_service = actor.kind is ActorKind.SERVICE
+        same = actor.uid is not None and actor.uid == submitter.uid
+        if by_service or None in (actor.uid, submitter.uid):
+            same |= _known_as(actor) == _known_as(submitter)
         if need.four_eyes and same:
             continue
-        people.setdefault(actor.name if actor.uid is None else actor.uid, set()).update(vote.teams)
+        uid = here.get(_known_as(actor)) if by_service else actor.uid
+        people.setdefault(_known_as(actor) if uid is None else uid, set()).update(vote.teams)
     owners = sum(rollout.plan.owner in member for member in people.values())
     if owners < need.owner:
         return f"{owners} of {need.owner} owners"
@@ -352,6 +355,11 @@ def _lacking(rollout: Rollout, need: Need, votes: Iterable[Vote], teams: Iterabl
         if sum(team in member for member in people.values()) < need.each_team:
             return f"team {team}"
     return None
+
+
+def _known_as(actor: Actor) -> str:
+    """Return by which name one person is known, whoever carried their word."""
+    return actor.name.split(":", actor.kind is ActorKind.SERVICE)[-1].split("@")[0].casefold()
 
 
 def _gate_violation(facts: Facts, event: GateOpened, now: float) -> str | None:

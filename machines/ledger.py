@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from machines.index import Snapshot
-from machines.limits import Limits
+from machines.limits import Limits, TeamRules
 from machines.node import NO_LABEL, Node, Observation
 from machines.rollout import Hold, Rollout, Target
 from machines.windows import Freeze
@@ -28,6 +28,8 @@ class Facts(Protocol):
     def rollouts(self) -> Mapping[str, Rollout]: ...
     @property
     def freezes(self) -> Sequence[Freeze]: ...
+    @property
+    def team_rules(self) -> Mapping[str, TeamRules]: ...
     def targets(self, rollout: str) -> Iterable[Target]: ...
     def target(self, rollout: str, node: str) -> Target: ...
     def targets_on(self, node: str) -> Iterable[Target]: ...
@@ -44,6 +46,7 @@ class Ledger:
     nodes: dict[str, Node] = field(default_factory=dict)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     freezes: tuple[Freeze, ...] = ()
+    team_rules: Mapping[str, TeamRules] = field(default_factory=dict)
     holds: tuple[Hold, ...] = ()
     seen: dict[str, Observation] = field(default_factory=dict)
     rows: dict[tuple[str, str], Target] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class Ledger:
             nodes={node.name: node for node in snapshot.nodes},
             rollouts={rollout.id: rollout for rollout in snapshot.rollouts},
             freezes=snapshot.freezes,
+            team_rules={each.team: each for each in snapshot.team_rules},
             holds=snapshot.holds,
             seen={seen.node: seen for seen in observations},
             rows={(target.rollout, target.node): target for target in snapshot.targets},

@@ -44,6 +44,18 @@ class PoolRule:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamRules:
+    """What a team has set for itself; it comes on top of the settings and only tightens them.
+
+    No windows are no further limit; canaries go first beside those of the settings.
+    """
+
+    team: str
+    windows: tuple[Window, ...] = ()
+    canaries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the settings say of pools, windows and the whole fleet."""
 

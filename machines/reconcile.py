@@ -36,7 +36,8 @@ from machines.events import StepAction, StepRecord, StepState
 from machines.plan import OnUnknown, Plan, Stage, StepSpec
 from machines.records import standing
 from machines.rollout import Order, Target
-from machines.states import Outcome, Phase, Trigger
+from machines.states import BUSY, Outcome, Phase, Trigger
+from machines.stopping import stopping
 
 BUSY_RETRY_S = 30.0
 """How long to wait before an isolator that found the node busy is asked again."""
@@ -71,11 +72,9 @@ def next_action(
     an older run may have processes there; `withdraw` why it should be put back.
     """
     asked = _Asked(plan, target, tuple(records), now, elapsed_s, unclean, withdraw)
-    if target.order is Order.RETURN and target.phase not in (
-        Phase.ISOLATING,
-        Phase.MAINTAINING,
-        Phase.VERIFYING,
-    ):
+    if target.order is Order.STOP:
+        return stopping(target, asked.records)
+    if target.order is Order.RETURN and target.phase not in BUSY:
         return asked.returning()
     match target.phase:
         case Phase.ISOLATING:

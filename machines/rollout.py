@@ -24,11 +24,29 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who did it; a person's `name` and `uid` come from the socket's peer credential."""
+    """Who did it; a person's `name` and `uid` come from the socket's peer credential.
+
+    A service is named `SERVICE:NAME` after the one it vouches for, and `uid` is
+    that of the account which handed its word in.
+    """
 
     kind: ActorKind
     name: str
     uid: int | None = None
+
+    @property
+    def human(self) -> str:
+        """The name by which one person is known here, in person and through services alike."""
+        name = self.name.partition(":")[2] if self.kind is ActorKind.SERVICE else self.name
+        return name.partition("@")[0].casefold()
+
+    def is_same_human(self, other: Actor) -> bool:
+        """Whether both are, or stand for, one person; in doubt they are."""
+        if ActorKind.SERVICE in (self.kind, other.kind):
+            return self.human == other.human
+        if self.uid is not None and other.uid is not None:
+            return self.uid == other.uid
+        return self.name == other.name
 
 
 DAEMON = Actor(ActorKind.DAEMON, "rolloutd")
@@ -72,6 +90,7 @@ class Order(StrEnum):
     """What a person asked to be done with a node, while it is still being done."""
 
     RETURN = "return"
+    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,7 @@ class Rollout:
 
     `failures` are all that happened, oldest first; which of them are settled is
     computed from the votes.  `approved_count` is the number of targets that
-    were resolved at submit.
+    were resolved at submit.  `supersedes` is the rollout it took over from.
     """
 
     id: str
@@ -178,6 +197,7 @@ class Rollout:
     cancelled: Pause | None = None
     ended_at: float | None = None
     amendments: int = 0
+    supersedes: str | None = None
 
     @property
     def closed(self) -> bool:

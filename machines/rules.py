@@ -134,7 +134,7 @@ def freeze_block(index: Index, target: Target, now: float) -> Reason | None:
     """Return the freeze that covers the node."""
     if not index.freezes:
         return None
-    ids = [pool.id for pool in index.pools_for(target.rollout, target.node)]
+    ids = [f"node/{target.node}", *(pool.id for pool in index.pools_for(target.rollout, target.node))]
     for freeze in index.freezes:
         if freeze.is_active(now) and freeze.covers(target.team, ids):
             until = "" if freeze.until is None else f" until {stamp(freeze.until)}"
@@ -253,4 +253,7 @@ def _window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tup
     groups: list[tuple[str, Sequence[Window]]] = [("the plan's", rollout.plan.windows)]
     if team is not None:
         groups.append((f"team {team}'s", index.limits.team_windows.get(team, ())))
+        own = index.team_rules.get(team)
+        if own is not None:
+            groups.append((f"team {team}'s own", own.windows))
     return groups

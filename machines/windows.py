@@ -105,8 +105,8 @@ class Window:
 class Freeze:
     """A time in which nothing starts, by a person's word.
 
-    `scope` is `all`, `team/NAME` or a pool id `KEY/VALUE`; `until` None lasts
-    until somebody lifts it.
+    `scope` is `all`, `team/NAME`, `node/NAME` or a pool id `KEY/VALUE`; `until`
+    None lasts until somebody lifts it.
     """
 
     id: str

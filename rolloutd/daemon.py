@@ -17,7 +17,7 @@ from machines.checks import checks_of
 from machines.decision import Decision, Look
 from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
 from machines.moves import move
-from machines.rollout import Target
+from machines.rollout import Order, Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.driver import Driver
@@ -161,7 +161,10 @@ class Daemon:
             self._drivers[key] = driver
             self._tasks.create_task(self._driven(key, driver), name=f"drive {key[0]}/{key[1]}")
         for key, driver in self._drivers.items():
-            if self._state.index.target(*key).phase not in BUSY:
+            target = self._state.index.target(*key)
+            if target.order is Order.STOP:
+                driver.stop_now()
+            elif target.phase not in BUSY:
                 driver.turn()
 
     async def _driven(self, key: tuple[str, str], driver: Driver) -> None:

@@ -15,31 +15,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from machines import actions, reconcile, records
-from machines.events import (
-    Event,
-    HoldReleased,
-    NodeOrdered,
-    StepAction,
-    StepRecord,
-)
+from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction, StepRecord
 from machines.moves import move
 from machines.plan import StepSpec
-from machines.rollout import Target
+from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
+from rolloutd.interruption import Interruptible
 from rolloutd.logbook import Logbook
-from rolloutd.ports import (
-    Busy,
-    Check,
-    Failed,
-    Ok,
-    RunRequest,
-    StepContext,
-    StepResult,
-    Unknown,
-)
+from rolloutd.ports import Busy, Check, Failed, Ok, RunRequest, StepContext, StepResult, Unknown
 from rolloutd.state import InvariantBroken, Live, State
 from rolloutd.turn import Turn
 
@@ -79,6 +65,8 @@ class Driver:
         self._turn = Turn()
         self._book = Logbook(state, rollout, node)
         self._subject = f"{rollout}/{node}"
+        self._step = Interruptible()
+        self._halting = False
 
     # -- what the daemon says to it
 
@@ -91,6 +79,12 @@ class Driver:
     def turn(self) -> None:
         """Look again: the target was changed by somebody else."""
         self._turn.call()
+
+    def stop_now(self) -> None:
+        """End what is done this moment, because the target carries a person's order to stop."""
+        self._turn.call()
+        if not self._halting:
+            self._step.stop()
 
     # -- its life
 
@@ -110,7 +104,9 @@ class Driver:
             action = self._next()
             if isinstance(action, actions.Idle):
                 return False
-            await self._act(action)
+            self._halting = self._target.order is Order.STOP
+            if not await self._step.run(self._act(action), f"act {self.rollout}/{self.node}"):
+                self._book.close()
         except InvariantBroken as refusal:
             await self._stuck(f"what comes next was refused: {refusal}")
         except StoreFailed as failure:
@@ -164,6 +160,8 @@ class Driver:
                 await self._pause(max(0.0, action.until - self._state.now()))
             case actions.Move():
                 await self._move(action)
+            case actions.Halt():
+                await self._halt(action)
             case actions.Settle():
                 await self._settle(action)
             case actions.Idle():
@@ -320,8 +318,22 @@ class Driver:
             not_before=action.not_before,
         )
         why = action.text or action.trigger.value
-        await self._state.commit([moved], cause=why)
+        await self._state.commit([*self._stopped(moved), moved], cause=why)
         log.info("%s/%s: %s -> %s (%s)", self.rollout, self.node, moved.source, moved.target, why)
+
+    def _stopped(self, moved: PhaseMoved) -> list[Event]:
+        """Return the end of a person's order to stop, which every move out of a busy phase is."""
+        by = self._target.order_by
+        if self._target.order is not Order.STOP or by is None:
+            return []
+        return [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
+
+    async def _halt(self, action: actions.Halt) -> None:
+        """End a run by a person's order, and record that it was ended."""
+        trouble = await self._try(self._gear.runner.cancel(action.record.handle))
+        said = action.text if trouble is None else f"{action.text}; it may go on: {trouble.text}"
+        await self._book.ended(action.record, Failed(said))
+        self._book.unclean = True
 
     async def _settle(self, action: actions.Settle) -> None:
         target = self._target
@@ -337,7 +349,7 @@ class Driver:
                 for hold in self._state.index.holds
                 if hold.node == self.node and hold.source == "left" and hold.id.startswith(f"{self.rollout}/")
             ]
-        await self._state.commit(events, actor=by, cause=f"return: {action.text}")
+        await self._state.commit(events, actor=by, cause=f"{target.order}: {action.text}")
 
     # -- small things
 
@@ -365,17 +377,8 @@ class Driver:
     async def _context(
         self, spec: StepSpec, step: str, number: int, *, prior: Any = None, gentle: bool = False
     ) -> StepContext:
-        return await step_context(
-            self._state,
-            self._gear,
-            self.rollout,
-            self.node,
-            spec,
-            step=step,
-            number=number,
-            prior=prior,
-            gentle=gentle,
-        )
+        where = (self._state, self._gear, self.rollout, self.node)
+        return await step_context(*where, spec, step=step, number=number, prior=prior, gentle=gentle)
 
     async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:
         """Act; make of every error an outcome in words.  The driver's border."""

@@ -63,6 +63,10 @@ class SourceFailed(RolloutdError):
     """An inventory or a playbook source did not answer usefully."""
 
 
+class NotifyFailed(RolloutdError):
+    """A message could not be sent; it is tried again."""
+
+
 class NodeUnreachable(RolloutdError):
     """A node did not answer; says by which way it was asked and what happened."""
 

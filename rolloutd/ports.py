@@ -483,3 +483,16 @@ class TrafficProbe(Protocol):
     async def look(self, ctx: StepContext) -> Ok | Busy:
         """Judge once."""
         ...
+
+
+class Notifier(Protocol):
+    """One way to reach people who do not look; it is not asked whether they read it."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the log; never with a password in it."""
+        ...
+
+    async def send(self, title: str, text: str) -> None:
+        """Send one message; raises NotifyFailed."""
+        ...

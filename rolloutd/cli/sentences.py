@@ -80,6 +80,11 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
     "LookedCurrent": lambda f: f"looked at: needs the change {f.get('text', '')}",
     "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
+    "NodeAdvanced": _because("goes next"),
+    "TeamSet": lambda f: (
+        f"set the rules of team {f['team']}: {len(f['windows'])} windows, "
+        f"canaries {', '.join(f['canaries']) or 'none'}: {f['reason']}"
+    ),
     "HoldTaken": _hold,
     "HoldReleased": lambda f: f"hold {f['source']}/{f['id']} released",
     "Frozen": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",

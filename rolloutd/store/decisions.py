@@ -5,7 +5,7 @@ A second half of statements.py, under the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from machines.events import (
@@ -19,10 +19,12 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    TeamSet,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
 )
+from machines.windows import Window
 from rolloutd.journal import canonical
 from rolloutd.store.statement import Statement, actor_text, list_text
 
@@ -30,8 +32,8 @@ from rolloutd.store.statement import Statement, actor_text, list_text
 
 _NEW_ROLLOUT = """
 INSERT INTO rollout (id, name, content, source, change_digest, scope_digest, policy_digest, digest,
-                     selector_digest, submitted_by, submitted_at, approved_count)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+                     selector_digest, submitted_by, submitted_at, approved_count, supersedes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _PAUSE = """
 UPDATE rollout SET paused_by = ?, paused_reason = ?, paused_at = ?
@@ -54,7 +56,7 @@ def new_rollout(event: RolloutOpened) -> Statement:
     row = (
         *(event.rollout, event.name, canonical(event.content), canonical(dict(event.source))),
         *(digest.change, digest.scope, digest.policy, digest.whole, event.selector_digest),
-        *(actor_text(event.submitted_by), event.at, len(event.targets)),
+        *(actor_text(event.submitted_by), event.at, len(event.targets), event.supersedes),
     )
     return Statement(_NEW_ROLLOUT, (row,), 1, f"there is a rollout {event.rollout} already")
 
@@ -95,6 +97,20 @@ UPDATE vote SET withdrawn_at = ?, withdrawn_by = ?, withdrawn_reason = ?
 WHERE id = ? AND rollout = ? AND withdrawn_at IS NULL"""
 
 _OPENED = "INSERT INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+
+
+_SPEND = "INSERT INTO spent_token (id, spent_at) VALUES (?, ?)"
+
+SPENT = "this token was used before"
+"""With these words a commit is refused whose vote comes by a token that was used."""
+
+
+def token_spent(event: VoteCast | VoteWithdrawn | GateOpened) -> Iterator[Statement]:
+    """Yield what makes the token useless by which a service spoke."""
+    if isinstance(event, GateOpened) or not event.token:
+        return
+    at = event.vote.at if isinstance(event, VoteCast) else event.at
+    yield Statement(_SPEND, ((event.token, at),), 1, SPENT)
 
 
 def gate_moved(event: VoteCast | VoteWithdrawn | GateOpened) -> Statement:
@@ -153,3 +169,29 @@ def slot_held(event: HoldTaken | HoldReleased | Frozen | Unfrozen) -> Statement:
             return Statement("DELETE FROM freeze WHERE id = ?", ((event.freeze,),), 1, text)
         case _:
             assert_never(event)
+
+
+# -- teams ------------------------------------------------------------------------
+
+_TEAM = """
+INSERT INTO team_rules (team, windows, canaries, set_by, at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (team) DO UPDATE
+SET windows = excluded.windows, canaries = excluded.canaries, set_by = excluded.set_by, at = excluded.at"""
+
+
+def team_set(event: TeamSet) -> Statement:
+    """Return how a team's own rules replace those it had."""
+    rules = event.rules
+    windows = canonical([window_value(window) for window in rules.windows])
+    row = (rules.team, windows, list_text(rules.canaries), actor_text(event.actor), event.at)
+    return Statement(_TEAM, (row,), 1)
+
+
+def window_value(window: Window) -> dict[str, Any]:
+    """Return a window as JSON."""
+    return {
+        "days": sorted(window.days),
+        "from": window.start_minute,
+        "to": window.end_minute,
+        "zone": window.zone.key,
+    }

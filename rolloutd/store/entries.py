@@ -22,6 +22,7 @@ from machines.events import (
     StepRecord,
     StepRecorded,
     TargetsJoined,
+    TeamSet,
 )
 from machines.node import Node
 from machines.rollout import Actor, Target
@@ -92,6 +93,15 @@ def _split(event: Event) -> Iterator[Mapping[str, Any]]:
         case TargetsJoined():
             for targets in _parts(event.targets):
                 yield {"at": event.at, "targets": [_target(target) for target in targets]}
+        case TeamSet():
+            yield {
+                "actor": _plain(event.actor),
+                "at": event.at,
+                "canaries": list(event.rules.canaries),
+                "reason": event.reason,
+                "team": event.rules.team,
+                "windows": [str(window) for window in event.rules.windows],
+            }
         case StepRecorded():
             yield {"isolated": event.isolated, **_step(event.record)}
         case _:
@@ -110,6 +120,7 @@ def _opened(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
             "selector_digest": event.selector_digest,
             "source": dict(event.source),
             "submitted_by": _plain(event.submitted_by),
+            "supersedes": event.supersedes,
             "targets": [_target(target) for target in targets],
         }
 

@@ -12,14 +12,16 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from machines.events import StepAction, StepRecord, StepState
 from machines.index import Snapshot
+from machines.limits import TeamRules
 from machines.node import Kind, Node
 from machines.plan import Digest, GateName, Plan
 from machines.rollout import Actor, ActorKind, Failure, Hold, Opened, Order, Pause, Rollout, Target, Vote
 from machines.states import Outcome, Phase
-from machines.windows import Freeze
+from machines.windows import Freeze, Window
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import JSON, ClosedRollout, Entry
 
@@ -39,7 +41,7 @@ deleted_at IS NULL AND ended_at IS NULL AND (cancelled_at IS NULL OR EXISTS (
 _ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
        approved_count, amendments, paused_by, paused_reason, paused_at, cancelled_by, cancelled_reason,
-       cancelled_at, ended_at
+       cancelled_at, ended_at, supersedes
 FROM rollout"""
 
 _TARGET = """
@@ -78,6 +80,7 @@ def snapshot(connection: sqlite3.Connection, compile_plan: Compile) -> Snapshot:
             "SELECT node, source, id, actor, reason, at, until FROM hold ORDER BY at, node, source, id"
         )
         freezes = connection.execute("SELECT id, scope, reason, by, at, until FROM freeze ORDER BY at, id")
+        rules = connection.execute("SELECT team, windows, canaries FROM team_rules ORDER BY team")
         return Snapshot(
             nodes=tuple(
                 Node(name, _KIND[kind], _texts(sources), _labels(labels))
@@ -90,6 +93,10 @@ def snapshot(connection: sqlite3.Connection, compile_plan: Compile) -> Snapshot:
                 for node, source, id_, actor, reason, at, until in holds
             ),
             freezes=tuple(Freeze(*row) for row in freezes),
+            team_rules=tuple(
+                TeamRules(team, tuple(map(_window, json.loads(windows))), _texts(canaries))
+                for team, windows, canaries in rules
+            ),
             epoch=epoch,
         )
     finally:
@@ -233,6 +240,7 @@ def _rollout(connection: sqlite3.Connection, row: Sequence[Any], compile_plan: C
         cancelled=_pause(*row[13:16]),
         ended_at=row[16],
         amendments=amendments,
+        supersedes=row[17],
     )
 
 
@@ -293,6 +301,10 @@ def _actor(text: str) -> Actor:
 @lru_cache(maxsize=16_384)
 def _texts(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
+
+
+def _window(value: Mapping[str, Any]) -> Window:
+    return Window(frozenset(value["days"]), value["from"], value["to"], ZoneInfo(value["zone"]))
 
 
 def _labels(text: str) -> dict[str, str]:

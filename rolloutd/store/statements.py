@@ -23,6 +23,7 @@ from machines.events import (
     HoldReleased,
     HoldTaken,
     LookedCurrent,
+    NodeAdvanced,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -37,6 +38,7 @@ from machines.events import (
     StepRecorded,
     TargetChanged,
     TargetsJoined,
+    TeamSet,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
@@ -45,7 +47,14 @@ from machines.rollout import Target
 from machines.states import IllegalTransition, Phase, Trigger, edge
 from rolloutd.errors import StoreFailed
 from rolloutd.journal import canonical
-from rolloutd.store.decisions import gate_moved, new_rollout, rollout_marked, slot_held
+from rolloutd.store.decisions import (
+    gate_moved,
+    new_rollout,
+    rollout_marked,
+    slot_held,
+    team_set,
+    token_spent,
+)
 from rolloutd.store.entries import MAX_TEXT
 from rolloutd.store.statement import Statement, actor_text, list_text
 
@@ -74,14 +83,15 @@ def statements(event: Event, at: float) -> Iterator[Statement]:
             yield _new_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _amend(event)
-        case LookedCurrent() | NodeOrdered():
+        case LookedCurrent() | NodeOrdered() | NodeAdvanced():
             yield _note(event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
+            yield from token_spent(event)
             yield gate_moved(event)
         case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded() | RolloutDeleted():
             yield rollout_marked(event)
-        case HoldTaken() | HoldReleased() | Frozen() | Unfrozen():
-            yield slot_held(event)
+        case HoldTaken() | HoldReleased() | Frozen() | Unfrozen() | TeamSet():
+            yield team_set(event) if isinstance(event, TeamSet) else slot_held(event)
         case CallRefused() | DaemonStarted() | SettingsChanged():
             return
         case _:
@@ -164,7 +174,11 @@ def _amend(event: TargetsJoined | TargetChanged) -> Iterator[Statement]:
     yield Statement(sql, (row,), 1, f"{event.node} is no target of {event.rollout}")
 
 
-def _note(event: LookedCurrent | NodeOrdered) -> Statement:
+def _note(event: LookedCurrent | NodeOrdered | NodeAdvanced) -> Statement:
+    if isinstance(event, NodeAdvanced):
+        sql = "UPDATE target SET position = ? WHERE rollout = ? AND node = ? AND phase = 'pending'"
+        place = (event.position, event.rollout, event.node)
+        return Statement(sql, (place,), 1, f"{event.node} does not wait in {event.rollout}")
     if isinstance(event, LookedCurrent):
         sql = """
         UPDATE target SET maybe_current = 0, last_text = ifnull(?, last_text)

@@ -26,6 +26,7 @@ from machines.events import (
     HoldReleased,
     HoldTaken,
     LookedCurrent,
+    NodeAdvanced,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -43,11 +44,13 @@ from machines.events import (
     StepState,
     TargetChanged,
     TargetsJoined,
+    TeamSet,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
 )
 from machines.index import Snapshot
+from machines.limits import TeamRules
 from machines.node import Node
 from machines.plan import Plan
 from machines.rollout import Hold, Rollout, Target
@@ -56,6 +59,7 @@ from machines.windows import Freeze
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import JSON, ClosedRollout, Entry
+from rolloutd.store.decisions import SPENT
 from rolloutd.store.entries import draft, numbered, rollout_of
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -75,6 +79,8 @@ class Memory:
     steps: dict[tuple[Any, ...], StepRecord] = field(default_factory=dict)
     holds: dict[tuple[str, str, str], Hold] = field(default_factory=dict)
     freezes: dict[str, Freeze] = field(default_factory=dict)
+    team_rules: dict[str, TeamRules] = field(default_factory=dict)
+    spent: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
 
     def copy(self) -> Memory:
@@ -127,6 +133,7 @@ class MemoryStore:
             targets=tuple(target for name in live for target in self._targets(name)),
             holds=tuple(memory.holds.values()),
             freezes=tuple(memory.freezes.values()),
+            team_rules=tuple(sorted(memory.team_rules.values(), key=lambda each: each.team)),
             epoch=memory.epoch,
         )
 
@@ -254,8 +261,10 @@ class MemoryStore:
                 self._move(memory, event)
             case StepRecorded():
                 _record(memory, event)
-            case LookedCurrent() | NodeOrdered() | TargetChanged():
+            case LookedCurrent() | NodeOrdered() | NodeAdvanced() | TargetChanged():
                 target = _the_target(memory, event.rollout, event.node)
+                waits = target.phase is Phase.PENDING
+                _refuse(isinstance(event, NodeAdvanced) and not waits, f"{event.node} does not wait")
                 memory.targets[event.rollout, event.node] = changes.target_after(target, event)
                 if isinstance(event, TargetChanged):
                     _change(memory, event)
@@ -310,6 +319,9 @@ def _record(memory: Memory, event: StepRecorded) -> None:
 
 def _gate(memory: Memory, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
     rollout = _the_rollout(memory, event.rollout)
+    if not isinstance(event, GateOpened) and event.token:
+        _refuse(event.token in memory.spent, SPENT)
+        memory.spent.add(event.token)
     match event:
         case VoteCast():
             votes = {vote.id for known in memory.rollouts.values() for vote in known.votes}
@@ -349,6 +361,7 @@ def _apply_to_fleet(
     | HoldReleased
     | Frozen
     | Unfrozen
+    | TeamSet
     | CallRefused
     | DaemonStarted
     | SettingsChanged,
@@ -375,6 +388,8 @@ def _apply_to_fleet(
         case Unfrozen():
             _refuse(event.freeze not in memory.freezes, f"there is no freeze {event.freeze}")
             del memory.freezes[event.freeze]
+        case TeamSet():
+            memory.team_rules[event.rules.team] = event.rules
         case CallRefused() | DaemonStarted() | SettingsChanged():
             pass
         case _:
