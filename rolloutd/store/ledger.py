@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rolloutd.errors import Conflict, StoreFailed
+from rolloutd.errors import Conflict, StoreFailed, TenureLost
 from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import Entry
 from rolloutd.store.database import BROKEN, failure
@@ -64,7 +64,7 @@ class Ledger:
                     answers.append(answer)
                 return answers
         except StoreFailed as error:
-            return [StoreFailed(*error.args) for _ in batch]
+            return [type(error)(*error.args) for _ in batch]
         except BROKEN as error:
             return [failure(error, self._path) for _ in batch]
 
@@ -84,7 +84,7 @@ class Ledger:
         """Return the chain's last entry, once it is certain that this writer may continue it."""
         epoch, holder = self._connection.execute("SELECT epoch, holder FROM tenure").fetchone()
         if epoch != self.epoch:
-            raise StoreFailed(
+            raise TenureLost(
                 f"nothing was written: this daemon's tenure (epoch {self.epoch}) ended when {holder} opened"
                 f" {self._path} (epoch {epoch}); only one may go on: end this one"
             )
