@@ -32,7 +32,7 @@ demo: .venv/installed
 	@$(RUN)/rolloutctl demo $(DEMO)
 
 test: .venv-dev/installed
-	@.ci/packages --try sshd
+	@.ci/packages --try sshd systemd
 	$(DEV)/python -m pytest -n auto --dist worksteal $(TESTS)
 
 check: .venv-dev/installed
