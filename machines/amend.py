@@ -8,7 +8,6 @@ or pools are followed.  None of this alters a digest or voids a vote.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from machines import gates
@@ -36,15 +35,17 @@ def amendments(index: Index, now: float) -> tuple[Event, ...]:
 
 
 def _leavers(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
-    """Yield the end of every target that the inventory no longer has; its slot is freed."""
+    """Yield the end of every target that the inventory no longer has; its slot is freed.
+
+    What isolates it stays known: a node that was lost by mistake comes back as it was left.
+    """
     if rollout.ended_at is not None:
         return
     for target in index.targets(rollout.id):
         if target.node in index.nodes or target.phase is Phase.DONE:
             continue
         why = "the inventory no longer has this node"
-        left = move(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=why)
-        yield replace(left, isolated=False)
+        yield move(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=why)
 
 
 def _changed(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:

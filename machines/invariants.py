@@ -52,7 +52,7 @@ def violation(facts: Facts, event: Event, now: float, earlier: Sequence[Event] =
         case RolloutDeleted():
             # One that closed in an earlier life of the daemon is no longer among the facts.
             targets = facts.targets(event.rollout) if event.rollout in facts.rollouts else ()
-            kept = [t.node for t in targets if t.phase in BUSY or t.isolated]
+            kept = [t.node for t in targets if t.phase in BUSY or (t.isolated and t.node in facts.nodes)]
             return f"{event.rollout} cannot be deleted: {kept[0]} has not been returned" if kept else None
         case _:
             return None

@@ -46,6 +46,9 @@ CLEAR_TIMEOUT_S = 120.0
 STUCK_RETRY_S = 60.0
 """How long to wait before trying again what was refused: only a person or a new version changes it."""
 
+GONE_LOOK_S = 5.0
+"""How long to wait for the word that a node has left, once the inventory no longer has it."""
+
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
 
@@ -133,6 +136,8 @@ class Driver:
     def _next(self) -> actions.Action:
         target = self._target
         now = self._state.now()
+        if self.node not in self._state.index.nodes:
+            return self._gone(target, now)
         return reconcile.next_action(
             self._plan,
             target,
@@ -142,6 +147,13 @@ class Driver:
             unclean=self._book.unclean,
             withdraw=self._withdraw,
         )
+
+    def _gone(self, target: Target, now: float) -> actions.Action:
+        """Say what comes next for a node that nobody knows how to reach; that it left is told in a moment."""
+        text = f"the inventory no longer has {self.node}"
+        if target.phase in BUSY:
+            return actions.Wait(now + GONE_LOOK_S, text)
+        return actions.Idle() if target.order is None else actions.Settle(done=False, text=text)
 
     async def _act(self, action: actions.Action) -> None:
         self._show(action)

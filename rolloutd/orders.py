@@ -128,7 +128,8 @@ def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]
     if not rollout.closed:
         raise Refused("not-closed", f"{rollout.id} is still going: cancel it first")
     for target in targets:
-        if target.phase in BUSY or target.isolated or target.order is not None:
+        isolated = target.isolated and target.node in state.index.nodes  # nobody can return a node that is gone
+        if target.phase in BUSY or isolated or target.order is not None:
             raise Refused(
                 "not-settled",
                 f"{target.node} of {rollout.id} is {_standing(target)}: "
@@ -221,6 +222,8 @@ def give_back(state: State, who: Asker, node: str, reason: str) -> tuple[Target,
         )
     if target.order is not None:
         return target, ()
+    if node not in state.index.nodes:
+        raise Refused("node-gone", f"the inventory no longer has {node}, so nobody knows how to reach it")
     _mind_acting(state)
     return target, (_ordered(state, who, target, reason),)
 

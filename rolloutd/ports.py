@@ -101,8 +101,8 @@ class Store(Protocol):
     async def load(self) -> Snapshot:
         """Return everything the core decides from.
 
-        Rollouts that have ended or were deleted are left out, and cancelled
-        ones too once none of their nodes is in flight, failed, isolated or
+        Rollouts that were deleted are left out, and those that have ended or were
+        cancelled once none of their nodes is in flight, failed, isolated or
         ordered back: they are in closed_rollouts().  Nodes that the inventory
         no longer has are left out as well.
         """

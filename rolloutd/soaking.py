@@ -48,11 +48,13 @@ class Soaking:
                 tasks.create_task(self._watch(target), name=f"soak {key[0]}/{key[1]}")
 
     async def judge(self, key: tuple[str, str], spec: StepSpec) -> Ok | Failed | Unknown:
-        """Make one check once, outside any attempt."""
+        """Make one check once, outside any attempt; raises StoreFailed."""
         rollout, node = key
         try:
             ctx = await step_context(self._state, self._gear, rollout, node, spec, step=f"soak.{spec.name}")
             return await self._gear.checks[spec.kind].check(ctx)
+        except StoreFailed:
+            raise  # our disk says nothing of the node
         except (RolloutdError, TimeoutError) as error:
             return Unknown(str(error) or "no answer in time")
 
@@ -76,7 +78,7 @@ class Soaking:
     async def _redden(self, seen: Target, spec: StepSpec, text: str) -> None:
         now = self._state.now()
         target = self._state.index.target(seen.rollout, seen.node)
-        if target != seen:
+        if target != seen or seen.node not in self._state.index.nodes:
             return
         moved = move(target, Trigger.REDDENED, now, step=f"soak.{spec.name}", text=text)
         log.warning("%s/%s: turned red during the soak: %s", target.rollout, target.node, text)

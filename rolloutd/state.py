@@ -18,7 +18,7 @@ from machines.events import Actor, Event
 from machines.index import Index
 from machines.invariants import violation
 from machines.rollout import DAEMON, Reason
-from rolloutd.errors import StoreFailed, TenureLost
+from rolloutd.errors import NotFound, StoreFailed, TenureLost
 from rolloutd.feed import Feed
 from rolloutd.ports import JSON, Clock, Entry, Host, Store
 from rolloutd.settings import Settings
@@ -82,8 +82,10 @@ class State:
         return self.clock.now()
 
     def host(self, node: str) -> Host:
-        """Return a node and how to reach it."""
-        known = self.index.nodes[node]
+        """Return a node and how to reach it; raises NotFound for one that the inventory no longer has."""
+        known = self.index.nodes.get(node)
+        if known is None:
+            raise NotFound(f"the inventory no longer has {node}")
         return Host(node, known.kind, known.labels, self.connections.get(node, {}))
 
     def troubles(self) -> tuple[str, ...]:

@@ -208,7 +208,6 @@ class Court:
 
     def on_leave(self, entry: Entry) -> None:
         self._end(entry, "left")
-        self.out_of_service.pop(entry["node"], None)
 
     def _end(self, entry: Entry, how: str) -> None:
         name, node = entry["rollout"], entry["node"]

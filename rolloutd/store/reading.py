@@ -31,9 +31,9 @@ Compile = Callable[[Mapping[str, Any]], Plan]
 MAX_LIMIT = 10_000
 """Rows of one audit read at most, so that no client makes the daemon hold the whole log in memory."""
 
-# A cancelled rollout is alive while something of it still has to be brought home.
+# A closed rollout is alive while something of it still has to be brought home.
 _LIVE = """
-deleted_at IS NULL AND ended_at IS NULL AND (cancelled_at IS NULL OR EXISTS (
+deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT 1 FROM target
     WHERE target.rollout = rollout.id
       AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)))"""

@@ -233,9 +233,9 @@ class MemoryStore:
         return tuple(sorted(mine, key=lambda target: (target.position, target.node)))
 
     def _lives(self, rollout: Rollout) -> bool:
-        if rollout.id in self.memory.deleted or rollout.ended_at is not None:
+        if rollout.id in self.memory.deleted:
             return False
-        return rollout.cancelled is None or any(
+        return not rollout.closed or any(
             target.phase in BUSY | {Phase.FAILED} or target.isolated or target.order
             for target in self._targets(rollout.id)
         )
