@@ -7,6 +7,7 @@ court; before each commit what became of the one before is judged.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +19,10 @@ from rolloutd.errors import StoreFailed
 from rolloutd.ports import Entry
 from rolloutd.state import State
 from rolloutd.store import SqliteStore
+from rolloutd.store.ledger import Answer, Ledger, Transaction
 from tests.sim.faults import Way
 from tests.sim.loop import Process
 from tests.sim.world import World
-
-COMPARED = 0.02
-"""How often what is remembered is compared whole with what is known."""
-
 
 class Keeper:
     """ports.Store over the real one, for one life."""
@@ -37,6 +35,7 @@ class Keeper:
         self._before: Snapshot | None = None
         self._seen: tuple[Observation, ...] = ()
         self._at = 0.0
+        self._waiting: deque[Sequence[Event]] = deque()
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
@@ -54,17 +53,39 @@ class Keeper:
             # What SQLite has committed it also says; its answer can be lost only by dying.
             raise StoreFailed(f"nothing was written: {label}")
         self._remember(at)
-        entries = await self._inner.commit(events, actor=actor, cause=cause, at=at)
-        world.note(label)
-        world.court.heard(events)
-        for event in events:
-            if isinstance(event, PhaseMoved):
-                world.marks.hit(f"edge:{event.trigger}-{event.source}")
+        self._waiting.append(events)
+        try:
+            entries = await self._inner.commit(events, actor=actor, cause=cause, at=at)
+        finally:
+            self._waiting = deque(each for each in self._waiting if each is not events)
         if way is Way.TWICE and not any(isinstance(event, TargetChanged) for event in events):
             await self._again(events, actor, cause, at)
         if way is Way.CUT_AFTER:
             await world.cut(self._process)
         return entries
+
+    def overhear(self, ledger: Ledger) -> None:
+        """Be told of each transaction at the moment it is on disk, whoever lives to hear the answer."""
+        write = ledger.write
+
+        def overheard(batch: Sequence[Transaction]) -> list[Answer]:
+            asked = [self._waiting.popleft() if self._waiting else () for _ in batch]
+            answers = write(batch)
+            for events, answer in zip(asked, answers, strict=True):
+                if isinstance(answer, tuple) and not self._world.over:
+                    self._committed(events)
+            return answers
+
+        ledger.write = overheard  # type: ignore[method-assign]
+
+    def _committed(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self._world.note("commit " + " ".join(_label(event) for event in events))
+        self._world.court.heard(events)
+        for event in events:
+            if isinstance(event, PhaseMoved):
+                self._world.marks.hit(f"edge:{event.trigger}-{event.source}")
 
     def judge(self) -> None:
         """Judge what the last commit made of the facts."""
@@ -79,9 +100,10 @@ class Keeper:
         self._before = None
 
     async def compare(self) -> None:
-        """Compare what is remembered with what is known; nothing may be under way."""
+        """Compare what is remembered with what is known, while nothing else is written."""
         assert self.state is not None
-        known, remembered = self.state.index.snapshot(), await self._inner.load()
+        async with self.state.deciding():
+            known, remembered = self.state.index.snapshot(), await self._inner.load()
         for name in ("nodes", "holds", "freezes"):
             if _sorted(getattr(known, name)) != _sorted(getattr(remembered, name)):
                 self._world.court.accuse(f"the {name} that are known are not those that are remembered")

@@ -70,6 +70,7 @@ class Life:
         assert writer is not None
         self._close += [store._reader.connection.close, writer._lane.connection.close, writer._lock.release]
         self.keeper = keeper = Keeper(store, world, self.process)
+        keeper.overhear(writer._ledger)
         snapshot = await store.load()
         reach = Reach(world, self.process)
         reach.epoch = world.epoch = snapshot.epoch
@@ -93,7 +94,7 @@ class Life:
             gear,
             inventories=[SimInventory(reach)],
             observers=[SimObserver(reach)],
-            alarm=SimAlarm(clock),
+            alarm=SimAlarm(world),
         )
         self.state = state
         await self.daemon.run()

@@ -197,7 +197,8 @@ class People:
             daemon = life.daemon
 
             async def refresh() -> None:
-                daemon.refresh()
+                if not self.world.over:
+                    daemon.refresh()
 
             life.ask(refresh())
 

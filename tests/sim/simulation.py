@@ -102,17 +102,18 @@ class Simulation:
     # -- the whole of it
 
     def run(self) -> Verdict:
-        """Run it, and return what it showed."""
+        """Run it to its end, or to the first accusation, and return what it showed."""
+        accusations = self.world.court.accusations
         with self.loop.entered():
             script = self.loop.create_task(self._script())
-            while not script.done() and self.loop.steps < MAX_STEPS:
+            while not script.done() and not accusations and self.loop.steps < MAX_STEPS:
                 self._on_step()
                 if not self.loop.step():
                     break
         court = self.world.court
-        if not script.done():
+        if not script.done() and not accusations:
             court.accuse("it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more")
-        elif script.exception() is not None:
+        elif script.done() and script.exception() is not None:
             court.accuse(f"the simulation itself failed: {script.exception()!r}")
         for failure in self.loop.failures:
             if "never retrieved" not in failure.get("message", ""):
@@ -149,8 +150,7 @@ class Simulation:
         await trouble
         if meddler is not None:
             meddler.cancel()
-        self._effects = getattr(self.world.mischief, "labels", [])
-        self._peace = True
+        self._peace, self._crash_in = True, -1
         self.world.note("peace")
         self.world.make_peace()
         bound = self.loop.time() + PEACE_S
@@ -344,7 +344,7 @@ class Simulation:
         if life is None or life.keeper is None:
             return
         life.keeper.judge()
-        await life.keeper.compare()
+        await life.ask(life.keeper.compare())
         verdict = verify(self._state_dir / database.FILE_NAME)
         if not verdict.ok:
             court.accuse(f"the audit is broken: {verdict.message}")

@@ -59,22 +59,23 @@ class SimClock:
 class SimAlarm:
     """ports.Alarm: instants become delays when they are set, as a timer's do."""
 
-    def __init__(self, clock: SimClock) -> None:
-        self._clock = clock
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def at(self, key: str, instant: float, poke: Callable[[], None]) -> None:
         """Poke at the instant."""
         self.cancel(key)
-        delay_s = max(0.0, instant - self._clock.now())
+        delay_s = max(0.0, instant - self._world.now())
         self._timers[key] = asyncio.get_running_loop().call_later(delay_s, poke)
 
     def every(self, key: str, seconds: float, poke: Callable[[], None]) -> None:
         """Poke every so many seconds."""
 
         def again() -> None:
-            self._timers[key] = loop.call_later(seconds, again)
-            poke()
+            if not self._world.over:
+                self._timers[key] = loop.call_later(seconds, again)
+                poke()
 
         self.cancel(key)
         loop = asyncio.get_running_loop()
@@ -108,8 +109,10 @@ class Reach:
         if world.mischief.chance("ssh-slow", 0.02):
             await asyncio.sleep(40.0)
         if world.mischief.chance("ssh-timeout", 0.02):
+            world.court.blemished[node] = world.now()
             raise TimeoutError(f"{node}: no answer within 60 s")
         if not machine.up or world.mischief.chance("ssh-refused", 0.03):
+            world.court.blemished[node] = world.now()
             raise NodeUnreachable(f"{node}: tcp connect refused")
         return machine
 
