@@ -6,6 +6,8 @@ touches only what it is about.  Time is an argument: `advance(now)` lets
 observations grow old and holds run out.
 
 It makes no decision: that is schedule.py's.
+
+Longer than 400 lines: the facts and what is kept of them change together, in one place.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Instants are RFC 3339 UTC strings, percent is a number from 0 to 100, absent is
 null.  Nothing but the standard library is imported here: the command line and
 the console read these shapes and must start quickly.  The OpenAPI document is
 generated from these same types by the server.
+
+Longer than 400 lines: the shapes are one contract, read side by side.
 """
 
 from __future__ import annotations

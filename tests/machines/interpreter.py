@@ -3,6 +3,8 @@
 It does what the daemon and its drivers do, one event at a time, over an index;
 every event is judged by violation() before it becomes fact.  Everything random
 comes from one seed.
+
+Longer than 400 lines: one world, whose every move the judges must see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The border itself: the socket's file, who asks, what is refused, what goes wrong."""
+"""The border itself: the socket's file, who asks, what is refused, what goes wrong.
+
+Longer than 400 lines: one server over one socket.
+"""
 
 from __future__ import annotations
 

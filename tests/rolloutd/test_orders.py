@@ -1,4 +1,7 @@
-"""What people may ask, and every refusal: asked over the socket, as different people."""
+"""What people may ask, and every refusal: asked over the socket, as different people.
+
+Longer than 400 lines: one test for each refusal.
+"""
 
 from __future__ import annotations
 

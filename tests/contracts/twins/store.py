@@ -4,6 +4,8 @@ It passes the suite that the real store passes.  A `Memory` is its disk: whoever
 opens it anew takes the tenure over and finds what was committed, as after a
 restart.  It knows no SQL: rows are the core's own values, and what an event
 makes of them is machines.changes.
+
+Longer than 400 lines: it mirrors the store's one schema.
 """
 
 from __future__ import annotations
