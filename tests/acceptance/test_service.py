@@ -1,4 +1,4 @@
-"""The daemon as a service: its units judged by systemd's own tools, and run by a real systemd over real nodes."""
+"""The daemon as a service: its units judged by systemd's tools, and run by a real systemd on real nodes."""
 
 from __future__ import annotations
 

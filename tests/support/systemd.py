@@ -9,6 +9,7 @@ It needs root and util-linux, and knows neither pytest nor rolloutd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -80,8 +81,8 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 # Among themselves: credentials are mounted in one namespace and seen in another.
 mount --make-rshared /
 exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_LOG_TARGET=journal \
-    SYSTEMD_UNIT_PATH="$1/units" SYSTEMD_GENERATOR_PATH="$1/none" SYSTEMD_ENVIRONMENT_GENERATOR_PATH="$1/none" \
-    SYSTEMD_PRESET_PATH="$1/none" \
+    SYSTEMD_UNIT_PATH="$1/units" SYSTEMD_GENERATOR_PATH="$1/none" \
+    SYSTEMD_ENVIRONMENT_GENERATOR_PATH="$1/none" SYSTEMD_PRESET_PATH="$1/none" \
     /lib/systemd/systemd --system --unit=test.target --show-status=no
 """
 
@@ -126,8 +127,7 @@ class Systemd:
         with (self.directory / "systemd.log").open("wb") as log:
             self._outer = subprocess.Popen(
                 # Whatever ends the test ends it as well.
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
-                + ["sh", "-c", _OUTER, "sh", str(self.directory), self._cgroup],
+                ["setpriv", "--pdeathsig", "KILL", *self._mounting(_OUTER)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -166,17 +166,16 @@ class Systemd:
         outer, self._outer = self._outer, None
         if outer is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             # The end of PID 1 is the end of its whole namespace.
             os.kill(self.pid or outer.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         outer.wait(START_LIMIT_S)
-        subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _SWEEP, "sh"]
-            + [str(self.directory), self._cgroup],
-            capture_output=True,
-        )
+        subprocess.run(self._mounting(_SWEEP), capture_output=True)
+
+    def _mounting(self, script: str) -> list[str]:
+        """Return the command that runs a script where nobody else sees what it mounts."""
+        private = ["unshare", "--mount", "--propagation", "private"]
+        return [*private, "sh", "-c", script, "sh", str(self.directory), self._cgroup]
 
     def _booted(self) -> bool:
         if not self.pid:
