@@ -104,15 +104,15 @@ class Keeper:
         assert self.state is not None
         async with self.state.deciding():
             known, remembered = self.state.index.snapshot(), await self._inner.load()
-        for name in ("nodes", "holds", "freezes"):
-            if _sorted(getattr(known, name)) != _sorted(getattr(remembered, name)):
-                self._world.court.accuse(f"the {name} that are known are not those that are remembered")
         kept = {rollout.id for rollout in remembered.rollouts}
-        if [each for each in known.rollouts if each.id in kept] != list(remembered.rollouts):
-            self._world.court.accuse("the rollouts that are known are not those that are remembered")
-        targets = [each for each in known.targets if each.rollout in kept]
-        if _sorted(targets) != _sorted(remembered.targets):
-            self._world.court.accuse("the targets that are known are not those that are remembered")
+        mine = {
+            "rollouts": [each for each in known.rollouts if each.id in kept],
+            "targets": [each for each in known.targets if each.rollout in kept],
+        }
+        for name in ("nodes", "holds", "freezes", "rollouts", "targets"):
+            here, there = mine.get(name, getattr(known, name)), getattr(remembered, name)
+            for odd in [each for each in here if each not in there] + [each for each in there if each not in here]:
+                self._world.court.accuse(f"{name} that are known are not those that are remembered: {odd}")
 
     def _remember(self, at: float) -> None:
         if self.state is not None:
@@ -158,7 +158,3 @@ def _label(event: Event) -> str:
             return f"{record.action}-{record.state}:{record.node}:{record.step}#{record.number}"
         case _:
             return type(event).__name__
-
-
-def _sorted(values: Any) -> list[Any]:
-    return sorted(values, key=repr)

@@ -38,6 +38,7 @@ class Life:
         self.daemon: Daemon | None = None
         self.keeper: Keeper | None = None
         self.ended: BaseException | None = None
+        self.epoch = 0
         self._world = world
         self._state_dir = state_dir
         self._settings = settings
@@ -73,7 +74,7 @@ class Life:
         keeper.overhear(writer._ledger)
         snapshot = await store.load()
         reach = Reach(world, self.process)
-        reach.epoch = world.epoch = snapshot.epoch
+        self.epoch = reach.epoch = world.epoch = snapshot.epoch
         world.taken_over_at = world.loop.time()
         clock = SimClock(world)
         index = Index.build(snapshot, compile_limits(self._settings), self.compile)

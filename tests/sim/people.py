@@ -238,6 +238,22 @@ class People:
             if any(t.isolated and t.phase not in BUSY for t in state.index.targets_on(node)):
                 await self._give_back(node)
 
+    async def care(self) -> None:
+        """In the middle of trouble, see to it that votes are there and nothing stays paused."""
+        state = self._state()
+        if state is None:
+            return
+        for rollout in list(state.index.rollouts.values()):
+            if rollout.paused is not None:
+                await self._steer(orders.resume, rollout.id)
+            await self._approve(state, rollout)
+
+    async def _approve(self, state: State, rollout: Rollout) -> None:
+        for gate in GateName:
+            waves = [w.name for w in rollout.plan.waves] if gate is GateName.CONTINUE else [""]
+            for wave in waves:
+                await self._agree(state, rollout.id, gate, wave)
+
     async def _released(self, node: str, source: str, name: str) -> None:
         await self.ask(
             OLGA, "tidy", lambda now: locking.release(now, OLGA, node, source=source, id=name)
@@ -249,10 +265,7 @@ class People:
             return
         if rollout.paused is not None:
             await self._steer(orders.resume, name)
-        for gate in GateName:
-            waves = [w.name for w in rollout.plan.waves] if gate is GateName.CONTINUE else [""]
-            for wave in waves:
-                await self._agree(state, name, gate, wave)
+        await self._approve(state, rollout)
         for target in list(state.index.targets(name)):
             if target.phase is Phase.FAILED and target.order is None:
                 await self._mend(target)

@@ -67,6 +67,8 @@ class Scene:
     specs: list[dict[str, Any]]
     trouble_s: float
     pace_s: float = 0.0
+    care: float = 0.0
+    storm: float = 0.0
     looked: bool = False
 
 
@@ -142,9 +144,8 @@ class Simulation:
         await self._submit()
         meddler = None
         if self._scene.pace_s:
-            meddler = self.loop.create_task(
-                self._people.meddle(self.world.chances.people, self._scene.pace_s)
-            )
+            people = self.world.chances.people
+            meddler = self.loop.create_task(self._people.meddle(people, self._scene.pace_s))
         trouble = self.loop.create_task(self._trouble())
         tidier = self.loop.create_task(self._tidy())
         await trouble
@@ -153,6 +154,9 @@ class Simulation:
         self._peace, self._crash_in = True, -1
         self.world.note("peace")
         self.world.make_peace()
+        for life in self._lives:
+            if life.epoch < self.world.epoch:
+                life.process.alive = False  # whoever started two ends one of them
         bound = self.loop.time() + PEACE_S
         while self._unfinished() and self.loop.time() < bound:
             await asyncio.sleep(30.0)
@@ -237,7 +241,7 @@ class Simulation:
             if not self._scene.pace_s:
                 if self._lives and not self._unfinished():
                     return
-            elif faults.random() < 0.6:
+            elif faults.random() < self._scene.storm:
                 _HAPPENINGS[int(faults.random() * len(_HAPPENINGS))](self)
 
     def _some(self) -> Machine:
@@ -258,19 +262,24 @@ class Simulation:
         remove_lock(self._state_dir)
         self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
 
+    def _for_a_while(self, thing: Any, name: str, value: Any) -> None:
+        """Let something be otherwise, and after a while as it was."""
+        before, length_s = getattr(thing, name), self.world.chances.faults.choice((20.0, 120.0, 900.0))
+        setattr(thing, name, value)
+        self.loop.apart(length_s, lambda: None if self._peace else setattr(thing, name, before))
+
     def _outage(self) -> None:
         machine = self._some()
-        machine.up = not machine.up
+        self._for_a_while(machine, "up", False)
         self._blemish(machine, "fault:node-down")
 
     def _old_boot(self) -> None:
         machine = self._some()
-        machine.red = not machine.red
+        self._for_a_while(machine, "red", True)
         self._blemish(machine, "fault:old-boot-id")
 
     def _stick(self) -> None:
-        machine = self._some()
-        machine.stuck = not machine.stuck
+        self._for_a_while(self._some(), "stuck", True)
         self.marks.hit("fault:isolation-never-ends")
 
     def _blemish(self, machine: Machine, mark: str) -> None:
@@ -278,18 +287,18 @@ class Simulation:
         self.world.court.blemished[machine.name] = self.world.now()
 
     def _shrink(self) -> None:
-        machine = self._some()
-        machine.listed = not machine.listed
+        self._for_a_while(self._some(), "listed", False)
         self.marks.hit("fault:inventory-shrinks")
 
     def _relabel(self) -> None:
+        faults = self.world.chances.faults
         machine = self._some()
-        key, value = self.world.chances.faults.choice((("team", "a"), ("team", "b"), ("rack", "r2"), ("zone", "z1")))
-        machine.labels = {**machine.labels, key: value}
+        key, value = faults.choice((("team", "a"), ("team", "b"), ("rack", "r2"), ("zone", "z1")))
+        self._for_a_while(machine, "labels", {**machine.labels, key: value})
         self.marks.hit("fault:label-changes")
 
     def _lose_source(self) -> None:
-        self.world.source_fails = not self.world.source_fails
+        self._for_a_while(self.world, "source_fails", True)
         self.marks.hit("fault:source-fails")
 
     def _jump(self) -> None:
@@ -318,6 +327,8 @@ class Simulation:
             await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
             if self._peace or not self._scene.pace_s:
                 await self._people.tidy()
+            elif self.world.chances.people.random() < self._scene.care:
+                await self._people.care()
 
     def _unfinished(self) -> list[str]:
         """Return what has not come to its end yet."""
@@ -373,7 +384,9 @@ def seeded(seed: int) -> Verdict:
         settings=plans.settings_of(shape, count),
         specs=[plans.shaped(shape) for _ in range(shape.choice((1, 1, 2)))],
         trouble_s=shape.choice((1800.0, 3600.0, 7200.0)),
-        pace_s=shape.choice((30.0, 60.0, 180.0)),
+        pace_s=shape.choice((60.0, 180.0, 600.0)),
+        care=shape.choice((0.3, 0.7, 1.0)),
+        storm=shape.choice((0.1, 0.3, 0.6)),
         looked=shape.random() < 0.3,
     )
     with workplace() as state_dir:
