@@ -32,8 +32,8 @@ demo: .venv/installed
 	@$(RUN)/rolloutctl demo $(DEMO)
 
 test: .venv-dev/installed
-	@.ci/packages --try sshd systemd
-	$(DEV)/python -m pytest -n auto --dist worksteal $(TESTS)
+	@.ci/packages --try sshd systemd faketime
+	$(DEV)/python -m pytest -n auto --dist worksteal --durations=15 $(TESTS)
 
 check: .venv-dev/installed
 	$(DEV)/ruff check .
@@ -43,7 +43,7 @@ check: .venv-dev/installed
 	$(DEV)/python -m pytest -q tests/docs
 
 bench: .venv-dev/installed
-	@.ci/packages --try sshd
+	@.ci/packages --try sshd systemd faketime
 	@$(DEV)/python -m bench
 
 docs: .venv-dev/installed

@@ -64,6 +64,7 @@ class World:
         self.sshds: dict[str, Sshd] = {}
         self.process: subprocess.Popen[bytes] | None = None
         self.settings: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
         self.client = Client(directory / "s")
 
     # -- its life
@@ -110,6 +111,7 @@ class World:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env={**os.environ, **self.environment},
                 start_new_session=True,
             )
         self.until(self._answers, "the daemon answers")
