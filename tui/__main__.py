@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     if chosen.web:
         from tui.web import serve
 
-        return serve(chosen.socket, chosen.port)
+        looks = ["--theme", chosen.theme] if chosen.theme else []
+        looks += [f"--{name}" for name in ("ascii", "still") if getattr(chosen, name)]
+        return serve(chosen.socket, chosen.port, looks)
     from tui.app import Console
 
     ascii_only = chosen.ascii or "utf" not in locale.getencoding().lower()
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         reach=chosen.reach,
     )
     console.run(mouse=not chosen.no_mouse)
-    return console.return_code or 0
+    return int(console.return_code or 0)
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

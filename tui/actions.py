@@ -15,7 +15,7 @@ from typing import Any
 from rolloutd.control import wire
 from rolloutd.control.client import path_of
 from tui import rights, wording
-from tui.glance import Waiting
+from tui.glance import Waiting, missing
 from tui.model import BUSY, Model, NodeState, RolloutState
 from tui.rights import Verdict
 
@@ -143,6 +143,19 @@ def _no_rollout(subject: Subject) -> str:
     return f"{subject.rollout.id} is {subject.rollout.state}" if subject.rollout.is_closed else ""
 
 
+def _resumable(subject: Subject) -> str:
+    lacking = _no_rollout(subject)
+    if lacking or subject.rollout is None:
+        return lacking
+    reason = subject.rollout.status["reason"]
+    return "" if reason is not None and reason["code"] == "paused" else "nobody has paused it"
+
+
+def _pausable(subject: Subject) -> str:
+    lacking = _no_rollout(subject)
+    return lacking or ("" if _resumable(subject) else "somebody has paused it already")
+
+
 def _steer(
     verb: str, done: str, meaning: str, *, grave: bool = False, lacks: Callable[[Subject], str] = _no_rollout
 ) -> Deed:
@@ -222,8 +235,8 @@ def _vote(*, yes: bool) -> Deed:
             text.append(
                 f"it covers {wording.count(len(subject.shown), 'failure')}: {', '.join(subject.shown[:4])}"
             )
-        if gate["missing"]:
-            text.append(f"missing: {gate['missing']}")
+        if missing(subject.gate):
+            text.append(f"missing: {missing(subject.gate)}")
         proof = Field(
             "proof",
             f"type {digest[:TYPED_OF_DIGEST]}, the beginning of the digest",
@@ -266,9 +279,16 @@ def _meaning(gate: wire.Gate, *, yes: bool) -> str:
         case "continue", True:
             return "With all votes there the next wave begins."
         case "proceed", True:
-            return "It goes on; the failed nodes stay as they are unless they are retried, skipped or rolled back."
+            return "It goes on; failed nodes stay as they are until they are retried, skipped or rolled back."
         case _:
             return "It stops until the no is withdrawn."
+
+
+def _withdrawable(subject: Subject) -> str:
+    if subject.gate is None:
+        return _gate_lacks(subject)
+    votes = subject.gate.gate["votes"]
+    return "" if any(vote["counts"] for vote in votes) else "nobody has voted there"
 
 
 def _withdraw() -> Deed:
@@ -295,7 +315,7 @@ def _withdraw() -> Deed:
             "POST", path_of("rollouts", rollout.id, "withdraw"), body, "your votes there are taken back"
         )
 
-    return Deed(_gate_lacks, _may_vote, question, request)
+    return Deed(_withdrawable, _may_vote, question, request)
 
 
 def _may_administer(model: Model, _subject: Subject) -> Verdict:
@@ -447,9 +467,7 @@ ACTIONS: tuple[Action, ...] = (
         "move",
         frozenset({"node"}),
     ),
-    Action(
-        "attempt_later", "right_square_bracket", "later attempt", "show the log of the attempt after", "move"
-    ),
+    Action("attempt_later", "right_square_bracket", "later", "show the log of the attempt after", "move"),
     Action(
         "copy", "y", "copy", "copy what is shown to the terminal's clipboard", "move", frozenset({"node"})
     ),
@@ -489,7 +507,10 @@ ACTIONS: tuple[Action, ...] = (
         "decide",
         OF_ROLLOUT,
         _steer(
-            "pause", "is paused", "No node of it starts until somebody resumes it. Nodes in flight finish."
+            "pause",
+            "is paused",
+            "No node of it starts until somebody resumes it. Nodes in flight finish.",
+            lacks=_pausable,
         ),
     ),
     Action(
@@ -499,7 +520,7 @@ ACTIONS: tuple[Action, ...] = (
         "lift a person's pause",
         "decide",
         OF_ROLLOUT,
-        _steer("resume", "goes on", "It lifts a person's pause, and nothing else."),
+        _steer("resume", "goes on", "It lifts a person's pause, and nothing else.", lacks=_resumable),
     ),
     Action(
         "cancel",

@@ -31,7 +31,7 @@ from tui.prompt import Prompt
 from tui.screens.fleet import FleetPage
 
 FRAME_S = 0.06
-"""Between two frames while something happens: sixteen a second, more than is read and soon enough to feel immediate."""
+"""Between two frames while something happens: soon enough to feel immediate, more than anybody reads."""
 
 LOOK_S = 0.25
 """How often it is looked whether a question may be asked again, and a clock has moved on."""
@@ -49,6 +49,9 @@ AGAIN_S: Mapping[str, float] = {
 URGENT_S = 0.1
 """The same where a person waits."""
 
+MOST_FREEZES = 2
+"""Freezes told on every screen; the locks screen has all."""
+
 SHARE = 10
 """A question that takes long is asked so many times more seldom than it takes."""
 
@@ -64,7 +67,6 @@ class Console(App[None]):
     ]
     CSS = """
     Toast { max-width: 90%; }
-    * { scrollbar-size-vertical: 1; scrollbar-color: $scrollbar; scrollbar-background: $scrollbar-background; }
     """
 
     def __init__(
@@ -434,37 +436,22 @@ class Console(App[None]):
 
     def alerts(self, width: int) -> Sequence[Line]:
         """Return what everybody must see, on every screen."""
-        lines: list[Line] = []
-        now = self.now()
-        if self.lost is not None:
-            shown = (
-                f"stale: what is shown is of {wording.hour(self.lost.since)}, {wording.span(now - self.lost.since)} ago. "
-                if self.is_known
-                else ""
-            )
-            lines.append([(fit(clean(f" ✖ {shown}{self.lost.why}; trying again"), width), "alert")])
-        locks = self.model.locks
-        for freeze in locks["freezes"][:2] if locks is not None else ():
-            lines.append(
-                [
-                    (
-                        fit(
-                            clean(f" ⏸ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}"),
-                            width,
-                        ),
-                        "mine",
-                    )
-                ]
-            )
+        texts = (
+            [(f" ✖ {self._stale()}{self.lost.why}; trying again", "alert")] if self.lost is not None else []
+        )
+        locks, health = self.model.locks, self.model.health
+        texts += [
+            (f" ⏸ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
+            for freeze in (locks["freezes"][:MOST_FREEZES] if locks is not None else ())
+        ]
         if self.model.trouble:
-            lines.append([(fit(clean(f" ! {self.model.trouble}"), width), "alert")])
-        if self.model.health is not None and self.model.health["observe_only"]:
-            lines.append(
-                [
-                    (
-                        fit(" ○ observe only: this daemon decides and explains, and touches nothing", width),
-                        "mine",
-                    )
-                ]
-            )
-        return lines
+            texts.append((f" ! {self.model.trouble}", "alert"))
+        if health is not None and health["observe_only"]:
+            texts.append((" ○ observe only: this daemon decides and explains, and touches nothing", "mine"))
+        return [[(fit(clean(text), width), role)] for text, role in texts]
+
+    def _stale(self) -> str:
+        if self.lost is None or not self.is_known:
+            return ""
+        since = self.lost.since
+        return f"stale: what is shown is of {wording.hour(since)}, {wording.span(self.now() - since)} ago. "

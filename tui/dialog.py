@@ -31,12 +31,13 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
     Dialog #title { text-style: bold; margin-bottom: 1; }
     Dialog .text { color: $foreground; }
     Dialog .label { color: $foreground 75%; margin-top: 1; }
-    Dialog Input { border: none; border-left: thick $primary; height: 1; padding: 0 1; background: $boost; }
-    Dialog Input.-wrong { border-left: thick $error; }
+    Dialog Input { background: $boost; padding: 0 1; }
+    Dialog Input.-wrong { background: $error 25%; }
     Dialog #problem { color: $error; height: 1; }
     Dialog Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
-    Dialog Button { height: 1; min-width: 12; border: none; margin-left: 2; }
-    Dialog Button:focus { text-style: bold reverse; }
+    Dialog Button { min-width: 12; margin-left: 2; background: $boost; }
+    Dialog Button:focus { background: $primary; color: $background; }
+    Dialog.-grave Button#yes:focus { background: $error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "cancel", "no"),
@@ -57,13 +58,11 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
             for field in self.question.fields:
                 choices = f" ({' or '.join(field.choices)})" if field.choices else ""
                 yield Label(field.label + choices, classes="label", markup=False)
-                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=False)
+                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=False, compact=True)
             yield Static("", id="problem", markup=False)
             with Horizontal():
-                yield Button("esc  no", id="no")
-                yield Button(
-                    f"↵  {self.question.yes}", id="yes", variant="error" if self.question.grave else "primary"
-                )
+                yield Button("esc  no", id="no", compact=True)
+                yield Button(f"↵  {self.question.yes}", id="yes", compact=True)
 
     def on_mount(self) -> None:
         """Start where something is missing; a question without fields starts at its no."""

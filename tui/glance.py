@@ -106,16 +106,19 @@ def mine(model: Model) -> int:
 def sentence(model: Model, rollout: RolloutState, now: float) -> str:
     """Return how a rollout stands, in one sentence."""
     reason = rollout.status["reason"]
-    votes = _missing(rollout)
+    here = [
+        each for each in waiting(model) if each.rollout.id == rollout.id and each.gate["state"] == "waiting"
+    ]
+    if reason is not None and reason["code"].startswith("gate-") and here:
+        return f"{wording.gate_name(here[0].gate)} waits for votes of {missing(here[0])}"
+    votes = "" if reason is not None and reason["code"].startswith("gate-") else _missing(rollout)
     match rollout.state:
         case "done":
             return f"done: {wording.count(rollout.counts['done'], 'node')} changed or already current"
         case "cancelled":
             left = len(rollout.in_flight)
             return "cancelled" + (f"; {wording.count(left, 'node')} in flight will finish" if left else "")
-        case "paused" | "awaiting-approval":
-            return _join(_because(rollout, reason, now), votes)
-        case "soaking":
+        case "paused" | "awaiting-approval" | "soaking":
             return _join(_because(rollout, reason, now), votes)
         case _:
             moving = len(rollout.in_flight)
@@ -127,8 +130,19 @@ def _because(rollout: RolloutState, reason: wire.Reason | None, now: float) -> s
     if reason is None:
         return rollout.state.replace("-", " ")
     since = instant(reason["since"])
-    when = f" {wording.ago(since, now)}" if since is not None and since <= now else ""
-    return f"{reason['text']}{',' if when else ''}{when}"
+    if since is None or since > now:
+        return reason["text"]
+    when = wording.ago(since, now) if reason["code"] == "node-failed" else f"for {wording.span(now - since)}"
+    return f"{reason['text']} ({when})"
+
+
+def missing(waiting: Waiting) -> str:
+    """Return whose votes a gate still wants: `infra (owner), media, 2 of search`."""
+    gate, status = waiting.gate, waiting.rollout.status
+    needs = [(f"{status['owner']} (owner)", gate["needs"]["owner"])]
+    needs += [(need["team"], {"want": need["want"], "have": need["have"]}) for need in gate["needs"]["teams"]]
+    wanting = [(name, need["want"] - need["have"]) for name, need in needs if need["have"] < need["want"]]
+    return ", ".join(f"{number} of {name}" if number > 1 else name for name, number in wanting)
 
 
 def _missing(rollout: RolloutState) -> str:

@@ -7,12 +7,12 @@ row's key while rows come and go around it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
@@ -60,7 +60,7 @@ class Listing(ScrollView, can_focus=True):
     DEFAULT_CSS = """
     Listing { background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
     """
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
         Binding("down,j", "move(1)", show=False),
         Binding("pageup,ctrl+u,ctrl+b", "page(-1)", show=False),
@@ -230,7 +230,9 @@ class Banner(Widget):
 
     def again(self) -> None:
         """Draw again if anything is different."""
-        lines = self._make(self.size.width) if self.size.width else ()
+        # One that is hidden has no width of its own, and must find out that it has something to say.
+        width = self.size.width or self.screen.size.width
+        lines = self._make(width) if width else ()
         if lines != self._lines:
             self._lines = lines
             if self.styles.height is not None and self.styles.height.value != max(1, len(lines)):

@@ -185,7 +185,7 @@ class Model:
         self.version += 1
 
     def rollout_answered(self, status: wire.Rollout, seq: int) -> None:
-        """Take how one rollout stands, of at least after entry `seq`; closed ones are told of this way only."""
+        """Take how one rollout stands, at entry `seq` or later; closed ones are told of this way only."""
         self._rollout_answered(status, seq)
         self.version += 1
 
@@ -360,6 +360,8 @@ class Model:
         self._count(known, pools, _place(fields["target"], fields["outcome"]), +1)
         if fields["outcome"] == "left":
             known.counts["total"] -= 1
+            for pool in (known.pools[name] for name in pools if name in known.pools):
+                pool.total -= 1
         if fields["target"] in BUSY:
             if work is None:
                 known.in_flight[name] = Work(name, pools, fields["target"], fields["at"], began=fields["at"])
@@ -483,8 +485,13 @@ def _node_of(each: wire.Node) -> NodeState:
         since=instant(each["since"]),
         admitted_at=instant(each["admitted_at"]),
         reason=reason,
-        failure=reason["text"] if reason is not None and each["phase"] == "failed" else "",
+        failure=_failure(each["node"], reason["text"]) if reason and each["phase"] == "failed" else "",
     )
+
+
+def _failure(node: str, text: str) -> str:
+    """Return how a node failed, without saying again which node it is."""
+    return text.removeprefix(f"{node} failed in ")
 
 
 def _work_of(each: Mapping[str, Any]) -> Work:

@@ -23,6 +23,9 @@ from tui.model import RolloutState
 if TYPE_CHECKING:
     from tui.app import Console
 
+NARROW = 110
+"""Cells below which the tabs give way to where we are."""
+
 TABS = ("fleet", "gates", "locks", "audit", "teams")
 
 
@@ -135,13 +138,20 @@ class Page(Screen[None]):
     def _top(self, width: int) -> Sequence[Line]:
         model = self.console.model
         mine = glance.mine(model)
+        crumbs = self.crumbs()
+        if crumbs and width < NARROW:
+            badge: Line = [(" ", ""), (f" {mine} for you ", "mine")] if mine else []
+            return [
+                beside(
+                    [(" fleet ", "tab"), (f" {crumbs}", "bold"), *badge], self.console.standing(width), width
+                )
+            ]
         line: Line = []
         for number, name in enumerate(TABS, start=1):
             here = name == self.place or (name == "fleet" and self.place in ("rollout", "nodes", "node"))
             line.append((f" {number} {name} ", "tab" if here else "dim"))
             if name == "gates" and mine:
                 line.append((f" {mine} for you ", "mine"))
-        crumbs = self.crumbs()
         if crumbs:
             line.append((f"  {crumbs}", "bold"))
         return [beside(line, self.console.standing(width), width)]
@@ -185,6 +195,12 @@ def gate_of(page: Page, rollout: RolloutState | None) -> Waiting | None:
     return here[0] if here else None
 
 
+def _wants(waiting: Waiting) -> str:
+    if waiting.gate["state"] == "rejected":
+        return waiting.gate["missing"] or "somebody said no"
+    return f"votes missing: {glance.missing(waiting)}"
+
+
 def gate_lines(page: Page, waiting: Waiting, width: int) -> list[Line]:
     """Return a gate that waits: what it is, what is missing and whose turn it is."""
     model, gate = page.console.model, waiting.gate
@@ -196,9 +212,7 @@ def gate_lines(page: Page, waiting: Waiting, width: int) -> list[Line]:
         *for_me,
     ]
     lines = [beside(head, [(wording.short(waiting.rollout.status["digest"]), "digest"), (" ", "")], width)]
-    lines += [
-        [("  ", ""), (text, "dim")] for text in wrapped(gate["missing"] or "nothing is missing", width - 4, 2)
-    ]
+    lines += [[("  ", ""), (text, "dim")] for text in wrapped(_wants(waiting), width - 4, 2)]
     if not waiting.for_me:
         verdict = rights.voting(model, waiting.rollout, gate)
         if not verdict.may:

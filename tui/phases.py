@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
-from tui.lines import Line, runs
+from tui.lines import Line, runs, width_of
 from tui.model import BUSY, NodeState
 
 Look = tuple[str, str]
@@ -89,7 +90,7 @@ def strip(nodes: Sequence[NodeState], width: int) -> Line:
 def _cuts(count: int, width: int) -> tuple[tuple[int, int], ...]:
     """Cut `count` nodes into `width` cells that differ by one node at most."""
     edges = [cell * count // width for cell in range(width + 1)]
-    return tuple(zip(edges, edges[1:], strict=False))
+    return tuple(pairwise(edges))
 
 
 def _cell(nodes: Sequence[NodeState]) -> Look:
@@ -103,17 +104,19 @@ def _cell(nodes: Sequence[NodeState]) -> Look:
     return PARTLY if "done" in phases else LOOKS["pending"]
 
 
-def legend() -> Line:
-    """Return what the glyphs mean, in one line."""
+def legend(width: int) -> Line:
+    """Return what the glyphs mean, in one line: as many as it has room for."""
     line: Line = []
     for name in (
         "pending",
         *sorted(BUSY, key=list(LOOKS).index),
         "done",
         "failed",
-        "already-current",
         "skipped",
+        "already-current",
     ):
         glyph, role = LOOKS[name]
+        if width_of(line) + len(name) + 3 > width:
+            break
         line += [(glyph, role), (f" {name}  ", "dim")]
     return line

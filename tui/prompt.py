@@ -18,7 +18,7 @@ class Prompt(ModalScreen[str | None]):
     Prompt { align: left bottom; background: $background 0%; }
     Prompt > Horizontal { height: 1; background: $boost; }
     Prompt Label { padding: 0 1; color: $primary; text-style: bold; }
-    Prompt Input { border: none; height: 1; width: 1fr; padding: 0; background: $boost; }
+    Prompt Input { width: 1fr; padding: 0; background: $boost; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
 
@@ -31,7 +31,7 @@ class Prompt(ModalScreen[str | None]):
         """Lay the line out."""
         with Horizontal():
             yield Label(f"/ {self._label}:", markup=False)
-            yield Input(self._text)
+            yield Input(self._text, compact=True)
 
     def on_mount(self) -> None:
         """Give the keys to the line."""

@@ -108,7 +108,7 @@ THEMES = (
 
 
 def chosen(named: str | None) -> str:
-    """Return the theme that is named, else the one that suits the terminal's background as far as it tells."""
+    """Return the theme that is named, else the one that suits the terminal as far as it tells."""
     if named is not None:
         return LIGHT if named == "light" else DARK
     background = os.environ.get("COLORFGBG", "").rpartition(";")[2]

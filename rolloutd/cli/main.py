@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolloutd import __version__
-from rolloutd.cli import exits, holds, local, plans, reading, steering, trail, voting, watch
+from rolloutd.cli import console, exits, holds, local, plans, reading, steering, trail, voting, watch
 from rolloutd.cli.command import Call, Family, Parser, shared_options
 from rolloutd.cli.output import say
 from rolloutd.control.client import Answer, Client, NoDaemon
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
     family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared)
-    for module in (plans, reading, watch, voting, steering, holds, trail, local):
+    for module in (plans, reading, watch, voting, steering, holds, trail, local, console):
         module.register(family)
     return top
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -107,7 +107,7 @@ class Client:
         """Send bytes and return the answer's body; raises NoDaemon, Answer."""
         return self._ask("POST", path, None, content, content_type)
 
-    def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, query: Query | None = None) -> Generator[dict[str, Any], None, None]:
         """Yield the lines of a stream until it ends; a log's heartbeats are left out.
 
         Raises NoDaemon and Answer when it does not begin, StreamLost when it

@@ -134,7 +134,8 @@ class AuditPage(Page):
 
 
 def _words(entry: Mapping[str, Any]) -> str:
-    return f"{entry['event']} {wording.actor(entry)} {entry['rollout']} {entry['node']} {wording.sentence(entry)}".lower()
+    who, what = wording.actor(entry), wording.sentence(entry)
+    return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}".lower()
 
 
 class EntryRows:

@@ -75,8 +75,8 @@ class FleetPage(Page):
         def draw(width: int) -> Line:
             glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
             wide = width >= 110
-            name = fit(rollout.id, min(NAMED_WIDTH if wide else 22, max(12, width - 58)))
-            state = fit(rollout.state, 18 if wide else 9 if rollout.state != "awaiting-approval" else 9)
+            name = fit(rollout.id, NAMED_WIDTH if wide else 18)
+            state = _state(rollout, 18 if wide else 9)
             counts = rollout.counts
             done = fit(
                 f"{counts['done']:,}/{counts['total'] - counts['skipped']:,}", 13 if wide else 9, right=True
@@ -84,15 +84,15 @@ class FleetPage(Page):
             rate = glance.rate(rollout, now)
             tail = (
                 f" {wording.percent(rollout.percent)} {done}  "
-                f"{fit(rollout.status['wave'] or '', 10 if wide else 7)} "
-                f"{fit('' if rate is None else f'{rate:,.0f}/h', 8 if wide else 6, right=True)} "
-                f"{fit(glance.eta(rollout, now), 6, right=True)} "
+                f"{fit(rollout.status['wave'] or '', 10 if wide else 6)} "
+                f"{fit('' if rate is None else f'{rate:,.0f}/h', 8 if wide else 5, right=True)} "
+                f"{fit(glance.eta(rollout, now), 5, right=True)} "
             )
             left: Line = [
                 (f"{glyph} ", role),
                 (name, "bold"),
                 (" ", ""),
-                (_state(state, rollout), role),
+                (state, role),
                 (" ", ""),
             ]
             room = max(6, width - lines.width_of(left) - len(tail))
@@ -113,10 +113,8 @@ def progress(rollout: RolloutState, width: int) -> Line:
     return lines.bar(parts, width)
 
 
-def _state(fitted: str, rollout: RolloutState) -> str:
-    return (
-        fit("approval", len(fitted)) if rollout.state == "awaiting-approval" and len(fitted) < 17 else fitted
-    )
+def _state(rollout: RolloutState, width: int) -> str:
+    return fit("approval" if rollout.state == "awaiting-approval" and width < 17 else rollout.state, width)
 
 
 def _sentence(text: str) -> Callable[[int], Line]:

@@ -1,4 +1,4 @@
-"""What waits for a decision, and everything that is decided: content, differences, canaries, checks, votes."""
+"""What waits for a decision, and all that is decided: content, differences, canaries, checks, votes."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class GatesPage(Page):
 
 
 def row(key: str, line: Line) -> Item:
-    """Return a row that is the same in every width; it can have the cursor, so that everything can be reached."""
+    """Return a row that is the same in every width; the cursor can go everywhere."""
     return (key or lines.plain(line), fixed(line))
 
 

@@ -71,4 +71,4 @@ class HelpPage(Page):
 
 
 def _row(keys: str, title: str, text: str) -> Callable[[int], Line]:
-    return fixed([("  ", ""), (fit(keys, 17), "key"), (fit(title, 14), "bold"), (text, "dim")])
+    return fixed([("  ", ""), (fit(keys, 15), "key"), (fit(title, 12), "bold"), (text, "dim")])

@@ -14,6 +14,9 @@ from tui.listing import Listing
 from tui.model import instant
 from tui.page import Items, Page, fixed, heading
 
+MOST_NAMED = 8
+"""Nodes named in one line of those that are down for the same reason."""
+
 Item = tuple[str, Callable[[int], Line]]
 
 
@@ -98,8 +101,8 @@ class LocksPage(Page):
         yield ("", heading("SLOTS TAKEN", f"in {len(taken)} of {wording.count(len(locks['pools']), 'pool')}"))
         for pool in taken:
             yield (f"pool:{pool['pool']}", _pool_row(pool))
-            for holder in pool["holders"]:
-                yield (f"node:{pool['pool']}/{holder['node']}", _holder_row(holder, now))
+            for holders in _alike(pool["holders"]):
+                yield (f"node:{pool['pool']}/{holders[0]['node']}", _holder_row(holders, now))
         yield ("", heading("FREE", str(len(free))))
         for pool in free:
             yield (f"pool:{pool['pool']}", _pool_row(pool))
@@ -167,9 +170,27 @@ def _pool_row(pool: wire.Lock) -> Callable[[int], Line]:
     )
 
 
-def _holder_row(holder: wire.Holder, now: float) -> Callable[[int], Line]:
+def _alike(holders: Sequence[wire.Holder]) -> list[list[wire.Holder]]:
+    """Gather those that are down for one reason, since nobody knows when: one line for all."""
+    found: dict[str, list[wire.Holder]] = {}
+    for each in holders:
+        why = each["why"].removeprefix(each["node"])
+        found.setdefault(each["node"] if each["since"] is not None else why, []).append(each)
+    return list(found.values())
+
+
+def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], Line]:
+    holder = holders[0]
+    names = ", ".join(each["node"] for each in holders[:MOST_NAMED]) + (
+        " …" if len(holders) > MOST_NAMED else ""
+    )
+    why = holder["why"].removeprefix(holder["node"]).strip() if len(holders) > 1 else holder["why"]
     return lambda width: beside(
-        [("      ", ""), (fit(holder["node"], 20), "bold"), (lines.clean(holder["why"]), "")],
+        [
+            ("      ", ""),
+            (fit(names, 20) if len(holders) == 1 else f"{names}: ", "bold"),
+            (lines.clean(why), ""),
+        ],
         [(f" {wording.ago(instant(holder['since']), now)} ", "dim")],
         width,
     )

@@ -214,7 +214,7 @@ class NodePage(Page):
             (f" {wording.ago(node.since, now)}", "dim"),
             *isolated,
         ]
-        right: Line = [(f"team {node.team or '-'}  wave {node.wave}  attempt {node.attempt} ", "dim")]
+        right: Line = [(f" team {node.team or '-'}  wave {node.wave}  attempt {node.attempt} ", "dim")]
         return [beside(first, right, width), [(" ", ""), *self._standing(node)]]
 
     def _standing(self, node: NodeState) -> Line:
@@ -337,7 +337,7 @@ def _step_row(step: wire.Step, now: float) -> Callable[[int], Line]:
     took = (now if runs else ended) - began
 
     def draw(width: int) -> Line:
-        again = f" ×{step['number']}" if step["number"] > 1 else ""
+        again = f" (again, {step['number']})" if step["number"] > 1 else ""
         text = "" if runs else lines.clean(" ".join(step["text"].split()))
         left: Line = [
             (f"  {glyph} ", role),

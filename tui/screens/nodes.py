@@ -104,7 +104,8 @@ class NodesPage(Page):
 
 def _words(node: NodeState) -> str:
     reason = node.reason["text"] if node.reason is not None else ""
-    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {reason} {' '.join(node.pools)}".lower()
+    pools = " ".join(node.pools)
+    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {reason} {pools}".lower()
 
 
 class NodeRows:

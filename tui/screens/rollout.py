@@ -141,8 +141,9 @@ class RolloutPage(Page):
             for number, text in enumerate(texts)
         ]
         rate = glance.rate(rollout, now)
+        wanted = counts["total"] - counts["skipped"]
         numbers = (
-            f" {wording.percent(rollout.percent)}  {counts['done']:,} of {counts['total'] - counts['skipped']:,} done"
+            f" {wording.percent(rollout.percent)}  {counts['done']:,} of {wanted:,} done"
             + (f", {counts['failed']:,} failed" if counts["failed"] else "")
             + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
             + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
@@ -201,7 +202,10 @@ class RolloutPage(Page):
             yield (f"node:{ready[0]}", fixed([(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]))
         for group in groups[:MOST_GROUPS]:
             names = ", ".join(group.nodes[:MOST_NAMED]) + (" …" if len(group.nodes) > MOST_NAMED else "")
-            yield (f"why:{group.text}", _group_row(len(group.nodes), group.text, names))
+            reason = rollout.status["reason"]
+            same = reason is not None and reason["text"] == group.text
+            text = f"as the whole rollout is {rollout.state.replace('-', ' ')}" if same else group.text
+            yield (f"why:{group.text}", _group_row(len(group.nodes), text, names))
         if len(groups) > MOST_GROUPS:
             yield (
                 "",
@@ -228,21 +232,20 @@ class PoolRows:
         if row == 0:
             return (heading("POOLS", str(len(self._pools)))(width),)
         if row == 1:
-            return ([(" ", ""), *legend()],)
+            return ([(" ", ""), *legend(width - 1)],)
         return (pool_line(self._pools[row - 2], width, nodes_known=self._known),)
 
 
 def pool_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
     """Return a pool: its strip, its slots in use, and how far it is."""
     name = fit(pool.pool, min(POOL_NAME, max(10, width // 4)))
-    full = pool.down >= pool.max_unavailable
-    over = pool.down > pool.max_unavailable
-    slots = f"{pool.down}/{pool.max_unavailable}"
+    taken = pool.in_flight + pool.failed
+    slots = f"{taken}/{pool.max_unavailable}"
     tail = f" {pool.done:,}/{pool.total:,} "
     room = width - lines.width_of([(name, "")]) - len(slots) - len(tail) - 4
     cells = strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
     failed: Line = [(" ✖", "bad")] if pool.failed else [("  ", "")]
-    role = "bad" if over else "warn" if full and pool.down else "dim"
+    role = "warn" if taken >= pool.max_unavailable else "" if taken else "dim"
     right: Line = [
         *failed,
         (fit(slots, 5, right=True), role),
@@ -290,19 +293,19 @@ def work_row(work: Work, usual_s: float, now: float) -> Callable[[int], Line]:
             (f" of ~{wording.clock(usual_s)} ", "dim"),
         ]
         step = wording.step_name(work.step) or "…"
-        task = f" {work.task}" if work.task else ""
         share = f"{work.percent:>3.0f} % " if work.percent is not None else ""
         gauge = (
-            lines.bar([((work.percent or 0.0) / 100, role)], 10) if wide and work.percent is not None else []
+            lines.bar([((work.percent or 0.0) / 100, role)], 10 if width >= 100 else 6)
+            if wide and work.percent is not None
+            else []
         )
         left: Line = [
             (f" {glyph} ", role),
-            (fit(work.node, 18 if wide else 12), "bold"),
+            (fit(work.node, 18 if width >= 100 else 12), "bold"),
             (f" {work.phase:<12}", role),
             *gauge,
             (f" {share}" if share else "", ""),
-            (step, ""),
-            (lines.clean(task), "dim"),
+            (lines.clean(work.task) or step, ""),
         ]
         return beside(left, times, width)
 

@@ -68,11 +68,11 @@ class TeamsPage(Page):
                 f"{key['max_unavailable']} down at a time, unless a pool has its own",
             )
         yield ("", heading("DAEMON"))
-        since = instant(health["since"])
+        began = wording.ago(instant(health["since"]), self.console.now())
         yield _line(
             "version",
             "rolloutd",
-            f"{health['version']}, process {health['pid']}, epoch {health['epoch']}, since {wording.ago(since, self.console.now())}",
+            f"{health['version']}, process {health['pid']}, epoch {health['epoch']}, began {began}",
         )
         mode = "decides and explains, does nothing" if health["observe_only"] else "acts"
         yield _line("mode", "mode", mode)

@@ -1,0 +1,641 @@
+"""A daemon's voice without a daemon: answers and entries of a fleet that is moved by hand.
+
+It speaks the API over a real socket, so that the console under test uses its
+real client; what it says follows from a small model of its own that shares no
+code with the console's.  Used by the console's tests, its pictures and its bench.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingMixIn, UnixStreamServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+BUSY = ("isolating", "maintaining", "verifying")
+DIGEST = "b281f48a17c71e1f8384828815ff642fd1172a1d131e8a885ff934587410850c"
+HEARTBEAT_S = 15.0
+
+JSON = dict[str, Any]
+
+
+def moment(at: float | None) -> str | None:
+    """Return an instant as the wire has it."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Fleet:
+    """One rollout on a fleet of pools, and every entry that was ever written."""
+
+    def __init__(self, *, pools: int, per_pool: int, at: float, name: str = "kernel") -> None:
+        self.at = at
+        self.began = at
+        self.seq = 0
+        self.id = f"{name}-x7k2p"
+        self.plan_name = name
+        self.entries: list[JSON] = []
+        self.nodes: dict[str, JSON] = {}
+        self.live: dict[str, JSON] = {}
+        self.votes: list[JSON] = []
+        self.opened: set[tuple[str, str]] = set()
+        self.state = "awaiting-approval"
+        self.reason: JSON | None = None
+        self.holds: list[JSON] = []
+        self.freezes: list[JSON] = []
+        self.calls: list[tuple[str, str, JSON]] = []
+        self.logs: dict[str, list[JSON]] = {}
+        self.me: JSON = {
+            "user": "ana",
+            "uid": 1001,
+            "groups": [],
+            "teams": ["infra"],
+            "owner_of": ["infra"],
+            "admin": False,
+        }
+        self.refusal: tuple[int, JSON] | None = None
+        self.changed = threading.Condition()
+        for pool in range(pools):
+            for number in range(per_pool):
+                self._add(pool, number, per_pool)
+        self.write("DaemonStarted", epoch=1, version="0.1.0", settings_digest="", at=at)
+
+    def _add(self, pool: int, number: int, per_pool: int) -> None:
+        team = TEAMS[pool % len(TEAMS)] if pool < len(TEAMS) else f"team{pool:03}"
+        name = f"{team[:3]}{pool:03}-{number:02}"
+        self.nodes[name] = {
+            "node": name,
+            "team": team,
+            "pools": [f"team/{team}"],
+            "phase": "pending",
+            "wave": "canary" if number == 0 and pool < len(TEAMS) else "fleet",
+            "outcome": None,
+            "attempt": 0,
+            "isolated": False,
+            "since": None,
+            "admitted_at": None,
+            "failure": None,
+        }
+
+    # -- what happens
+
+    def write(
+        self,
+        event: str,
+        *,
+        node: str | None = None,
+        actor: str = "rolloutd",
+        rollout: bool = False,
+        **fields: Any,
+    ) -> JSON:
+        """Write an entry and tell it to every stream."""
+        with self.changed:
+            self.seq += 1
+            entry = {
+                "actor": {"kind": "daemon" if actor == "rolloutd" else "person", "name": actor, "uid": None},
+                "at": self.at,
+                "cause": "replayed",
+                "digest": DIGEST,
+                "event": event,
+                "fields": fields,
+                "node": node,
+                "rollout": self.id if node or rollout else None,
+                "seq": self.seq,
+            }
+            self.entries.append(entry)
+            self.changed.notify_all()
+        return entry
+
+    def move(
+        self, name: str, target: str, *, outcome: str | None = None, failure: str = "", trigger: str = ""
+    ) -> JSON:
+        """Move a node, write it and return the entry."""
+        with self.changed:
+            node = self.nodes[name]
+            source = node["phase"]
+            trigger = trigger or TRIGGERS.get(
+                (source, target), "failed" if target == "failed" else "verified"
+            )
+            if trigger == "admitted":
+                node["attempt"] += 1
+                node["admitted_at"] = self.at
+            node.update(phase=target, outcome=outcome, since=self.at)
+            node["isolated"] = target in BUSY or (target == "failed")
+            node["failure"] = None
+            if failure:
+                node["failure"] = {
+                    "id": f"{name}#{node['attempt']}",
+                    "attempt": node["attempt"],
+                    "node": name,
+                    "step": "run.configure",
+                    "message": failure,
+                    "at": self.at,
+                }
+            if target in BUSY:
+                self.live.setdefault(
+                    name, {"step": STEPS[target], "percent": 0.0, "task": "", "since": self.at}
+                )
+                self.live[name]["step"] = STEPS[target]
+            else:
+                self.live.pop(name, None)
+            return self.write(
+                "PhaseMoved",
+                node=name,
+                at=self.at,
+                attempt=node["attempt"],
+                failure=node["failure"],
+                isolated=node["isolated"],
+                not_before=0.0,
+                outcome=outcome,
+                rolling_back=False,
+                source=source,
+                target=target,
+                text="",
+                trigger=trigger,
+            )
+
+    def vote(
+        self,
+        gate: str,
+        *,
+        by: str,
+        uid: int,
+        teams: list[str],
+        yes: bool = True,
+        wave: str = "",
+        reason: str = "seen",
+    ) -> None:
+        """Cast a vote."""
+        cast = {
+            "id": f"{self.id}#v{len(self.votes) + 1}",
+            "gate": gate,
+            "wave": wave,
+            "by": by,
+            "uid": uid,
+            "yes": yes,
+            "teams": teams,
+            "reason": reason,
+            "at": self.at,
+        }
+        with self.changed:
+            self.votes.append(cast)
+            self.write("VoteCast", rollout=True, actor=by, vote={**cast, "actor": {"name": by, "uid": uid}})
+
+    # -- what is answered
+
+    def status(self) -> JSON:
+        """Return how all rollouts stand."""
+        with self.changed:
+            return {"rollouts": [self.rollout()], "trouble": None, "seq": self.seq}
+
+    def rollout(self) -> JSON:
+        """Return how the rollout stands."""
+        with self.changed:
+            return self._rollout()
+
+    def _rollout(self) -> JSON:
+        left = [each for each in self.nodes.values() if each["outcome"] != "left"]
+        count = lambda test: sum(1 for each in left if test(each))  # noqa: E731
+        done = count(lambda n: n["phase"] == "done" and n["outcome"] in ("changed", "already-current"))
+        skipped = count(lambda n: n["outcome"] in ("skipped", "rolled-back"))
+        total = len(left)
+        return {
+            "rollout": self.id,
+            "plan": self.plan_name,
+            "digest": DIGEST,
+            "state": self.state,
+            "wave": "fleet" if ("continue", "canary") in self.opened else "canary",
+            "percent": round(100 * done / max(1, total - skipped), 2),
+            "total": total,
+            "done": done,
+            "failed": count(lambda n: n["phase"] == "failed"),
+            "skipped": skipped,
+            "pending": count(lambda n: n["phase"] == "pending"),
+            "in_flight": self.in_flight(),
+            "pools": self._pools(),
+            "gates": self._gates(),
+            "reason": self.reason,
+            "eta": moment(self.at + 1500) if self.state == "running" else None,
+            "submitted_by": "bo",
+            "submitted_at": moment(self.began),
+            "not_looked_at": ["client traffic (the plan has no traffic probe)"],
+            "owner": "infra",
+            "expected_s": 240.0,
+        }
+
+    def in_flight(self) -> list[JSON]:
+        """Return what is being worked on."""
+        return [
+            {
+                "node": name,
+                "pools": node["pools"],
+                "phase": node["phase"],
+                "since": moment(node["since"]),
+                **{key: self.live[name][key] for key in ("step", "percent", "task")},
+            }
+            for name, node in self.nodes.items()
+            if node["phase"] in BUSY
+        ]
+
+    def _pools(self) -> list[JSON]:
+        found: dict[str, JSON] = {}
+        for node in self.nodes.values():
+            for pool in node["pools"]:
+                each = found.setdefault(
+                    pool,
+                    {
+                        "pool": pool,
+                        "total": 0,
+                        "done": 0,
+                        "failed": 0,
+                        "in_flight": 0,
+                        "down": 0,
+                        "max_unavailable": 1,
+                    },
+                )
+                if node["outcome"] == "left":
+                    continue
+                each["total"] += 1
+                each["done"] += node["outcome"] in ("changed", "already-current")
+                each["failed"] += node["phase"] == "failed"
+                each["in_flight"] += node["phase"] in BUSY
+                each["down"] += node["phase"] in (*BUSY, "failed")
+        return [found[pool] for pool in sorted(found)]
+
+    def _gates(self) -> list[JSON]:
+        failing = any(each["phase"] == "failed" for each in self.nodes.values())
+        asked = {
+            ("start", ""): self.state == "awaiting-approval" and not self.opened,
+            ("continue", "canary"): all(
+                n["phase"] == "done" for n in self.nodes.values() if n["wave"] == "canary"
+            ),
+            ("proceed", ""): failing,
+        }
+        return [self._gate(gate, wave, is_asked) for (gate, wave), is_asked in asked.items()]
+
+    def _gate(self, gate: str, wave: str, is_asked: bool) -> JSON:
+        cast = [vote for vote in self.votes if (vote["gate"], vote["wave"]) == (gate, wave)]
+        teams = sorted({each["team"] for each in self.nodes.values()})[:6] if gate == "continue" else []
+        have = lambda team: len({v["uid"] for v in cast if v["yes"] and team in v["teams"]})  # noqa: E731
+        needs = {
+            "owner": {"want": 1, "have": have("infra")},
+            "teams": [{"team": t, "want": 1, "have": have(t)} for t in teams],
+        }
+        rejected = any(not vote["yes"] for vote in cast)
+        opened = (gate, wave) in self.opened
+        state = "rejected" if rejected else "open" if opened else "waiting" if is_asked else "not-asked"
+        missing = "" if opened else "1 of 1 votes of the owner, team infra, are missing"
+        votes = [
+            {key: vote[key] for key in ("id", "by", "uid", "yes", "teams", "reason")}
+            | {"at": moment(vote["at"]), "digest": DIGEST, "withdrawn": None, "counts": True}
+            for vote in cast
+        ]
+        return {
+            "gate": gate,
+            "wave": wave,
+            "team": None,
+            "state": state,
+            "needs": needs,
+            "votes": votes,
+            "missing": missing,
+        }
+
+    def node(self, name: str) -> JSON:
+        """Return a node as a list has it."""
+        node = self.nodes[name]
+        live = self.live.get(name)
+        reason = None
+        if node["phase"] == "pending":
+            reason = self._why(node)
+        elif node["failure"] is not None:
+            reason = {
+                "code": "node-failed",
+                "text": f"{name} failed in run.configure: {node['failure']['message']}",
+                "since": moment(node["since"]),
+                "lifted_by": f"rolloutctl approve {self.id} proceed",
+            }
+        shown = {
+            key: node[key]
+            for key in ("node", "team", "pools", "phase", "wave", "outcome", "attempt", "isolated")
+        }
+        return {
+            **shown,
+            "since": moment(node["since"]),
+            "admitted_at": moment(node["admitted_at"]),
+            "step": live["step"] if live else None,
+            "percent": live["percent"] if live else None,
+            "reason": reason,
+        }
+
+    def _why(self, node: JSON) -> JSON | None:
+        if self.reason is not None:
+            return self.reason
+        mates = (each for each in self.nodes.values() if each["pools"] == node["pools"])
+        holder = next((each["node"] for each in mates if each["phase"] in (*BUSY, "failed")), None)
+        if holder is None:
+            return None
+        return {
+            "code": "pool-full",
+            "text": f"pool {node['pools'][0]} is full: {holder} has its slot",
+            "since": None,
+            "lifted_by": holder,
+        }
+
+    def all_nodes(self) -> JSON:
+        """Return the nodes."""
+        with self.changed:
+            return {"nodes": [self.node(name) for name in self.nodes], "seq": self.seq}
+
+    def detail(self, name: str) -> JSON:
+        """Return a node with its steps."""
+        with self.changed:
+            node = self.nodes[name]
+            steps = [
+                {
+                    "attempt": attempt,
+                    "step": step,
+                    "action": action,
+                    "number": 1,
+                    "state": "ok",
+                    "began_at": moment(self.began + 60),
+                    "at": moment(self.began + 60 + took),
+                    "text": text,
+                    "output": "",
+                }
+                for attempt in range(1, node["attempt"] + 1)
+                for step, action, took, text in STEPS_TOLD
+            ]
+            if steps and node["phase"] in (*BUSY, "failed"):
+                steps[-1] |= {"state": "failed" if node["phase"] == "failed" else "intended"}
+            failure = node["failure"]
+            return {
+                **self.node(name),
+                "steps": steps,
+                "failure": None if failure is None else {**failure, "at": moment(failure["at"])},
+            }
+
+    def locks(self) -> JSON:
+        """Return the pools and who takes their slots."""
+        with self.changed:
+            pools = []
+            for pool in self._pools():
+                held = [
+                    {
+                        "node": n["node"],
+                        "why": f"{n['node']} is {n['phase']} in {self.id}",
+                        "rollout": self.id,
+                        "source": None,
+                        "id": None,
+                        "since": moment(n["since"]),
+                    }
+                    for n in self.nodes.values()
+                    if pool["pool"] in n["pools"] and n["phase"] in (*BUSY, "failed")
+                ]
+                pools.append(
+                    {
+                        "pool": pool["pool"],
+                        "max_unavailable": 1,
+                        "members": pool["total"],
+                        "down": len(held),
+                        "holders": held,
+                    }
+                )
+            return {"pools": pools, "holds": self.holds, "freezes": self.freezes, "seq": self.seq}
+
+    def settings(self) -> JSON:
+        """Return who may do what."""
+        teams = [
+            {"team": name, "members": members, "checks": 1, "windows": 0, "canaries": []}
+            for name, members in MEMBERS.items()
+        ]
+        return {
+            "observe_only": False,
+            "max_parallel": 64,
+            "admins": ["root", "@wheel"],
+            "teams": teams,
+            "pools": [{"key": "team", "max_unavailable": "1"}],
+        }
+
+    def plan(self) -> JSON:
+        """Return the plan."""
+        spec = {
+            "targets": "role=worker",
+            "soak": 3600.0,
+            "waves": [],
+            "gates": {"start": {"owner": 1, "each_team": 0, "four_eyes": False}},
+            "maintain": [{"name": "configure", "playbook": "sysctl.yml", "vars": {"somaxconn": 65535}}],
+            "verify": [
+                {"reachable": {"within": 30.0}},
+                {"ssh": {"run": "sysctl -n net.core.somaxconn", "equals": "65535"}},
+            ],
+        }
+        hashes = {
+            "change": "613b4989d781" * 5,
+            "scope": "81fd04b30ce2" * 5,
+            "policy": "45930ca8c2d4" * 5,
+            "whole": DIGEST,
+        }
+        content = {"metadata": {"name": self.plan_name, "owner": "infra"}, "spec": spec}
+        return {
+            "content": content,
+            "source": {"kind": "git", "pin": "eac6acadcee96b59"},
+            "digest": DIGEST,
+            "hashes": hashes,
+        }
+
+
+TEAMS = ("payments", "search", "media", "platform")
+MEMBERS = {
+    "infra": ["ana", "bo"],
+    "payments": ["pia", "pol"],
+    "search": ["sam"],
+    "media": ["mia"],
+    "platform": ["@platform"],
+}
+STEPS = {
+    "isolating": "isolate.0.kubernetes",
+    "maintaining": "run.configure",
+    "verifying": "verify.0.reachable",
+}
+STEPS_TOLD = (
+    ("isolate.0.kubernetes", "do", 12, "cordoned, 14 pods evicted"),
+    ("run.configure", "run", 65, "11 tasks, 3 changed"),
+    ("verify.0.reachable", "check", 1, "port 22 answers"),
+)
+TRIGGERS = {
+    ("pending", "isolating"): "admitted",
+    ("isolating", "maintaining"): "isolated",
+    ("maintaining", "verifying"): "maintained",
+    ("failed", "pending"): "retried",
+    ("isolating", "pending"): "put-back",
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Voice
+
+    def do_GET(self) -> None:  # noqa: C901 - one row per path
+        """Answer a question."""
+        fleet, url = self.server.fleet, urlsplit(self.path)
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        match [unquote(part) for part in url.path.split("/")[2:]]:
+            case ["status"]:
+                self._say(fleet.status())
+            case ["whoami"]:
+                self._say(fleet.me)
+            case ["settings"]:
+                self._say(fleet.settings())
+            case ["health"]:
+                self._say(
+                    {
+                        "version": "0.1.0",
+                        "epoch": 1,
+                        "pid": 4711,
+                        "since": moment(fleet.began),
+                        "observe_only": False,
+                        "trouble": None,
+                    }
+                )
+            case ["locks"]:
+                self._say(fleet.locks())
+            case ["rollouts"]:
+                self._say({"rollouts": []})
+            case ["audit"]:
+                after, limit = int(query.get("after", 0)), int(query.get("limit", 1000))
+                found = [
+                    {"seq": e["seq"], "hash": "", "entry": e} for e in fleet.entries if e["seq"] > after
+                ][:limit]
+                self._say({"entries": found, "next": None})
+            case ["audit", "verify"]:
+                self._say(
+                    {
+                        "ok": True,
+                        "entries": fleet.seq,
+                        "head": "",
+                        "first_bad": None,
+                        "message": f"{fleet.seq} entries, each one hashed over the one before",
+                    }
+                )
+            case ["rollouts", _]:
+                self._say(fleet.rollout())
+            case ["rollouts", _, "plan"]:
+                self._say(fleet.plan())
+            case ["rollouts", _, "nodes"]:
+                self._say(fleet.all_nodes())
+            case ["rollouts", _, "nodes", name]:
+                self._say(fleet.detail(name))
+            case ["rollouts", _, "nodes", name, "log"]:
+                self._stream(iter(fleet.logs.get(name, [])))
+            case ["events"]:
+                self._stream(self._events(int(query["after"])))
+            case _:
+                self._say({"error": f"no {url.path}", "code": "not-found", "errors": []}, 404)
+
+    def do_POST(self) -> None:
+        """Take an order."""
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        fleet = self.server.fleet
+        fleet.calls.append((self.command, unquote(self.path), body))
+        if fleet.refusal is not None:
+            self._say(fleet.refusal[1], fleet.refusal[0])
+            return
+        self.server.ordered(self.command, unquote(self.path), body)
+        self._say({})
+
+    do_PUT = do_POST  # noqa: N815 - the base class names them so
+    do_DELETE = do_POST  # noqa: N815
+
+    def _say(self, body: JSON, status: int = 200) -> None:
+        said = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def _events(self, after: int) -> Iterator[JSON]:
+        fleet = self.server.fleet
+        progress = -1
+        while True:
+            with fleet.changed:
+                fleet.changed.wait_for(partial(self._is_news, after, progress), HEARTBEAT_S)
+                if self.server.over:
+                    return
+                told = fleet.entries[after : after + 2_000]
+                works = (
+                    [{**each, "rollout": fleet.id} for each in fleet.in_flight()]
+                    if self.server.progress != progress
+                    else None
+                )
+                progress = self.server.progress
+            for entry in told:
+                yield {"seq": entry["seq"], "entry": entry}
+            after += len(told)
+            if works is not None:
+                yield {"seq": None, "progress": works}
+            elif not told:
+                yield {"seq": None, "heartbeat": after}
+
+    def _is_news(self, after: int, progress: int) -> bool:
+        return self.server.fleet.seq > after or self.server.progress != progress or self.server.over
+
+    def _stream(self, lines: Iterator[JSON]) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for line in lines:
+                self.wfile.write(json.dumps(line).encode() + b"\n")
+        except OSError:
+            return
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class Voice(ThreadingMixIn, UnixStreamServer):
+    """Serves a fleet at a Unix socket until it is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(
+        self, fleet: Fleet, path: Path, ordered: Callable[[str, str, JSON], None] = lambda *_: None
+    ) -> None:
+        self.fleet = fleet
+        self.over = False
+        self.progress = 0
+        self.ordered = ordered
+        super().__init__(str(path), _Handler)
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        self._thread.start()
+
+    def progressed(self) -> None:
+        """Tell every stream what runs now."""
+        with self.fleet.changed:
+            self.progress += 1
+            self.fleet.changed.notify_all()
+
+    def close(self) -> None:
+        """End every stream and answer no more."""
+        with self.fleet.changed:
+            self.over = True
+            self.fleet.changed.notify_all()
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+        Path(str(self.server_address)).unlink(missing_ok=True)
+
+    def handle_error(self, *_: Any) -> None:
+        """A console that goes away is no error."""

@@ -1,0 +1,318 @@
+"""The console with Textual's pilot: what it sends first, what it shows second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.replay import DIGEST, Fleet, Voice
+from tests.tui.house import broken, console, rows, running, screen, shows, small, until
+from tui import actions
+from tui.listing import Listing
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory whose name is short enough for a socket."""
+    return tmp_path_factory.mktemp("s")
+
+
+# -- what is shown
+
+
+async def test_the_fleet_says_how_far_how_it_stands_and_what_waits_for_us(place: Path) -> None:
+    async with console(small(), place) as (_, pilot, _voice):
+        text = await shows(pilot, "kernel-x7k2p", "1 for you")
+        assert "start waits for votes of infra (owner)" in text
+        assert "0/12" in text
+
+
+async def test_a_rollout_shows_pools_what_is_in_flight_and_why_the_rest_waits(place: Path) -> None:
+    async with console(running(), place) as (app, pilot, _):
+        await pilot.press("enter")
+        text = await shows(pilot, "IN FLIGHT 3", "POOLS 4", "WAITING 5")
+        assert "Set the value" in text
+        assert "4 of 12 done, 3 in flight" in text
+        waits = "\n".join(rows(app.screen.query_one("#now", Listing)))
+        assert "pool team/payments is full: pay000-01 has its slot" in waits
+        assert "2 next  pla003-01" in waits
+        pools = rows(app.screen.query_one("#pools", Listing))
+        assert any("team/payments" in each and "■◑·" in each and "1/1" in each for each in pools)
+
+
+async def test_events_are_drawn_as_they_come(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (_, pilot, _voice):
+        await pilot.press("enter")
+        await shows(pilot, "3 in flight")
+        world.move("sea001-01", "done", outcome="changed")
+        await shows(pilot, "5 of 12 done, 2 in flight")
+
+
+async def test_a_node_shows_steps_and_its_log(place: Path) -> None:
+    world = broken()
+    world.logs["sea001-01"] = [
+        {"offset": 1, "at": "2026-11-20T18:45:00.000Z", "kind": "task", "text": "Restart nginx"},
+        {"offset": 2, "at": "2026-11-20T18:45:01.000Z", "kind": "failed", "text": "exit status 1"},
+    ]
+    async with console(world, place) as (app, pilot, _):
+        await pilot.press("enter")
+        await shows(pilot, "FAILED 1")
+        app.open_node(world.id, "sea001-01")
+        text = await shows(pilot, "ATTEMPT 1", "Restart nginx", "isolate: kubernetes")
+        assert "nginx did not come back" in text
+        await pilot.press("slash", *"status", "enter")
+        await until(pilot, lambda: "Restart nginx" not in screen(app))
+        assert "exit status 1" in screen(app)
+
+
+async def test_nodes_are_found_by_any_word(place: Path) -> None:
+    async with console(running(), place) as (app, pilot, _):
+        await pilot.press("enter", "n")
+        await shows(pilot, "12 nodes")
+        await pilot.press("slash", *"media full", "enter")
+        await shows(pilot, "1 node,")
+        assert "med002-02" in screen(app)
+
+
+async def test_a_gate_shows_everything_that_is_decided(place: Path) -> None:
+    async with console(small(), place) as (app, pilot, _):
+        await pilot.press("2")
+        await shows(pilot, "VOTES", "DIGEST")
+        text = "\n".join(rows(app.screen.query_one("#content", Listing)))
+        assert DIGEST in text
+        assert "sysctl -n net.core.somaxconn" in text
+        assert "not looked at: client traffic" in text
+        assert "maintain[0].vars.somaxconn: 65535" in text
+
+
+async def test_audit_locks_teams_and_keys_each_have_a_screen(place: Path) -> None:
+    async with console(running(), place) as (_, pilot, _voice):
+        await pilot.press("4")
+        await shows(pilot, "entries, the latest first", "maintaining → verifying")
+        await pilot.press("v")
+        await shows(pilot, "whole:")
+        await pilot.press("3")
+        await shows(pilot, "SLOTS TAKEN in 3 of 4 pools", "nobody holds a node")
+        await pilot.press("5")
+        await shows(pilot, "uid 1001", "payments", "pia, pol")
+        await pilot.press("question_mark")
+        await shows(pilot, "DECIDE AND ACT", "approve")
+        await pilot.press("escape", "1")
+        await shows(pilot, "kernel-x7k2p")
+
+
+def test_every_action_has_a_key_of_its_own_and_can_be_carried_out() -> None:
+    keys = [key for action in actions.ACTIONS for key in action.key.split(",")]
+    assert len(keys) == len(set(keys))
+    assert all(action.help and action.title for action in actions.ACTIONS)
+    assert all(action.deed is not None for action in actions.ACTIONS if action.group == "decide")
+
+
+# -- what is sent
+
+
+async def test_approving_asks_for_a_reason_and_is_bound_to_the_digest(place: Path) -> None:
+    world = small()
+    async with console(world, place) as (_, pilot, _voice):
+        await shows(pilot, "1 for you")
+        await pilot.press("2", "a")
+        text = await shows(pilot, "Approve start?")
+        assert DIGEST[:12] in text
+        await pilot.press("enter")
+        await shows(pilot, "say something")
+        assert not world.calls
+        await pilot.press(*"ready", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls == [
+        (
+            "POST",
+            f"/v1/rollouts/{world.id}/votes",
+            {"gate": "start", "yes": True, "reason": "ready", "digest": DIGEST},
+        )
+    ]
+
+
+async def test_a_no_at_start_wants_the_digest_typed(place: Path) -> None:
+    world = small()
+    async with console(world, place) as (_, pilot, _voice):
+        await shows(pilot, "1 for you")
+        await pilot.press("2", "x")
+        await shows(pilot, "Reject start?", "cannot be taken back")
+        await pilot.press(*"wrong plan", "enter")
+        await shows(pilot, "type b281")
+        assert not world.calls
+        await pilot.press(*"b281", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls[0][2]["yes"] is False
+
+
+async def test_escape_sends_nothing(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (app, pilot, _):
+        await pilot.press("p")
+        await shows(pilot, "Pause kernel-x7k2p?")
+        await pilot.press(*"why", "escape")
+        await until(pilot, lambda: len(app.screen_stack) == 1)
+    assert not world.calls
+
+
+async def test_proceed_is_bound_to_the_failures_that_were_shown(place: Path) -> None:
+    world = broken()
+    async with console(world, place) as (app, pilot, _):
+        await shows(pilot, "1 for you")
+        await pilot.press("2")
+        await shows(pilot, "WHAT HAS FAILED", "sea001-01")
+        await until(pilot, lambda: bool(getattr(app.screen, "shown", None)))
+        await pilot.press("a")
+        await shows(pilot, "it covers 1 failure: sea001-01#1")
+        await pilot.press(*"known", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls[0][2]["shown"] == ["sea001-01#1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "question", "call", "extra"),
+    [
+        ("r", "Retry sea001-01?", "nodes/sea001-01/retry", {}),
+        ("s", "Skip sea001-01?", "nodes/sea001-01/skip", {"put_back": "return"}),
+        ("b", "Rollback sea001-01?", "nodes/sea001-01/rollback", {}),
+    ],
+)
+async def test_a_failed_node_is_settled_where_it_is(
+    place: Path, key: str, question: str, call: str, extra: dict[str, Any]
+) -> None:
+    world = broken()
+    async with console(world, place, size=(100, 30)) as (app, pilot, _):
+        await shows(pilot, "kernel-x7k2p")
+        app.open_node(world.id, "sea001-01")
+        await shows(pilot, "ATTEMPT 1")
+        await pilot.press(key)
+        await shows(pilot, question)
+        await pilot.press(*"repaired", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls == [("POST", f"/v1/rollouts/{world.id}/{call}", {"reason": "repaired", **extra})]
+
+
+async def test_a_freeze_is_one_key_and_one_confirmation_from_anywhere(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (_, pilot, _voice):
+        await pilot.press("4", "F")
+        await shows(pilot, "Freeze everything?")
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls == [("POST", "/v1/freezes", {"reason": "frozen from the console", "scope": "all"})]
+
+
+async def test_a_refusal_is_explained(place: Path) -> None:
+    world = running()
+    world.refusal = (409, {"error": "somebody else was faster", "code": "conflict", "errors": []})
+    async with console(world, place) as (_, pilot, _voice):
+        await shows(pilot, "kernel-x7k2p")
+        await pilot.press("p")
+        await shows(pilot, "Pause")
+        await pilot.press(*"why", "enter")
+        await shows(pilot, "refused: somebody else was faster")
+
+
+async def test_who_may_not_sees_all_does_nothing_and_is_told_who_could(place: Path) -> None:
+    world = broken()
+    world.me = {"user": "eve", "uid": 1666, "groups": [], "teams": [], "owner_of": [], "admin": False}
+    async with console(world, place, size=(120, 40)) as (app, pilot, _):
+        text = await shows(pilot, "kernel-x7k2p", "(not yours)")
+        assert "for you" not in text
+        for key in ("p", "C", "a", "F"):
+            await pilot.press(key)
+        await shows(pilot, "not yours: team infra (ana, bo)")
+        app.open_node(world.id, "sea001-01")
+        await shows(pilot, "ATTEMPT 1")
+        for key in ("r", "s", "b", "h"):
+            await pilot.press(key)
+        assert type(app.screen).__name__ == "NodePage"
+    assert not world.calls
+
+
+# -- the connection
+
+
+async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbers(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (app, pilot, voice):
+        await pilot.press("enter")
+        await shows(pilot, "4 of 12 done, 3 in flight")
+        voice.close()
+        await shows(pilot, "✖ lost", "stale: what is shown is of")
+        world.move("sea001-01", "done", outcome="changed")
+        world.at += 5
+        world.move("sea001-02", "isolating")
+        again = Voice(world, place / "s")
+        try:
+            await shows(pilot, "● live", "5 of 12 done, 3 in flight")
+            assert app.connections == 2
+            await until(pilot, lambda: app.model.heard == world.seq)
+            heard = [entry["seq"] for entry in app.model.entries]
+            assert heard == sorted(set(heard))
+            assert heard[-2:] == [world.seq - 1, world.seq]
+        finally:
+            again.close()
+
+
+async def test_a_daemon_with_another_history_is_read_anew(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (_, pilot, voice):
+        await shows(pilot, "kernel-x7k2p")
+        voice.close()
+        await shows(pilot, "✖ lost")
+        other = Fleet(pools=1, per_pool=1, at=world.at, name="firmware")
+        again = Voice(other, place / "s")
+        try:
+            text = await shows(pilot, "● live", "firmware-x7k2p")
+            assert "kernel-x7k2p" not in text
+        finally:
+            again.close()
+
+
+async def test_it_starts_without_a_daemon_and_waits_for_it(place: Path) -> None:
+    from rolloutd.control.client import Client
+    from tui.app import Console
+
+    world = running()
+    app = Console(Client(place / "s"), now=lambda: world.at)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await shows(pilot, "no daemon answers", "waiting for the daemon")
+        voice = Voice(world, place / "s")
+        try:
+            await shows(pilot, "● live", "kernel-x7k2p")
+        finally:
+            voice.close()
+
+
+# -- sizes and looks
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50), (40, 10)])
+async def test_every_screen_fits_every_size(place: Path, size: tuple[int, int]) -> None:
+    async with console(broken(), place, size=size) as (app, pilot, _):
+        await shows(pilot, "kernel")
+        for keys in (("enter",), ("n",), ("enter",), ("2",), ("3",), ("4",), ("5",), ("question_mark",)):
+            await pilot.press(*keys)
+            await pilot.pause()
+            assert all(len(line) <= size[0] for line in screen(app).splitlines())
+
+
+async def test_without_glyphs_everything_is_ascii(place: Path) -> None:
+    async with console(running(), place, ascii_only=True) as (app, pilot, _):
+        await pilot.press("enter")
+        text = await shows(pilot, "IN FLIGHT 3")
+        await until(pilot, lambda: screen(app).isascii())
+        assert "#m." in text
+
+
+async def test_light_and_dark(place: Path) -> None:
+    async with console(running(), place, theme_name="light") as (app, pilot, _):
+        await shows(pilot, "kernel-x7k2p")
+        light = app.screen.styles.background
+        await pilot.press("T")
+        await until(pilot, lambda: app.screen.styles.background != light)
