@@ -116,7 +116,7 @@ async def _serving(
         key_file=settings.ssh.key_file,
     )
     alarm = ApschedulerAlarm()
-    kit = Kit(shell, clock, runner, lambda: InventorySnapshot(state.connections, state.groups), settings)
+    kit = Kit(shell, clock, runner, lambda: InventorySnapshot(state.connections, state.groups()), settings)
     gear = Gear(runner, Adapters(ISOLATORS, kit), Adapters(CHECKS, kit), _trees(state, sources))
     daemon = Daemon(
         state,

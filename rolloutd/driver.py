@@ -264,7 +264,7 @@ class Driver:
             tree=await self._gear.tree(self.rollout),
             playbook=stage.playbook,
             inventory=self._state.connections,
-            groups=self._state.groups,
+            groups=self._state.groups(),
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
             # Both numbers only grow, whatever rollout and whichever daemon begins the run.

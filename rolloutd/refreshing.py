@@ -14,7 +14,7 @@ from typing import Any
 from machines.events import Event, NodesGone, NodesSeen
 from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
-from rolloutd.ports import Found, Inventory
+from rolloutd.ports import GROUPS, Found, Inventory
 from rolloutd.state import SourceState, State
 
 log = logging.getLogger("rolloutd.refreshing")
@@ -65,27 +65,28 @@ class Refreshing:
         self._found[inventory.source] = found
         source.error, source.failing_since = "", None
         source.refreshed_at, source.nodes = now, len(found)
-        for group, members in getattr(inventory, "groups", {}).items():
-            self._state.groups[group] = list(members)
 
     def _order(self) -> list[str]:
         return [inventory.source for inventory in self._inventories]
 
     async def _commit(self) -> None:
         known = self._state.index.nodes
-        answered = {i.source for i in self._inventories if i.source in self._found}
+        silent = {source for source in self._order() if source not in self._found}
         nodes, connections = merge(f for source in self._order() for f in self._found.get(source, ()))
         for name, node in known.items():
-            if name in nodes and not answered.issuperset(node.sources):
+            if name in nodes and self._may_still_say(node, silent):
                 # A source that has not answered in this life may still have its say: nothing is taken back.
-                nodes[name], connections[name] = node, self._state.connections.get(name, connections[name])
+                nodes[name] = node
+                connections[name] = dict(self._state.connections.get(name, connections[name]))
         changed = tuple(
             node
             for name, node in nodes.items()
             if known.get(name) != node or self._state.connections.get(name) != connections[name]
         )
         gone = tuple(
-            name for name, node in known.items() if name not in nodes and answered.issuperset(node.sources)
+            name
+            for name, node in known.items()
+            if name not in nodes and not self._may_still_say(node, silent)
         )
         events: list[Event] = []
         if changed:
@@ -98,11 +99,19 @@ class Refreshing:
         for name in gone:
             self._state.connections.pop(name, None)
 
+    def _may_still_say(self, node: Node, silent: set[str]) -> bool:
+        """Say whether a configured source that has not answered yet may be one that told of the node.
 
-def merge(found: Iterable[Found]) -> tuple[dict[str, Node], dict[str, Mapping[str, Any]]]:
+        A source that the settings no longer name has no say; while another is
+        silent, that one may be the same under a new name.
+        """
+        return bool(silent) and any(s in silent or s not in self._order() for s in node.sources)
+
+
+def merge(found: Iterable[Found]) -> tuple[dict[str, Node], dict[str, dict[str, Any]]]:
     """Return nodes and connections by name; where two sources differ, the first one named wins."""
     nodes: dict[str, Node] = {}
-    connections: dict[str, Mapping[str, Any]] = {}
+    connections: dict[str, dict[str, Any]] = {}
     for one in found:
         known = nodes.get(one.name)
         if known is None:
@@ -111,5 +120,13 @@ def merge(found: Iterable[Found]) -> tuple[dict[str, Node], dict[str, Mapping[st
             continue
         kind = Kind.KUBERNETES if Kind.KUBERNETES in (known.kind, one.kind) else known.kind
         nodes[one.name] = Node(one.name, kind, (*known.sources, one.source), {**one.labels, **known.labels})
+        groups = {*_groups(connections[one.name]), *_groups(one.connection)}
         connections[one.name] = {**one.connection, **connections[one.name]}
+        if groups:
+            connections[one.name] |= {GROUPS: sorted(groups)}
     return nodes, connections
+
+
+def _groups(connection: Mapping[str, Any]) -> Sequence[str]:
+    named: Sequence[str] = connection.get(GROUPS, ())
+    return named

@@ -7,7 +7,7 @@ same suite.  All instants are epoch seconds, all durations seconds.
 """
 
 from rolloutd.ports.clocks import Alarm, Clock
-from rolloutd.ports.nodes import Found, Host, Inventory, Observer, Shell, ShellResult, Watch
+from rolloutd.ports.nodes import GROUPS, Found, Host, Inventory, Observer, Shell, ShellResult, Watch
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
 from rolloutd.ports.sources import Notifier, Pinned, Sources, TrafficProbe
 from rolloutd.ports.steps import Busy, Check, Failed, Isolator, Look, Ok, StepContext, StepResult, Unknown
@@ -15,6 +15,7 @@ from rolloutd.ports.store import ClosedRollout, Entry, Store
 from rolloutd.ports.values import JSON
 
 __all__ = [
+    "GROUPS",
     "JSON",
     "Alarm",
     "Busy",

@@ -9,13 +9,17 @@ from typing import Protocol
 from machines.node import Kind, Observation
 from rolloutd.ports.values import JSON
 
+GROUPS = "group_names"
+"""The key of a connection that holds the inventory's groups of the node, as Ansible calls them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What one inventory source says of one node.
 
     `connection` holds the node's Ansible variables whole (ansible_host,
-    ansible_port, ansible_user, ansible_ssh_private_key_file, ...).
+    ansible_port, ansible_user, ansible_ssh_private_key_file, ...), and the
+    names of its groups under `GROUPS`.
     """
 
     name: str

@@ -8,6 +8,7 @@ import pytest
 
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
 from rolloutd.errors import SourceFailed
+from rolloutd.ports import GROUPS
 
 STATIC = """
 all:
@@ -37,7 +38,8 @@ async def test_hosts_variables_labels_and_groups(tmp_path: Path) -> None:
     assert found["n2"].connection["ansible_port"] == 2222
     assert found["n2"].connection["motd"] == "welcome to {{ inventory_hostname }}"
     assert found["n1"].source == inventory.source == f"ansible:{tmp_path / 'hosts.yml'}"
-    assert inventory.groups == {"web": ["n1", "n2"], "edge": ["n1"]}
+    groups = {name: node.connection[GROUPS] for name, node in found.items()}
+    assert groups == {"n1": ["edge", "web"], "n2": ["web"], "n3": []}
 
 
 async def test_directories_and_scripts(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rolloutd.ports import GROUPS
+
 CALLBACKS = Path(__file__).parent / "callback"
 
 PASSED_ON = (
@@ -42,8 +44,12 @@ OWN_VARIABLES = (
     "ansible_control_path_dir",
     "ansible_remote_tmp",
     "ansible_ssh_executable",
+    GROUPS,
 )
-"""Host variables that stronger than the environment would send a run's sockets and marks elsewhere."""
+"""Host variables that stronger than the environment would send a run's sockets and marks elsewhere.
+
+And the groups, which stand in the inventory as what they are.
+"""
 
 SSH_SCRIPT = """\
 #!/bin/sh

@@ -20,7 +20,7 @@ from typing import Any
 
 from rolloutd.errors import SourceFailed
 from rolloutd.kit import Kit
-from rolloutd.ports import Found
+from rolloutd.ports import GROUPS, Found
 
 REFRESH_LIMIT_S = 120.0
 """A dynamic inventory asks a cloud page by page; one that needs longer is broken or far too slow."""
@@ -40,7 +40,7 @@ def make(kit: Kit) -> AnsibleInventory:
 
 
 class AnsibleInventory:
-    """The nodes of one Ansible inventory; after a refresh `groups` holds its groups, flattened."""
+    """The nodes of one Ansible inventory, each with its groups, those above them included."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class AnsibleInventory:
         self._labels = tuple(labels)
         self._binary = binary or str(Path(sys.executable).with_name("ansible-inventory"))
         self._limit_s = limit_s
-        self.groups: Mapping[str, Sequence[str]] = {}
 
     @property
     def source(self) -> str:
@@ -72,9 +71,11 @@ class AnsibleInventory:
         names = sorted(set(hosts).union(*members.values()))
         if not names:
             raise self._failed("it names no host", "add hosts to it, or remove the source from the settings")
-        found = [self._found(name, hosts.get(name, {})) for name in names]
-        self.groups = {group: sorted(hosts) for group, hosts in members.items() if group not in _IMPLIED}
-        return found
+        groups: dict[str, list[str]] = {}
+        for group in sorted(members.keys() - _IMPLIED):
+            for name in members[group]:
+                groups.setdefault(name, []).append(group)
+        return [self._found(name, hosts.get(name, {}), groups.get(name, [])) for name in names]
 
     async def _list(self) -> bytes:
         """Run ansible-inventory within its limits and return what it printed."""
@@ -123,12 +124,13 @@ class AnsibleInventory:
             raise self._failed("ansible-inventory printed no object", "run it by hand")
         return listing
 
-    def _found(self, name: str, variables: Mapping[str, Any]) -> Found:
+    def _found(self, name: str, variables: Mapping[str, Any], groups: Sequence[str]) -> Found:
         labels = {}
         for label in self._labels:
             if variables.get(label) is not None:
                 labels[label] = self._label(name, label, variables[label])
-        return Found(name=name, source=self.source, labels=labels, connection=variables)
+        connection = {**variables, GROUPS: list(groups)}
+        return Found(name=name, source=self.source, labels=labels, connection=connection)
 
     def _label(self, name: str, label: str, value: Any) -> str:
         match value:
