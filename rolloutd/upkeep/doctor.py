@@ -1,0 +1,265 @@
+"""Examines everything the daemon stands on; one finding each: it is well, or what to do.
+
+The daemon need not run.  What root asks is asked as the daemon's user, because
+what only root can read does not help the daemon.  Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from machines.index import Index
+from rolloutd import journal
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.app import SystemClock
+from rolloutd.compile import compile_limits
+from rolloutd.control.client import Answer, Client, NoDaemon
+from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.kit import INVENTORIES, InventorySnapshot, Kit, make
+from rolloutd.reloading import Compiler
+from rolloutd.settings import Settings, load
+from rolloutd.store import database, open_store
+from rolloutd.upkeep.copies import damage_of
+from rolloutd.upkeep.soundness import faults
+
+LEAST_FREE_BYTES = 512 * 1024 * 1024
+"""What a week of a large rollout writes, logs of runs included, and some air."""
+
+COMMAND_LIMIT_S = 60.0
+"""How long a program may take to say its version; Ansible loads half of Python for it."""
+
+MOST_FAULTS = 3
+"""Faults that are told; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of one thing; `text` says how it is, or what is wrong and what to do."""
+
+    subject: str
+    ok: bool
+    text: str
+
+    def content(self) -> dict[str, str | bool]:
+        """Return it as JSON."""
+        return {"subject": self.subject, "ok": self.ok, "text": self.text}
+
+
+def settings_finding(config: Path | None) -> Finding:
+    """Judge the settings' files."""
+    try:
+        settings = load(config)
+    except InvalidFile as invalid:
+        return Finding("settings", False, "; ".join(str(mistake) for mistake in invalid.mistakes))
+    read = ", ".join(str(file) for file in settings.files) or "all default: there is no file"
+    if not settings.inventory:
+        return Finding("settings", False, f"{read}; no inventory is named, so there is no node to walk")
+    return Finding("settings", True, read)
+
+
+def become_owner(state_dir: Path) -> None:
+    """Become the owner of the state directory, if we are root and it is somebody else's."""
+    if os.geteuid() != 0 or not state_dir.exists() or state_dir.stat().st_uid == 0:
+        return
+    found = state_dir.stat()
+    account = pwd.getpwuid(found.st_uid)
+    os.initgroups(account.pw_name, found.st_gid)
+    os.setgid(found.st_gid)
+    os.setuid(found.st_uid)
+    os.environ.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name)
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Return what is found of everything but the settings' files."""
+    findings = [*_state_dir(settings.state_dir)]
+    if (settings.state_dir / database.FILE_NAME).exists():
+        findings += await asyncio.to_thread(lambda: list(_database(settings.state_dir / database.FILE_NAME)))
+        findings.append(await _judged("invariants", lambda: _invariants(settings)))
+    else:
+        findings.append(Finding("database", True, "none yet; the daemon makes it when it starts"))
+    findings.append(await _judged("ansible", lambda: _ansible(settings)))
+    findings.append(await _judged("ssh", lambda: _ssh(settings)))
+    async with aclosing(_daemon_and_sources(settings)) as told:
+        findings += [finding async for finding in told]
+    return findings
+
+
+async def _judged(subject: str, judge: Callable[[], Awaitable[str]]) -> Finding:
+    """Return the finding of something that says how it is, or raises what is wrong."""
+    try:
+        return Finding(subject, True, await judge())
+    except RolloutdError as error:
+        return Finding(subject, False, str(error))
+    except OSError as error:
+        return Finding(subject, False, f"{error.filename}: {error.strerror}")
+
+
+class _Wrong(RolloutdError):
+    """What is wrong, and what to do."""
+
+
+# -- what lies on the disk ----------------------------------------------------
+
+
+def _state_dir(path: Path) -> Iterator[Finding]:
+    if not path.is_dir():
+        yield Finding("state directory", False, f"there is no {path}: start the daemon once, or make it")
+        return
+    found = path.stat()
+    if found.st_mode & 0o077:
+        text = f"{path} is open to others (mode {found.st_mode & 0o777:o}): chmod 700 {path}"
+        yield Finding("state directory", False, text)
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        owner = pwd.getpwuid(found.st_uid).pw_name
+        yield Finding("state directory", False, f"{path} is {owner}'s: run this as root, or as {owner}")
+    else:
+        yield Finding("state directory", True, str(path))
+    free = shutil.disk_usage(path).free
+    text = f"{free // 2**20} MiB free below {path}"
+    yield Finding(
+        "disk", free >= LEAST_FREE_BYTES, text if free >= LEAST_FREE_BYTES else f"{text}: free some"
+    )
+
+
+def _database(path: Path) -> Iterator[Finding]:
+    try:
+        with closing(database.open_reader(path)) as connection:
+            damage = damage_of(connection)
+            verdict = journal.verify(connection)
+    except RolloutdError as error:
+        yield Finding("database", False, str(error))
+        return
+    except database.BROKEN as error:
+        yield Finding("database", False, str(database.failure(error, path)))
+        return
+    if damage:
+        yield Finding("database", False, f"damaged: {damage}; stop the daemon and restore a backup")
+    else:
+        yield Finding("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound")
+    what = verdict.message if verdict.ok else f"{verdict.message}; keep a copy, and compare with a backup"
+    yield Finding("audit", verdict.ok, what)
+
+
+async def _invariants(settings: Settings) -> str:
+    compiler = Compiler(settings.teams)
+    store = await open_store(settings.state_dir, compile=compiler, read_only=True)
+    try:
+        snapshot = await store.load()
+    finally:
+        await store.close()
+    found = faults(Index.build(snapshot, compile_limits(settings), compiler))
+    if found:
+        more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
+        raise _Wrong(f"{'; '.join(found[:MOST_FAULTS])}{more}: pause the rollouts and look at these nodes")
+    return f"{len(snapshot.rollouts)} live rollouts with {len(snapshot.targets)} targets hold together"
+
+
+# -- what is run --------------------------------------------------------------
+
+
+async def _ansible(settings: Settings) -> str:
+    beside = Path(sys.executable).with_name("ansible-playbook")
+    binary = str(settings.ansible.bin or beside)
+    advice = "name ansible.bin in the settings, or install ansible-core beside rolloutd"
+    return (await _version([binary, "--version"], advice)).splitlines()[0]
+
+
+async def _ssh(settings: Settings) -> str:
+    version = await _version(["ssh", "-V"], "install OpenSSH's client")
+    for path, what in ((settings.ssh.known_hosts, "host keys"), (settings.ssh.key_file, "private key")):
+        if path is None:
+            continue
+        if not path.is_file():
+            raise _Wrong(
+                f"there is no {path} ({what} of the settings): make it, or change ssh in the settings"
+            )
+        if not os.access(path, os.R_OK):
+            raise _Wrong(f"{path} ({what}) cannot be read by the daemon's user: chgrp rolloutd, mode 0640")
+    key = settings.ssh.key_file
+    if key is not None and key.stat().st_uid == os.geteuid() and key.stat().st_mode & 0o077:
+        raise _Wrong(f"{key} is open to others and ssh will not use it: chmod 600 {key}")
+    return version.strip()
+
+
+async def _version(command: Sequence[str], advice: str) -> str:
+    """Return what a program says of itself; raises _Wrong."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise _Wrong(f"{command[0]} cannot be run ({error.strerror}): {advice}") from error
+    try:
+        async with asyncio.timeout(COMMAND_LIMIT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise _Wrong(f"{command[0]} did not answer within {COMMAND_LIMIT_S:.0f} s: {advice}") from None
+    text = said.decode(errors="replace").strip()
+    if process.returncode or not text:
+        raise _Wrong(f"{command[0]} ended with {process.returncode} ({text[-300:]}): {advice}")
+    return text
+
+
+# -- who answers --------------------------------------------------------------
+
+
+async def _daemon_and_sources(settings: Settings) -> AsyncGenerator[Finding, None]:
+    """Ask the daemon of itself and of its sources; where there is none, ask the sources."""
+    client = Client(settings.socket)
+    try:
+        health = await asyncio.to_thread(client.get, "/v1/health")
+        inventory = await asyncio.to_thread(client.get, "/v1/inventory")
+    except NoDaemon:
+        yield Finding("daemon", True, f"not running at {settings.socket} (systemctl start rolloutd)")
+        async for finding in _sources(settings):
+            yield finding
+        return
+    except Answer as answer:
+        yield Finding("daemon", False, f"{settings.socket} answers {answer.status}: {answer.body}")
+        return
+    trouble = health["trouble"]
+    text = f"{health['version']}, pid {health['pid']}, epoch {health['epoch']}"
+    yield Finding("daemon", not trouble, f"{text}: {trouble}" if trouble else text)
+    for source in inventory["sources"]:
+        error = source["error"]
+        yield Finding(source["source"], not error, error or f"{source['nodes']} nodes, as the daemon sees it")
+
+
+async def _sources(settings: Settings) -> AsyncGenerator[Finding, None]:
+    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
+    with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
+        runner = AnsibleRunner(Path(place), shell)
+        kit = Kit(shell, SystemClock(), runner, lambda: InventorySnapshot({}), settings)
+        try:
+            for source in settings.inventory:
+                yield await _source(replace(kit, params=source.params), source.kind)
+        finally:
+            for system in kit.shared.values():
+                await system.close()
+            await shell.close()
+
+
+async def _source(kit: Kit, kind: str) -> Finding:
+    subject = kind
+    try:
+        inventory = make(INVENTORIES, kind, kit)
+        subject = inventory.source
+        found = await inventory.refresh()
+    except RolloutdError as error:
+        return Finding(subject, False, str(error))
+    return Finding(subject, bool(found), f"{len(found)} nodes" if found else "it names no node at all")

@@ -1,0 +1,217 @@
+"""Upkeep over real files: what the doctor finds, what a copy holds, what a restore keeps safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from machines.events import CallRefused
+from machines.rollout import DAEMON
+from rolloutd import journal
+from rolloutd.reloading import Compiler
+from rolloutd.store import open_store
+from rolloutd.upkeep.copies import EPOCH_LEAP
+
+LEDGER = "rolloutd.sqlite"
+
+Ctl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with settings, an inventory of one node, and a state directory."""
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"n1": {"team": "t1"}}}}))
+    settings = {"state_dir": "state", "socket": "s", "inventory": [{"ansible": {"path": "hosts.yml"}}]}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "state").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def ctl(place: Path) -> Iterator[Ctl]:
+    """Run rolloutctl on these settings."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rolloutd.cli", *words, "--config", str(place / "config.yaml")]
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    return run
+
+
+async def write(place: Path, *calls: str) -> None:
+    """Be a daemon for a moment that audits these calls."""
+    store = await open_store(place / "state", compile=Compiler({}))
+    for call in calls:
+        await store.commit([CallRefused(DAEMON, call, "why", 1.0)], actor=DAEMON, cause="test", at=1.0)
+    await store.close()
+
+
+def epoch_of(place: Path) -> int:
+    """Return the epoch of the database."""
+    with closing(sqlite3.connect(place / "state" / LEDGER)) as connection:
+        (epoch,) = connection.execute("SELECT epoch FROM tenure").fetchone()
+    return int(epoch)
+
+
+def alter(place: Path) -> None:
+    """Change the audit as somebody with a shell would."""
+    with closing(sqlite3.connect(place / "state" / LEDGER)) as connection:
+        connection.execute("UPDATE audit SET entry = replace(entry, 'why', 'wny') WHERE seq = 1")
+        connection.commit()
+
+
+async def test_the_doctor_finds_nothing_where_nothing_is(place: Path, ctl: Ctl) -> None:
+    """Every subject has its line, and the exit code is 0."""
+    await write(place, "one")
+    done = ctl("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert all(line.startswith("ok    ") for line in said)
+    subjects = [line.split(":")[0].removeprefix("ok    ") for line in said]
+    assert subjects[:3] == ["settings", "state directory", "disk"]
+    assert {"database", "audit", "invariants", "ansible", "ssh", "daemon"} <= set(subjects)
+    assert any("hosts.yml: 1 nodes" in line for line in said)
+
+
+def test_the_doctor_works_before_the_first_start(place: Path, ctl: Ctl) -> None:
+    """No database is no mistake."""
+    done = ctl("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {f["subject"]: f["ok"] for f in json.loads(done.stdout)}["database"] is True
+
+
+@pytest.mark.parametrize(
+    ("breaking", "subject", "advice"),
+    [
+        ("mistake", "settings", "max_parallel"),
+        ("no inventory", "settings", "no inventory is named"),
+        ("open state", "state directory", "chmod 700"),
+        ("altered audit", "audit", "compare with a backup"),
+        ("damage", "database", "damaged"),
+        ("no ansible", "ansible", "install ansible-core"),
+        ("no key", "ssh", "make it, or change"),
+        ("no hosts", "ansible:", "name an existing file"),
+    ],
+)
+async def test_the_doctor_says_what_to_do(
+    place: Path, ctl: Ctl, breaking: str, subject: str, advice: str
+) -> None:
+    """One thing that is wrong is one line, and exit code 1."""
+    await write(place, *(str(number) for number in range(50)))
+    settings = yaml.safe_load((place / "config.yaml").read_text())
+    match breaking:
+        case "mistake":
+            settings["max_parallel"] = "many"
+        case "no inventory":
+            del settings["inventory"]
+        case "open state":
+            (place / "state").chmod(0o755)
+        case "altered audit":
+            alter(place)
+        case "damage":
+            with (place / "state" / LEDGER).open("r+b") as file:
+                file.seek(4096 * 2)
+                file.write(os.urandom(4096 * 4))
+        case "no ansible":
+            settings["ansible"] = {"bin": "/nowhere/ansible-playbook"}
+        case "no key":
+            settings["ssh"] = {"key_file": "id_missing"}
+        case "no hosts":
+            (place / "hosts.yml").unlink()
+    (place / "config.yaml").write_text(yaml.safe_dump(settings))
+    done = ctl("doctor")
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG ")]
+    assert done.returncode == 1
+    found = [line for line in wrong if line.startswith(f"WRONG {subject}")]
+    assert found, done.stdout + done.stderr
+    assert advice in found[0]
+
+
+async def test_a_backup_is_whole_while_a_daemon_writes(place: Path, ctl: Ctl) -> None:
+    """What was committed before is in it, and its chain verifies by itself."""
+    store = await open_store(place / "state", compile=Compiler({}))
+    try:
+        refused = CallRefused(DAEMON, "call", "why", 1.0)
+        await store.commit([refused], actor=DAEMON, cause="test", at=1.0)
+        done = ctl("backup", str(place / "copy.sqlite"))
+        await store.commit([refused], actor=DAEMON, cause="test", at=1.0)
+    finally:
+        await store.close()
+    assert done.returncode == 0, done.stderr
+    assert "trees" in done.stderr
+    verdict = journal.verify(place / "copy.sqlite")
+    assert (verdict.ok, verdict.entries) == (True, 1)
+    assert verdict.head in done.stdout
+    assert (place / "copy.sqlite").stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in place.iterdir()) == ["config.yaml", "copy.sqlite", "hosts.yml", "state"]
+
+
+async def test_a_restore_goes_back_in_everything_but_the_epoch(place: Path, ctl: Ctl) -> None:
+    """Nodes refuse older epochs, so the epoch never goes back; the lost database is kept."""
+    await write(place, "one")
+    ctl("backup", str(place / "copy.sqlite"))
+    await write(place, "two")
+    await write(place, "three")
+    newest = epoch_of(place)
+    done = ctl("restore", str(place / "copy.sqlite"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert epoch_of(place) == newest
+    told = json.loads(done.stdout)
+    assert journal.verify(Path(told["kept"])).entries == 3
+    assert journal.verify(place / "state" / LEDGER).entries == 1
+    await write(place, "four")
+    assert journal.verify(place / "state" / LEDGER).ok
+
+
+async def test_a_restore_over_a_lost_database_leaps(place: Path, ctl: Ctl) -> None:
+    """Where nobody knows the newest epoch it goes far beyond the copy's."""
+    await write(place, "one")
+    ctl("backup", str(place / "copy.sqlite"))
+    (place / "state" / LEDGER).write_bytes(b"no database")
+    assert ctl("restore", str(place / "copy.sqlite")).returncode == 0
+    assert epoch_of(place) == 1 + EPOCH_LEAP
+
+
+async def test_a_restore_is_refused_under_a_daemon(place: Path, ctl: Ctl) -> None:
+    """The daemon's lock stands before it, and nothing is changed."""
+    await write(place, "one")
+    ctl("backup", str(place / "copy.sqlite"))
+    store = await open_store(place / "state", compile=Compiler({}))
+    try:
+        done = ctl("restore", str(place / "copy.sqlite"))
+    finally:
+        await store.close()
+    assert done.returncode == 1
+    assert f"pid {os.getpid()}" in done.stderr
+    assert journal.verify(place / "state" / LEDGER).entries == 1
+
+
+async def test_a_broken_chain_is_copied_loudly_and_never_restored(place: Path, ctl: Ctl) -> None:
+    """A copy of what is there is worth having; going on from it is not."""
+    await write(place, "one", "two")
+    alter(place)
+    done = ctl("backup", str(place / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "BROKEN" in done.stderr
+    done = ctl("restore", str(place / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "audit chain is broken" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+async def test_what_is_no_copy_is_not_restored(place: Path, ctl: Ctl, content: bytes | None) -> None:
+    """The database stays as it is."""
+    await write(place, "one")
+    if content is not None:
+        (place / "copy.sqlite").write_bytes(content)
+    assert ctl("restore", str(place / "copy.sqlite")).returncode == 1
+    assert journal.verify(place / "state" / LEDGER).entries == 1
