@@ -158,15 +158,21 @@ def _same(one: Actor, other: Actor) -> bool:
 def _mind_scope(state: State, who: Asker, scope: str, verb: str) -> None:
     key, _, value = scope.partition("/")
     known = (
-        scope == "all" or (key == "team" and value in state.settings.teams) or scope in state.index.pool_ids()
+        scope == "all"
+        or (key == "team" and value in state.settings.teams)
+        or (key == "node" and value in state.index.nodes)
+        or scope in state.index.pool_ids()
     )
     if not known:
         raise NotFound(
-            f"there is no scope {scope}: it is all, team/NAME or a pool such as rolloutctl locks lists"
+            f"there is no scope {scope}: it is all, team/NAME, node/NAME or a pool (rolloutctl locks)"
         )
-    if who.admin or (key == "team" and value in who.teams):
+    team = value if key == "team" else None
+    if key == "node" and value in state.index.nodes:
+        team = state.index.nodes[value].team
+    if who.admin or team in who.teams:
         return
-    owners = f"members of {value} and admins" if key == "team" else "admins"
+    owners = f"members of {team} and admins" if team is not None else "admins"
     raise NotAllowed(f"{who.user} may not {verb} {scope}: {owners} may")
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from machines.events import (
     Event,
     HoldTaken,
+    NodeAdvanced,
     NodeOrdered,
     RolloutCancelled,
     RolloutDeleted,
@@ -91,13 +92,13 @@ def mind_administering(who: Asker, verb: str) -> None:
 # -- a whole rollout ----------------------------------------------------------
 
 
-def pause(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
-    """Start no node of it until a person resumes it; paused again changes nothing."""
+def pause(state: State, who: Asker, rollout: Rollout, reason: str, *, stop: bool = False) -> Events:
+    """Start no node of it until a person resumes it; with `stop`, end what runs as well."""
     mind_steering(who, rollout, "pause")
     _mind_open(rollout)
-    if rollout.paused is not None:
-        return ()
-    return (RolloutPaused(rollout.id, who.actor, reason, state.now()),)
+    paused = RolloutPaused(rollout.id, who.actor, reason, state.now())
+    stops = _stops(state, who, rollout, reason) if stop else ()
+    return stops if rollout.paused is not None else (paused, *stops)
 
 
 def resume(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
@@ -113,13 +114,14 @@ def resume(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
     return (RolloutResumed(rollout.id, who.actor, reason, state.now()),)
 
 
-def cancel(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
-    """Start nothing of it ever again; nodes in flight finish.  Cancelled again changes nothing."""
+def cancel(state: State, who: Asker, rollout: Rollout, reason: str, *, stop: bool = False) -> Events:
+    """Start nothing of it ever again; nodes in flight finish, unless `stop` ends what runs."""
     mind_steering(who, rollout, "cancel")
+    stops = _stops(state, who, rollout, reason) if stop else ()
     if rollout.cancelled is not None:
-        return ()
+        return stops
     _mind_open(rollout)
-    return (RolloutCancelled(rollout.id, who.actor, reason, state.now()),)
+    return (RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
 
 
 def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]) -> Events:
@@ -128,7 +130,9 @@ def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]
     if not rollout.closed:
         raise Refused("not-closed", f"{rollout.id} is still going: cancel it first")
     for target in targets:
-        isolated = target.isolated and target.node in state.index.nodes  # nobody can return a node that is gone
+        isolated = (
+            target.isolated and target.node in state.index.nodes
+        )  # nobody can return a node that is gone
         if target.phase in BUSY or isolated or target.order is not None:
             raise Refused(
                 "not-settled",
@@ -139,6 +143,19 @@ def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]
 
 
 # -- one node -----------------------------------------------------------------
+
+
+def advance(state: State, who: Asker, rollout: Rollout, target: Target, reason: str) -> Events:
+    """Let a waiting node go before the others of its wave; every rule of starting still holds."""
+    if target.team is None or target.team not in who.teams:
+        mind_steering(who, rollout, f"advance {target.node} of")
+    _mind_open(rollout)
+    if target.phase is not Phase.PENDING:
+        raise Refused("not-now", f"{target.node} is {_standing(target)}: only waiting nodes can be advanced")
+    places = [each.position for each in state.index.targets(rollout.id) if each.wave == target.wave]
+    if target.position == min(places):
+        return ()
+    return (NodeAdvanced(rollout.id, target.node, min(places) - 1, who.actor, reason, state.now()),)
 
 
 def retry(state: State, who: Asker, rollout: Rollout, target: Target, reason: str) -> Events:
@@ -229,6 +246,15 @@ def give_back(state: State, who: Asker, node: str, reason: str) -> tuple[Target,
 
 
 # -- what they share ----------------------------------------------------------
+
+
+def _stops(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
+    """Return the order to stop for every node that is at work."""
+    return tuple(
+        NodeOrdered(rollout.id, each.node, Order.STOP, who.actor, reason, state.now())
+        for each in state.index.targets(rollout.id)
+        if each.phase in BUSY and each.order is not Order.STOP
+    )
 
 
 def _ordered(state: State, who: Asker, target: Target, reason: str) -> NodeOrdered:

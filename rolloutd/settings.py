@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
 
 from rolloutd.errors import InvalidFile, Mistake
+from rolloutd.outside import PATHS as OUTSIDE_PATHS
+from rolloutd.outside import Notify, ServiceAccount, ServiceName
 from rolloutd.planfile import rules
 from rolloutd.planfile.check import Breach, Format, check
 from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
@@ -57,8 +59,9 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     ("ssh", "key_file"),
     ("ansible", "bin"),
     *SOURCE_PATHS,
+    *OUTSIDE_PATHS,
 )
-"""Where paths stand; `*` is any item of a list."""
+"""Where paths stand; `*` is any item of a list or value of a mapping."""
 
 
 def _max_unavailable(value: object) -> int | str:
@@ -227,6 +230,10 @@ class Settings(Part):
     )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached where the inventory does not say it.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
+    service_accounts: dict[ServiceName, ServiceAccount] = Field(
+        default={}, max_length=100, description="Services whose signed tokens are votes, by name."
+    )
+    notify: Notify | None = Field(default=None, description="Whom to tell of what happens.")
 
     _files: tuple[Path, ...] = PrivateAttr(default=())
 
@@ -342,7 +349,7 @@ def _places(root: Value, pattern: Sequence[str]) -> Iterator[tuple[Value, str]]:
     """Yield the mappings, and their key, that a pattern names."""
     parents = [root]
     for part in pattern[:-1]:
-        step = [parent.children if part == "*" else parent.child(part) for parent in parents]
+        step = [_children(parent) if part == "*" else parent.child(part) for parent in parents]
         parents = [
             child
             for found in step
@@ -352,6 +359,11 @@ def _places(root: Value, pattern: Sequence[str]) -> Iterator[tuple[Value, str]]:
     for parent in parents:
         if isinstance(parent.children, dict):
             yield parent, pattern[-1]
+
+
+def _children(parent: Value) -> list[Value] | None:
+    found = parent.children
+    return list(found.values()) if isinstance(found, dict) else found
 
 
 def _team_rules(root: Value) -> Iterator[Breach]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from machines.events import Event, RolloutCancelled, RolloutOpened
+from machines.moves import move
 from machines.node import Node, pools_of
 from machines.plan import Digest, Plan
-from machines.rollout import Actor, Target
+from machines.rollout import Actor, Rollout, Target
+from machines.states import BUSY, Outcome, Trigger
 from machines.waves import assign
 from rolloutd import planfile
 from rolloutd.compile import compile_plan
@@ -87,11 +89,17 @@ async def submit(
         )
         if existing is not None and not again:
             return existing, True
-        events = _take_over(state, made.plan.name, who, supersede=supersede or again)
         rollout = _new_id(state, made.plan.name)
         done = await state.store.done_before(made.digest.change)
-        events.append(_opened(state, made, rollout, who, done, again=again))
-        await state.commit(events, actor=who, cause=f"plan {made.plan.name} submitted")
+        async with state.deciding(who) as commit:
+            old = _live(state, made.plan.name, supersede=supersede or again)
+            ends = [RolloutCancelled(r.id, who, f"superseded by {rollout}", state.now()) for r in old]
+            done |= _under_way(state, old, made)
+            stays = {} if again else _settled(state, old, made)
+            opened = _opened(state, made, rollout, who, done, again=again)
+            opened = replace(opened, supersedes=old[-1].id if old else None)
+            await commit([*ends, opened], f"plan {made.plan.name} submitted")
+            await commit(_stay(state, rollout, stays), f"done in the rollout that {rollout} supersedes")
         return rollout, False
 
 
@@ -156,7 +164,11 @@ def _targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...
             message="the selector matches no node",
         )
         raise InvalidFile((mistake,))
-    canaries = {name: tuple(team.canaries) for name, team in state.settings.teams.items()}
+    own = state.index.team_rules
+    canaries = {
+        name: (*team.canaries, *(own[name].canaries if name in own else ()))
+        for name, team in state.settings.teams.items()
+    }
     keys = (*state.index.limits.pools, *plan.pool_keys)
     return tuple(
         Target(
@@ -171,19 +183,54 @@ def _targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...
     )
 
 
-def _take_over(state: State, name: str, who: Actor, *, supersede: bool) -> list[Event]:
-    """Return what must happen to a live rollout of the same plan name, or refuse."""
+def _live(state: State, name: str, *, supersede: bool) -> list[Rollout]:
+    """Return the rollouts of the same plan name that this one takes over from, or refuse."""
     live = [r for r in state.index.rollouts.values() if r.plan.name == name and not r.closed]
-    if not live:
-        return []
-    if not supersede:
+    if live and not supersede:
         raise Refused(
             "same-name",
             f"rollout {live[0].id} of plan {name} is still going, with another digest; "
             "cancel it, or submit with --supersede to take over from it",
         )
+    return live
+
+
+def _under_way(state: State, old: Sequence[Rollout], made: Draft) -> frozenset[str]:
+    """Return the nodes that will have this very change once the old rollout's nodes in flight are done."""
+    return frozenset(
+        target.node
+        for rollout in old
+        if rollout.digest.change == made.digest.change
+        for target in state.index.targets(rollout.id)
+        if target.phase in BUSY
+    )
+
+
+def _settled(state: State, old: Sequence[Rollout], made: Draft) -> dict[str, str]:
+    """Return the nodes that the old rollout brought to this very change, and which rollout it was."""
+    return {
+        target.node: rollout.id
+        for rollout in old
+        if rollout.digest.change == made.digest.change
+        for target in state.index.targets(rollout.id)
+        if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+    }
+
+
+def _stay(state: State, rollout: str, settled: Mapping[str, str]) -> list[Event]:
+    """Return the moves of nodes that stay done: nobody touches them, nobody looks at them."""
     now = state.now()
-    return [RolloutCancelled(r.id, who, f"superseded by a new submit of {name}", now) for r in live]
+    return [
+        move(
+            target,
+            Trigger.FOUND_CURRENT,
+            now,
+            outcome=Outcome.ALREADY_CURRENT,
+            text=f"done in {settled[target.node]} with the same change",
+        )
+        for target in state.index.targets(rollout)
+        if target.node in settled
+    ]
 
 
 def _new_id(state: State, name: str) -> str:

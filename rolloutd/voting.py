@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from machines import gates
 from machines.events import RolloutCancelled, VoteCast, VoteWithdrawn
 from machines.plan import GateName
-from machines.rollout import Failure, Rollout, Vote
+from machines.rollout import ActorKind, Failure, Rollout, Vote
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.orders import Asker, Events
 from rolloutd.state import State
@@ -167,8 +167,8 @@ def _speaks_for(
 def _mind_eyes(who: Asker, rollout: Rollout, cast: Vote) -> None:
     if cast.yes and not gates.may_fill(rollout, cast):
         raise NotAllowed(
-            f"{who.user} submitted {rollout.id}, and its gate {cast.gate} asks for four eyes: "
-            "somebody else must say yes"
+            f"{who.user} submitted {rollout.id}, or speaks for or through who did, and its gate {cast.gate} "
+            "asks for four eyes: somebody else must say yes"
         )
 
 
@@ -177,7 +177,7 @@ def _mind_earlier(state: State, rollout: Rollout, cast: Vote) -> None:
     earlier = [
         each
         for each in gates.cast_at(rollout, cast.gate, cast.wave)
-        if each.actor.uid == cast.actor.uid and gates.counts(rollout, each, cast.at)
+        if each.actor.is_same_human(cast.actor) and gates.counts(rollout, each, cast.at)
     ]
     if cast.yes and any(not each.yes for each in earlier):
         raise Refused(
@@ -247,6 +247,10 @@ def _mind_extent(rollout: Rollout, ballot: Ballot, now: float) -> None:
 
 
 def _same(cast: Vote, who: Asker) -> bool:
+    if cast.actor.kind is not who.actor.kind:
+        return False
+    if cast.actor.kind is ActorKind.SERVICE:
+        return cast.actor.name == who.actor.name
     return cast.actor.uid == who.actor.uid
 
 

@@ -84,6 +84,12 @@ def shared_options() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help=f"the daemon's socket (default: $ROLLOUTD_SOCKET, else {DEFAULT_SOCKET})",
     )
+    shared.add_argument(
+        "--host",
+        metavar="HOST",
+        default=argparse.SUPPRESS,
+        help="reach the daemon there over ssh, as the account that you log in to ([USER@]HOST[:PORT])",
+    )
     return shared
 
 

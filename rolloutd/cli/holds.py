@@ -29,7 +29,7 @@ def register(family: Family) -> None:
     unfreeze = family.command("unfreeze", lift, "lift a freeze")
     for parser in (freeze, unfreeze):
         parser.add_argument(
-            "--scope", metavar="SCOPE", help="all (the default), team/NAME, or a pool (rack/r12)"
+            "--scope", metavar="SCOPE", help="all (the default), team/NAME, node/NAME, or a pool (rack/r12)"
         )
     add_until(freeze, "when it ends by itself")
     add_reason(freeze)

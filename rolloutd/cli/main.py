@@ -13,8 +13,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolloutd import __version__
-from rolloutd.cli import console, exits, holds, local, plans, reading, steering, trail, voting, watch
-from rolloutd.cli.command import Call, Family, Parser, shared_options
+from rolloutd.cli import (
+    console,
+    exits,
+    holds,
+    local,
+    plans,
+    reading,
+    steering,
+    teams,
+    tokens,
+    trail,
+    voting,
+    watch,
+)
+from rolloutd.cli.command import Call, Family, Handler, Parser, shared_options
 from rolloutd.cli.output import say
 from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import RolloutdError
@@ -52,14 +65,14 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
     family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared)
-    for module in (plans, reading, watch, voting, steering, holds, trail, local, console):
+    for module in (plans, reading, watch, voting, steering, holds, teams, tokens, trail, local, console):
         module.register(family)
     return top
 
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code: int = args.handler(Call(args, Client(getattr(args, "socket", None))))
+        code = _called(args)
     except exits.Stop as stop:
         if stop.text:
             say(stop.text)
@@ -77,6 +90,17 @@ def _run(args: argparse.Namespace) -> int:
         say(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
         return exits.NO
     return code
+
+
+def _called(args: argparse.Namespace) -> int:
+    handler: Handler = args.handler
+    path, host = getattr(args, "socket", None), getattr(args, "host", None)
+    if host is None:
+        return handler(Call(args, Client(path)))
+    from rolloutd.cli.remote import reached
+
+    with reached(host, path) as here:
+        return handler(Call(args, Client(here)))
 
 
 def _explain_silence(none: NoDaemon) -> int:

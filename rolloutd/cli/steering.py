@@ -17,9 +17,11 @@ _ROLLOUT_VERBS = {
     "resume": ("lift a person's pause", "resumed"),
     "cancel": ("end this rollout: nothing of it starts any more", "cancelled; nodes in flight finish"),
 }
+_STOPPING = frozenset({"pause", "cancel"})
 _NODE_VERBS = {
     "retry": ("try a failed node again", "will be tried again"),
     "rollback": ("run the rollback playbook on a failed node", "will be rolled back"),
+    "advance": ("let a waiting node go before the others of its wave", "goes next"),
 }
 
 
@@ -29,6 +31,12 @@ def register(family: Family) -> None:
         parser = family.command(verb, steer_rollout, summary)
         add_rollout(parser)
         add_reason(parser)
+        if verb in _STOPPING:
+            parser.add_argument(
+                "--now",
+                action="store_true",
+                help="end what runs too: its nodes are failed, for you to judge",
+            )
     for verb, (summary, _) in _NODE_VERBS.items():
         parser = family.command(verb, steer_node, summary)
         add_rollout(parser)
@@ -65,8 +73,13 @@ def _register_skip(family: Family) -> None:
 def steer_rollout(call: Call) -> int:
     """Pause, resume or cancel."""
     verb: str = call.args.command
-    answer = call.client.post(path_of("rollouts", call.args.rollout, verb), {"reason": call.args.reason})
-    return _report(call, answer, f"{call.args.rollout}: {_ROLLOUT_VERBS[verb][1]}")
+    body: dict[str, Any] = {"reason": call.args.reason}
+    said = _ROLLOUT_VERBS[verb][1]
+    if verb in _STOPPING and call.args.now:
+        body["now"] = True
+        said = said.replace("nodes in flight finish", "what runs is being ended")
+    answer = call.client.post(path_of("rollouts", call.args.rollout, verb), body)
+    return _report(call, answer, f"{call.args.rollout}: {said}")
 
 
 def steer_node(call: Call) -> int:

@@ -32,11 +32,14 @@ def register(family: Family) -> None:
     parser.usage = (
         "rolloutctl audit [ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT] [--after SEQ] [--limit N]\n"
         "                        [-f] [--json]\n"
-        "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]"
+        "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
+        "       rolloutctl audit head [--database FILE] [--json]\n"
+        "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
     parser.add_argument(
-        "rollout", metavar="ROLLOUT", nargs="?", help="only of this rollout; or the word 'verify'"
+        "rollout", metavar="ROLLOUT", nargs="?", help="only of this rollout; or verify, head or export"
     )
+    parser.add_argument("exported", metavar="ROLLOUT", nargs="?", help="the rollout to export")
     parser.add_argument("--node", metavar="NODE", help="only of this node")
     parser.add_argument("--actor", metavar="NAME", help="only by this person")
     parser.add_argument("--kind", metavar="EVENT", help="only this kind of event, such as VoteCast")
@@ -47,6 +50,9 @@ def register(family: Family) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on showing new ones")
     parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
     parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="write the export there (ROLLOUT.tar.gz); - is stdout"
+    )
+    parser.add_argument(
         "--head", metavar="HASH", type=_hash, help="a hash noted earlier, which must still occur"
     )
 
@@ -54,8 +60,16 @@ def register(family: Family) -> None:
 def audit(call: Call) -> int:
     """Show entries, or verify the chain."""
     args = call.args
+    if args.rollout == "export" and args.exported is not None:
+        from rolloutd.cli.exporting import export
+
+        return export(call.client, args.exported, args.output)
+    if args.exported is not None or args.output is not None:
+        raise exits.Stop(exits.USAGE, "one ROLLOUT only; rolloutctl audit export ROLLOUT makes an archive")
     if args.rollout == "verify":
         return _verify(call)
+    if args.rollout == "head" and args.head is None:
+        return _head(call)
     if args.database is not None or args.head is not None:
         raise exits.Stop(exits.USAGE, "--database and --head belong to: rolloutctl audit verify")
     if args.follow:
@@ -124,6 +138,19 @@ def _verify(call: Call) -> int:
         put(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {printable(verdict['message'])}")
         put(f"head {verdict['head']}")
     return exits.DONE if verdict["ok"] else exits.NO
+
+
+def _head(call: Call) -> int:
+    """Print the hash that is to be kept elsewhere."""
+    if call.args.database is None:
+        found: dict[str, Any] = call.get(path_of("audit", "head"))
+    else:
+        verdict = _verdict_of_file(call.args)
+        if not verdict["ok"]:
+            raise exits.Stop(exits.NO, f"NOT INTACT: {verdict['message']}")
+        found = {"seq": verdict["entries"], "hash": verdict["head"], "at": None}
+    put_json(found) if call.args.json else put(f"{found['hash']} {found['seq']}")
+    return exits.DONE
 
 
 def _verdict_of_daemon(call: Call) -> dict[str, Any]:

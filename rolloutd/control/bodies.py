@@ -11,6 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
+from rolloutd.planfile.model import WindowSpec
+from rolloutd.tokens import LONGEST as LONGEST_TOKEN
+
 LONGEST_REASON = 2_000
 """Characters of a reason: a paragraph; the audit keeps every one for ever."""
 
@@ -25,6 +28,9 @@ LONGEST_PLAN = 2 * 1024 * 1024
 
 MOST_NODES_NAMED = 1_000
 """Nodes named in one vote; more are what `more` is for."""
+
+MOST_WINDOWS = 100
+"""Windows of one team; every decision looks at all of them."""
 
 PAGE = 1_000
 """Audit entries of one answer unless asked otherwise, and the most that may be asked."""
@@ -98,6 +104,28 @@ class Because(Body):
     """A reason, which the audit keeps."""
 
     reason: Reason
+
+
+class BecauseNow(Because):
+    """A reason, and whether what runs is ended at once."""
+
+    now: bool = False
+
+
+class SetTeam(Body):
+    """A team's own windows and canaries; what is not given stays as it is, an empty list takes it back."""
+
+    reason: Reason
+    windows: Annotated[list[WindowSpec], Field(max_length=MOST_WINDOWS)] | None = None
+    canaries: Annotated[list[Name], Field(max_length=MOST_NODES_NAMED)] | None = None
+
+
+class TokenVote(Body):
+    """A service's signed token: it says everything of the vote."""
+
+    token: Annotated[
+        str, StringConstraints(min_length=1, max_length=LONGEST_TOKEN), AfterValidator(_one_line)
+    ]
 
 
 class MaybeBecause(Body):

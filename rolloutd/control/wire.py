@@ -281,6 +281,18 @@ class TeamShown(TypedDict):
     canaries: list[str]
 
 
+class Team(TypedDict):
+    """A team: what the settings say of it, and what it has set for itself on top (`own_...`)."""
+
+    team: str
+    members: list[str]
+    windows: list[str]
+    own_windows: list[str]
+    canaries: list[str]
+    own_canaries: list[str]
+    freezes: list[Freeze]
+
+
 class PoolKeyShown(TypedDict):
     """A label key that makes pools, and the budget of those that have none of their own."""
 
@@ -542,6 +554,14 @@ class AuditEntry(TypedDict):
     seq: int
     hash: str
     entry: dict[str, Any]
+
+
+class Head(TypedDict):
+    """The latest audit entry; its hash, kept elsewhere, shows later whether the tail was cut."""
+
+    seq: int
+    hash: str
+    at: str | None
 
 
 class Error(TypedDict):

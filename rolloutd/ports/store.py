@@ -10,6 +10,7 @@ from machines.events import Actor, Event, StepRecord
 from machines.index import Snapshot
 from machines.plan import Digest
 from machines.rollout import Pause, Rollout, Target
+from rolloutd.journal import Verdict
 from rolloutd.ports.values import JSON
 
 
@@ -129,6 +130,14 @@ class Store(Protocol):
 
     async def head(self) -> Entry | None:
         """Return the latest audit entry."""
+        ...
+
+    async def verify(self, head: str | None = None) -> Verdict:
+        """Check the audit's chain from its first entry on; with `head`, that it still occurs."""
+        ...
+
+    async def is_spent(self, token: str) -> bool:
+        """Say whether a service spoke by this token already."""
         ...
 
     async def close(self) -> None:

@@ -27,6 +27,7 @@ from machines.events import (
 from machines.windows import Window
 from rolloutd.journal import canonical
 from rolloutd.store.statement import Statement, actor_text, list_text
+from rolloutd.tokens import SPENT
 
 # -- rollouts ---------------------------------------------------------------------
 
@@ -100,9 +101,6 @@ _OPENED = "INSERT INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?) ON C
 
 
 _SPEND = "INSERT INTO spent_token (id, spent_at) VALUES (?, ?)"
-
-SPENT = "this token was used before"
-"""With these words a commit is refused whose vote comes by a token that was used."""
 
 
 def token_spent(event: VoteCast | VoteWithdrawn | GateOpened) -> Iterator[Statement]:

@@ -208,6 +208,11 @@ def head_of(connection: sqlite3.Connection) -> Entry | None:
     return Entry(*row) if row else None
 
 
+def is_spent(connection: sqlite3.Connection, token: str) -> bool:
+    """Say whether a token was used."""
+    return connection.execute("SELECT 1 FROM spent_token WHERE id = ?", (token,)).fetchone() is not None
+
+
 def digests_of(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the digest of every rollout, for the audit."""
     return dict(connection.execute("SELECT id, digest FROM rollout").fetchall())

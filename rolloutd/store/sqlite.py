@@ -25,6 +25,7 @@ from typing import TypeVar
 from machines.events import Actor, Event, RolloutOpened, StepRecord
 from machines.index import Snapshot
 from machines.rollout import Rollout, Target
+from rolloutd import journal
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import JSON, ClosedRollout, Entry
 from rolloutd.store import database, reading
@@ -176,6 +177,17 @@ class SqliteStore:
     async def head(self) -> Entry | None:
         """Return the latest audit entry."""
         return await self._read(reading.head_of)
+
+    async def verify(self, head: str | None = None) -> journal.Verdict:
+        """Check the chain on a connection of its own, beside everything else that is read."""
+        try:
+            return await asyncio.to_thread(journal.verify, self.path, head)
+        except FileNotFoundError as error:
+            raise StoreFailed(f"{self.path} is gone: stop the daemon and restore a backup") from error
+
+    async def is_spent(self, token: str) -> bool:
+        """Say whether a vote came by this token already."""
+        return await self._read(lambda connection: reading.is_spent(connection, token))
 
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         try:

@@ -22,6 +22,7 @@ import pytest
 from machines.events import GateOpened
 from machines.node import Node, Observation, Sight
 from machines.plan import GateName
+from rolloutd import tokens
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import NameService
 from tests.rolloutd.control_house import NODES, PLAN, House, house
@@ -31,6 +32,7 @@ from tests.support.people import Person, may_make_users, people
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 ROLES = ("nobody", "reader", "team", "owner", "submitter", "admin", "service")
 BECAUSE = {"reason": "because"}
+SECRET = b"0123456789abcdef0123456789abcdef"
 Key = tuple[str, str]
 
 pytestmark = pytest.mark.skipif(not may_make_users(), reason="needs root and useradd: real users are made")
@@ -104,7 +106,7 @@ def plain(path: str, body: Any = None) -> Arrange:
     """Ask for something that needs no more than a rollout."""
 
     async def arrange(scene: Scene, role: str, own: bool) -> Ask:
-        return Ask(path.replace("{r}", scene.rollout).replace("{n}", "p1"), body)
+        return Ask(path.replace("{r}", scene.rollout).replace("{n}", "p1").replace("{t}", "search"), body)
 
     return arrange
 
@@ -169,6 +171,33 @@ async def withdrawing(scene: Scene, role: str, own: bool) -> Ask:
     )
 
 
+async def carrying(scene: Scene, role: str, own: bool) -> Ask:
+    rollout = scene.inside.state.index.rollout(scene.rollout)
+    claims = {
+        "service": "jira",
+        "rollout": rollout.id,
+        "gate": "start",
+        "digest": rollout.digest.whole,
+        "answer": "yes",
+        "outside": "alice@example.com",
+        "expires": scene.inside.clock.now() + 60,
+        "nonce": "n" * 16,
+        "reason": "CHG-4711",
+    }
+    token = tokens.sign(claims, SECRET if own else SECRET[::-1])
+    return Ask(f"{scene.at}/votes/token", {"token": token})
+
+
+async def ruling(scene: Scene, role: str, own: bool) -> Ask:
+    team, node = MINE.get(role, ("payments", "p2"))
+    body = {"canaries": [node if own else "s2"], **BECAUSE}
+    return Ask(f"/v1/teams/{team if own else 'search'}", body)
+
+
+async def advancing(scene: Scene, role: str, own: bool) -> Ask:
+    return Ask(f"{scene.at}/nodes/{'p2' if own else 's2'}/advance", BECAUSE)
+
+
 async def holding(scene: Scene, role: str, own: bool) -> Ask:
     _, node = MINE.get(role, ("payments", "p2"))
     return Ask("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **BECAUSE})
@@ -204,7 +233,7 @@ READING = (
         "/v1/events",
     ),
     *("/v1/settings", "/v1/inventory", "/v1/audit", "/v1/audit/verify", _R, f"{_R}/nodes", f"{_R}/plan"),
-    *(_N, f"{_N}/why", f"{_N}/log"),
+    *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}"),
 )
 
 ASKS: dict[Key, Arrange] = {
@@ -215,15 +244,18 @@ ASKS: dict[Key, Arrange] = {
     ("POST", "/v1/uploads"): plain("/v1/uploads", archive()),
     ("POST", "/v1/inventory/refresh"): plain("/v1/inventory/refresh", {}),
     ("POST", f"{_R}/votes"): voting,
+    ("POST", f"{_R}/votes/token"): carrying,
     ("POST", f"{_R}/withdraw"): withdrawing,
     ("POST", f"{_R}/pause"): plain(f"{_R}/pause", BECAUSE),
     ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", BECAUSE),
     ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", BECAUSE),
     ("DELETE", _R): after(cancelled, _R),
+    ("POST", f"{_N}/advance"): advancing,
     ("POST", f"{_N}/retry"): after(Scene.fail, f"{_N}/retry", BECAUSE),
     ("POST", f"{_N}/rollback"): after(Scene.fail, f"{_N}/rollback", BECAUSE),
     ("POST", f"{_N}/skip"): after(Scene.fail, f"{_N}/skip", {**BECAUSE, "put_back": "leave"}),
     ("POST", "/v1/nodes/{n}/return"): after(skipped, "/v1/nodes/{n}/return", {}),
+    ("PUT", "/v1/teams/{t}"): ruling,
     ("PUT", "/v1/holds"): holding,
     ("DELETE", "/v1/holds"): releasing,
     ("POST", "/v1/freezes"): freezing,
@@ -255,7 +287,10 @@ async def scene(cast: tuple[dict[str, Person], dict[str, str]]) -> Any:
             "search": {"members": ["nobody-of-these"]},
         },
         "admins": ["@" + groups["wheel"]],
+        "service_accounts": {"jira": {"key_file": str(place / "jira.key"), "teams": ["infra"]}},
     }
+    (place / "jira.key").touch(mode=0o600)
+    (place / "jira.key").write_bytes(SECRET)
     try:
         async with house(
             place, nodes=FLEET, names=NameService(lambda: 0.0), group=groups["socket"], **settings
@@ -278,7 +313,8 @@ def test_every_route_is_in_the_document_and_is_asked() -> None:
     served = {(route.method, route.path) for route in ROUTES}
     assert set(documented()) == served
     assert set(ASKS) == served
-    assert all(cell in {"yes", "no", "own"} for row in documented().values() for cell in row.values())
+    cells = {cell for row in documented().values() for cell in row.values()}
+    assert cells == {"yes", "no", "own", "token"}
 
 
 def test_the_document_says_who_may_as_the_routes_do() -> None:
@@ -286,6 +322,7 @@ def test_the_document_says_who_may_as_the_routes_do() -> None:
     for route in ROUTES:
         row = documented()[route.method, route.path]
         open_to_all = all(row[role] == "yes" for role in everybody)
+        assert {"token"} not in ({row[role]} for role in everybody) or route.who.startswith("whoever carries")
         assert open_to_all == route.who.startswith("everybody"), (route.method, route.path)
 
 
@@ -300,7 +337,7 @@ async def test_a_call_in_every_role(key: Key, cast: tuple[dict[str, Person], dic
                 await judge(made, key, role, row[role], own=True)
         return
     for role in ROLES:
-        for own in (True, False) if row[role] == "own" else (True,):
+        for own in (True, False) if row[role] in ("own", "token") else (True,):
             async with scene(cast) as made:
                 await judge(made, key, role, row[role] if own else "no", own=own)
 
@@ -324,7 +361,7 @@ async def judge(made: Scene, key: Key, role: str, cell: str, *, own: bool) -> No
     if status == 403:
         person = made.cast[role]
         assert told["code"] == "not-allowed"
-        assert person.name in told["error"]
+        assert person.name in told["error"] or "token" in told["error"]
         (entry,) = entries
         assert entry["event"] == "CallRefused"
         assert entry["actor"] == {"kind": "person", "name": person.name, "uid": person.uid}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from machines.states import Trigger
+from rolloutd import tokens
 from rolloutd.control.client import Answer
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import document, schema
@@ -19,6 +20,7 @@ from tests.rolloutd.control_house import PLAN, House, house
 from tests.support.shapes import problems
 
 BECAUSE = {"reason": "because"}
+SECRET = b"0123456789abcdef0123456789abcdef"
 FILE = {"file": "plan.yaml", "text": PLAN}
 
 
@@ -45,13 +47,38 @@ async def prepared(inside: House) -> dict[tuple[str, str], tuple[str, str, Any]]
         path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
         for path in (
             *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
-            "/v1/settings",
+            *("/v1/settings", "/v1/audit/head"),
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
             *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log"),
         )
     }
+    claims = {
+        "service": "jira",
+        "rollout": r,
+        "gate": "start",
+        "answer": "yes",
+        "outside": "zoe@example.com",
+        "digest": inside.state.index.rollout(r).digest.whole,
+        "expires": inside.clock.now() + 60.0,
+        "nonce": "n" * 16,
+        "reason": "CHG-1",
+    }
     return {("GET", path): asked for path, asked in reading.items()} | {
+        ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
+        ("PUT", "/v1/teams/{t}"): (
+            *("paul", "/v1/teams/payments"),
+            {**BECAUSE, "canaries": ["p2"], "windows": [{"days": "mon-sun", "from": "00:00", "to": "24:00"}]},
+        ),
+        ("POST", "/v1/rollouts/{r}/votes/token"): (
+            *("nora", f"/v1/rollouts/{r}/votes/token"),
+            {"token": tokens.sign(claims, SECRET)},
+        ),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/advance"): (
+            "sara",
+            f"/v1/rollouts/{r}/nodes/s2/advance",
+            BECAUSE,
+        ),
         ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", FILE),
         ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", FILE),
         ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", FILE),
@@ -90,7 +117,13 @@ async def test_every_route_answers_as_the_document_says(tmp_path: Path, kind: st
         return await open_store(tmp_path, compile=compiled)
 
     promised = document(ROUTES, "0.test")
-    async with house(tmp_path, store=sqlite if kind == "sqlite" else None) as inside:
+    key_file = tmp_path / "jira.key"
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(SECRET)
+    services = {"jira": {"key_file": str(key_file), "teams": ["infra"]}}
+    async with house(
+        tmp_path, store=sqlite if kind == "sqlite" else None, service_accounts=services
+    ) as inside:
         asked = await prepared(inside)
         assert set(asked) == {(route.method, route.path) for route in ROUTES}
         routes = {(route.method, route.path): route for route in ROUTES}

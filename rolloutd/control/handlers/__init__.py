@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rolloutd.control.handlers import ordering, plans, reading, streams
+from rolloutd.control.handlers import ordering, plans, reading, streams, teams
 from rolloutd.control.routes import Route
 
-ROUTES: tuple[Route, ...] = (*reading.ROUTES, *streams.ROUTES, *plans.ROUTES, *ordering.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *reading.ROUTES,
+    *streams.ROUTES,
+    *plans.ROUTES,
+    *ordering.ROUTES,
+    *teams.ROUTES,
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from machines import gates
 from machines.plan import GateName
@@ -51,7 +52,7 @@ async def vote(desk: Desk, call: Call) -> wire.Gate:
     found = await _live(desk, call)
     wave = voting.wave_of(desk.state, found.rollout, ballot.gate, ballot.wave)
     await _order(desk, call, found, lambda rollout: voting.vote(desk.state, call.who, rollout, ballot))
-    return _gate(desk, found, ballot.gate, wave)
+    return gate_of(desk, found, ballot.gate, wave)
 
 
 async def withdraw(desk: Desk, call: Call) -> wire.Gate:
@@ -68,7 +69,7 @@ async def withdraw(desk: Desk, call: Call) -> wire.Gate:
             desk.state, call.who, rollout, name, body.reason, team=body.team, wave=body.wave
         ),
     )
-    return _gate(desk, found, name, wave)
+    return gate_of(desk, found, name, wave)
 
 
 # -- rollouts -----------------------------------------------------------------
@@ -76,7 +77,7 @@ async def withdraw(desk: Desk, call: Call) -> wire.Gate:
 
 async def pause(desk: Desk, call: Call) -> wire.Rollout:
     """Start no node of a rollout until it is resumed."""
-    return await _steer(desk, call, orders.pause)
+    return await _steer(desk, call, partial(orders.pause, stop=call.body.now))
 
 
 async def resume(desk: Desk, call: Call) -> wire.Rollout:
@@ -86,7 +87,7 @@ async def resume(desk: Desk, call: Call) -> wire.Rollout:
 
 async def cancel(desk: Desk, call: Call) -> wire.Rollout:
     """End a rollout: nothing of it starts any more."""
-    return await _steer(desk, call, orders.cancel)
+    return await _steer(desk, call, partial(orders.cancel, stop=call.body.now))
 
 
 async def delete(desk: Desk, call: Call) -> wire.Deleted:
@@ -100,6 +101,11 @@ async def delete(desk: Desk, call: Call) -> wire.Deleted:
 
 
 # -- nodes --------------------------------------------------------------------
+
+
+async def advance(desk: Desk, call: Call) -> wire.Node:
+    """Let a waiting node go before the others of its wave."""
+    return await _steer_node(desk, call, orders.advance)
 
 
 async def retry(desk: Desk, call: Call) -> wire.Node:
@@ -244,7 +250,8 @@ def _refound(desk: Desk, found: Found) -> Found:
     return Found(desk.state.index, _current(desk.state, found), live=True)
 
 
-def _gate(desk: Desk, found: Found, name: GateName, wave: str) -> wire.Gate:
+def gate_of(desk: Desk, found: Found, name: GateName, wave: str) -> wire.Gate:
+    """Return a gate as it stands now."""
     now, rollout = desk.state.now(), _current(desk.state, found)
     view = gates.gate_view(desk.state.index, rollout, name, wave, now)
     return views.gate(desk.state.index, rollout, view, now)
@@ -269,7 +276,7 @@ def _instant(moment: datetime | None) -> float | None:
 
 
 _R, _N = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
-_BECAUSE = bodies.Because
+_BECAUSE, _BECAUSE_NOW = bodies.Because, bodies.BecauseNow
 
 ROUTES: Sequence[Route] = (
     Route(
@@ -284,7 +291,7 @@ ROUTES: Sequence[Route] = (
         body=bodies.WithdrawVote,
         who="whoever cast them",
     ),
-    Route("POST", f"{_R}/pause", pause, "Start no node", wire.Rollout, body=_BECAUSE, who=OWNERS),
+    Route("POST", f"{_R}/pause", pause, "Start no node", wire.Rollout, body=_BECAUSE_NOW, who=OWNERS),
     Route("POST", f"{_R}/resume", resume, "Lift a person's pause", wire.Rollout, body=_BECAUSE, who=OWNERS),
     Route(
         "POST",
@@ -292,10 +299,19 @@ ROUTES: Sequence[Route] = (
         cancel,
         "Start nothing of it any more",
         wire.Rollout,
-        body=_BECAUSE,
+        body=_BECAUSE_NOW,
         who=OWNERS,
     ),
     Route("DELETE", _R, delete, "Take a closed rollout off the lists", wire.Deleted, who=OWNERS),
+    Route(
+        "POST",
+        f"{_N}/advance",
+        advance,
+        "Let a waiting node go first",
+        wire.Node,
+        body=_BECAUSE,
+        who="members of the team that owns the plan or the node, and admins",
+    ),
     Route("POST", f"{_N}/retry", retry, "Try a failed node again", wire.Node, body=_BECAUSE, who=OWNERS),
     Route("POST", f"{_N}/rollback", rollback, "Roll a node back", wire.Node, body=_BECAUSE, who=OWNERS),
     Route("POST", f"{_N}/skip", skip, "Leave a node out", wire.Node, body=bodies.SkipNode, who=OWNERS),

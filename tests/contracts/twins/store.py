@@ -59,10 +59,10 @@ from machines.rollout import Hold, Rollout, Target
 from machines.states import BUSY, IllegalTransition, Outcome, Phase, edge
 from machines.windows import Freeze
 from rolloutd.errors import Conflict, NotFound, StoreFailed
-from rolloutd.journal import GENESIS, entry_hash
+from rolloutd.journal import GENESIS, Verdict, entry_hash
 from rolloutd.ports import JSON, ClosedRollout, Entry
-from rolloutd.store.decisions import SPENT
 from rolloutd.store.entries import draft, numbered, rollout_of
+from rolloutd.tokens import SPENT
 
 Compile = Callable[[Mapping[str, Any]], Plan]
 
@@ -159,6 +159,21 @@ class MemoryStore:
 
     async def head(self) -> Entry | None:
         return self.memory.entries[-1] if self.memory.entries else None
+
+    async def verify(self, head: str | None = None) -> Verdict:
+        previous, noted = GENESIS, head in (None, GENESIS)
+        for number, entry in enumerate(self.memory.entries, 1):
+            if entry.seq != number or entry_hash(previous, entry.text) != entry.hash:
+                return Verdict(False, number - 1, previous, number, f"entry {number} was altered")
+            previous = entry.hash
+            noted = noted or previous == head
+        count = len(self.memory.entries)
+        if not noted:
+            return Verdict(False, count, previous, count + 1, f"none of the {count} entries has the hash")
+        return Verdict(True, count, previous, None, f"{count} entries, each one hashed over the one before")
+
+    async def is_spent(self, token: str) -> bool:
+        return token in self.memory.spent
 
     async def steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         return tuple(
