@@ -25,7 +25,7 @@ from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
 from rolloutd.interruption import Interruptible
 from rolloutd.logbook import Logbook
-from rolloutd.ports import Busy, Check, Failed, Ok, RunRequest, StepContext, StepResult, Unknown
+from rolloutd.ports import Busy, Check, Failed, Ok, RunRequest, RunState, StepContext, StepResult, Unknown
 from rolloutd.state import InvariantBroken, Live, State
 from rolloutd.turn import Turn
 
@@ -48,6 +48,12 @@ STUCK_RETRY_S = 60.0
 
 GONE_LOOK_S = 5.0
 """How long to wait for the word that a node has left, once the inventory no longer has it."""
+
+FOLLOW_TRIES = 3
+"""How often a run is looked for whose following failed: what passes (no memory, no file left) has passed by then."""
+
+FOLLOW_RETRY_S = 5.0
+"""How long to wait before that: the run goes on meanwhile."""
 
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
@@ -243,14 +249,15 @@ class Driver:
         record = self._book.intend(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
         guard = await self._still_isolated()
         if not isinstance(guard, Ok):
+            begun = self._book.known(record)
             if action.begun:
-                await self._try(self._gear.runner.cancel(run))
-            await self._book.ended(record, guard)
+                await self._try(self._gear.runner.cancel(begun.handle))
+            await self._book.ended(begun, guard)
             return
         # Written again where it was begun: whoever may not write any more must not begin it either.
         await self._book.write(self._book.known(record))
         self._book.unclean = True
-        result = await self._try(self._follow(action, record))
+        result = await self._followed(action, record)
         if result is None:
             return
         await self._book.ended(self._book.known(record), result)
@@ -272,7 +279,23 @@ class Driver:
             fence_dir=self._state.settings.ansible.fence_dir,
         )
 
-    async def _follow(self, action: actions.Run, record: StepRecord) -> StepResult | None:
+    async def _followed(self, action: actions.Run, record: StepRecord) -> StepResult | None:
+        """Follow the run to its end; None when the node left meanwhile.
+
+        A run that cannot be followed goes on all the same, so it is found again
+        as after a restart, and in the end cancelled: nothing may begin beside it.
+        """
+        failed: StepResult = Unknown("the run was not followed")
+        for _ in range(FOLLOW_TRIES):
+            seen = await self._try(self._follow(action, record))
+            if seen is None or isinstance(seen, RunState):
+                return None if seen is None else seen.result
+            failed = seen
+            await self._pause(FOLLOW_RETRY_S)
+        await self._try(self._gear.runner.cancel(self._book.known(record).handle))
+        return failed
+
+    async def _follow(self, action: actions.Run, record: StepRecord) -> RunState | None:
         """Start or find the run and wait for its end; None when the node left meanwhile."""
         runner = self._gear.runner
         handle = await runner.start(await self._request(action, record.handle))
@@ -285,7 +308,7 @@ class Driver:
                 live.percent, live.task = seen.percent, seen.task
                 self._state.feed.progressed()
             if seen.result is not None:
-                return seen.result
+                return seen
             if self._target.phase not in BUSY:
                 await runner.cancel(handle)
                 return None
