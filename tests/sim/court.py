@@ -24,6 +24,8 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    StepAction,
+    StepRecorded,
     TargetChanged,
     TargetsJoined,
     Unfrozen,
@@ -72,6 +74,7 @@ class Court:
         self._labels: dict[str, dict[str, str]] = {}
         self._begun: dict[str, str] = {}
         self._finished: set[str] = set()
+        self._turned: dict[tuple[str, str, int], float] = {}
 
     def accuse(self, text: str) -> None:
         """Keep one sentence that must never be said."""
@@ -153,6 +156,8 @@ class Court:
                 self.tell("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
             case Unfrozen():
                 self.tell("unfreeze", id=event.freeze)
+            case StepRecorded(record=record) if record.action is StepAction.UNDO:
+                self._turned.setdefault((record.rollout, record.node, record.attempt), record.at)
             case _:
                 pass
 
@@ -175,8 +180,9 @@ class Court:
         if event.trigger is Trigger.VERIFIED and event.rollout in machine.ours:
             self.accuse(f"{event.node} is said to be done and is still isolated")
         if event.trigger is Trigger.PUT_BACK and event.text.startswith(LATE):
+            turned_at = self._turned.get((event.rollout, event.node, event.attempt), event.at)
             limit_s = self.plans[event.rollout].isolate_timeout_s
-            if event.at - self.alive_since < limit_s:
+            if 0.0 <= turned_at - self.alive_since < limit_s:
                 self.accuse(f"{event.node} was put back as late, counting time in which no daemon was there")
         if event.trigger is Trigger.REDDENED:
             unwell = machine.red or not machine.up

@@ -106,7 +106,7 @@ class Simulation:
     def run(self) -> Verdict:
         """Run it to its end, or to the first accusation, and return what it showed."""
         accusations = self.world.court.accusations
-        with self.loop.entered():
+        with self.loop.entered(), heard(Ear(self.world.court.accuse)):
             script = self.loop.create_task(self._script())
             while not script.done() and not accusations and self.loop.steps < MAX_STEPS:
                 self._on_step()
@@ -123,7 +123,8 @@ class Simulation:
         effects = getattr(self.world.mischief, "labels", [])
         verdict = Verdict(self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects)
         self.world.over = True
-        self.loop.bury()
+        with heard(Ear(lambda text: None)):
+            self.loop.bury()
         for life in self._lives:
             life.release()
         return verdict
@@ -373,6 +374,20 @@ _HAPPENINGS = (
 )
 
 
+class Ear(logging.Handler):
+    """Hears what the daemon logs as unexpected: an error that nobody thought of is an accusation."""
+
+    def __init__(self, accuse: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._accuse = accuse
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Listen to one line."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, OSError):
+            self._accuse(f"unexpected: {record.getMessage()}: {error!r}")
+
+
 def seeded(seed: int) -> Verdict:
     """Run the simulation of a seed."""
     chances = Chances.of(seed)
@@ -401,16 +416,30 @@ def workplace() -> Iterator[Path]:
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=memory if memory.is_dir() else None))
     timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
-    logging.disable(logging.CRITICAL)
     gc.disable()
     try:
         yield directory / "state"
     finally:
         gc.enable()
         gc.collect()
-        logging.disable(logging.NOTSET)
         database.BUSY_TIMEOUT_S = timeout_s
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def heard(ear: Ear) -> Iterator[None]:
+    """Let the ear, and nobody else, hear what the daemon logs."""
+    logger = logging.getLogger("rolloutd")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(ear)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(ear)
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:
