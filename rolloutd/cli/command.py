@@ -88,7 +88,7 @@ def shared_options() -> argparse.ArgumentParser:
         "--host",
         metavar="HOST",
         default=argparse.SUPPRESS,
-        help="reach the daemon there over ssh, as the account that you log in to ([USER@]HOST[:PORT])",
+        help="reach the daemon there over ssh, as the account that you log in to; as ssh takes it",
     )
     return shared
 

@@ -21,7 +21,7 @@ from rolloutd.cli.tunnel import tunnel
 def register(family: Family) -> None:
     """Add the commands of this family."""
     parser = family.command("tui", tui, "open the console: see everything, and decide there", json=False)
-    parser.add_argument("--host", metavar="HOST", help="of the daemon on that machine, over ssh")
+    parser.set_defaults(reaches_by_itself=True)
     _add_looks(parser)
     parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
     parser = family.command("web", web, "serve the console to a browser on this machine", json=False)
@@ -35,10 +35,11 @@ def tui(call: Call) -> int:
     """Become the console; with --host, run it on the other end of a tunnel."""
     args = call.args
     words = [*_looks(args), *(["--no-mouse"] if args.no_mouse else [])]
-    if args.host is None:
+    host = getattr(args, "host", None)
+    if host is None:
         _become(["--socket", call.client.path, *words])
-    with tunnel(args.host, call.client.path) as socket:
-        command = [*_command(), "--socket", str(socket), "--reach", args.host, *words]
+    with tunnel(host, call.client.path) as socket:
+        command = [*_command(), "--socket", str(socket), "--reach", host, *words]
         return subprocess.call(command, env=_environment())
 
 

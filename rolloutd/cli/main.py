@@ -29,7 +29,7 @@ from rolloutd.cli import (
 )
 from rolloutd.cli.command import Call, Family, Handler, Parser, shared_options
 from rolloutd.cli.output import say
-from rolloutd.control.client import Answer, Client, NoDaemon
+from rolloutd.control.client import Answer, Client, NoDaemon, default_socket
 from rolloutd.errors import RolloutdError
 
 _EPILOG = """\
@@ -95,11 +95,11 @@ def _run(args: argparse.Namespace) -> int:
 def _called(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
     path, host = getattr(args, "socket", None), getattr(args, "host", None)
-    if host is None:
+    if host is None or getattr(args, "reaches_by_itself", False):
         return handler(Call(args, Client(path)))
-    from rolloutd.cli.remote import reached
+    from rolloutd.cli.tunnel import tunnel
 
-    with reached(host, path) as here:
+    with tunnel(host, path or default_socket()) as here:
         return handler(Call(args, Client(here)))
 
 
