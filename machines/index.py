@@ -297,8 +297,7 @@ class Index(Book):
             if last is not None and last.at > seen.at:
                 continue
             self._seen[seen.node] = seen
-            good = seen.sight is Sight.UP and not seen.foreign
-            self._slots.expires(seen.node, seen.at + self.limits.observe_within_s, lifts=not good)
+            self._expires(seen)
             self._slots.judge((seen.node,))
 
     def relimit(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
@@ -316,10 +315,27 @@ class Index(Book):
         backwards = now < self.now
         self.now = now
         if backwards:
-            self._slots.judge(self._nodes)
-            self.lanes.heat_all()
+            self._turn_back()
         self._slots.advance(now)
         self.lanes.advance(now)
+
+    def _turn_back(self) -> None:
+        """Judge all anew: the clock was set back, and what had grown old or run out has not any more.
+
+        How old an observation is that was made later than now nobody can say.
+        """
+        self._seen = {node: seen for node, seen in self._seen.items() if seen.at <= self.now}
+        for seen in self._seen.values():
+            self._expires(seen)
+        for hold in self._holds.values():
+            if hold.until is not None:
+                self._slots.expires(hold.node, hold.until, lifts=True)
+        self._slots.judge(self._nodes)
+        self.lanes.heat_all()
+
+    def _expires(self, seen: Observation) -> None:
+        good = seen.sight is Sight.UP and not seen.foreign
+        self._slots.expires(seen.node, seen.at + self.limits.observe_within_s, lifts=not good)
 
     # -- how facts change
 

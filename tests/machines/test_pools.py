@@ -198,3 +198,20 @@ def test_a_node_that_failed_before_is_never_put_back_unproven() -> None:
     admit(index, "n1")
     index.observed([Observation("n2", Sight.DOWN, T0, "gone")], T0)
     assert decide(index, T0).put_backs == ()
+
+
+def test_an_observation_grows_old_again_after_the_clock_was_set_back() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    assert [pools.down(index, "n1", T0 + at) is None for at in (10.0, 100.0, 20.0, 100.0)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_an_observation_from_the_future_says_nothing() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    stand = pools.down(index, "n1", T0 - 600.0)
+    assert stand is not None
+    assert stand.code == "unknown"
