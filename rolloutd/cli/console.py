@@ -35,9 +35,10 @@ def tui(call: Call) -> int:
     """Become the console; with --host, run it on the other end of a tunnel."""
     args = call.args
     words = [*_looks(args), *(["--no-mouse"] if args.no_mouse else [])]
-    host = getattr(args, "host", None)
+    host: str | None = getattr(args, "host", None)
     if host is None:
         _become(["--socket", call.client.path, *words])
+        return exits.DONE
     with tunnel(host, call.client.path) as socket:
         command = [*_command(), "--socket", str(socket), "--reach", host, *words]
         return subprocess.call(command, env=_environment())
