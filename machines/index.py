@@ -308,7 +308,10 @@ class Index(Book):
             if plans is not None and name in plans:
                 self._rollouts[name] = replace(rollout, plan=plans[name])
             self._add_keys(self._rollouts[name].plan)
+        self._unsettled.clear()
         self._repool()
+        for seen in self._seen.values():
+            self._expires(seen)
 
     def advance(self, now: float) -> None:
         """Let time pass: observations grow old, holds run out."""

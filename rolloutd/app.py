@@ -140,6 +140,7 @@ async def _serving(
             await server.start()
             beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
+            beside.append(tasks.create_task(_meter(state, daemon), name="metrics"))
             beside.append(tasks.create_task(caretaker.verify_audit(state.settings.state_dir / FILE_NAME)))
             try:
                 yield
@@ -152,6 +153,32 @@ async def _serving(
         await shell.close()
         for system in kit.shared.values():
             await system.close()
+
+
+async def _meter(state: State, daemon: Daemon) -> None:
+    """Serve metrics until cancelled, if the settings ask for them."""
+    place = state.settings.metrics
+    if place.listen is None and place.path is None:
+        return
+    # Loaded here: who asks for no metrics pays for none.
+    from rolloutd.metrics import Meter, serving
+
+    meter = Meter(state, __version__)
+    state.committed = meter.committed
+    looked_after = daemon.turned
+
+    def turned(decision_s: float) -> None:
+        meter.decided(decision_s)
+        looked_after(decision_s)
+
+    daemon.turned = turned
+    try:
+        async with serving(meter, place) as places:
+            log.info("metrics are served at %s", " and ".join(places))
+            await meter.measure_lag()
+    except (RolloutdError, OSError) as error:
+        state.lasting["metrics"] = f"there are no metrics: {error}"
+        log.error("there are no metrics: %s", error)
 
 
 async def _state(settings: Settings, store: Store, clock: SystemClock, compiler: Compiler) -> State:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
 
 from rolloutd.errors import InvalidFile, Mistake
+from rolloutd.metering import PATHS as METRICS_PATHS
+from rolloutd.metering import Metrics
 from rolloutd.outside import PATHS as OUTSIDE_PATHS
 from rolloutd.outside import Notify, ServiceAccount, ServiceName
 from rolloutd.planfile import rules
@@ -60,6 +62,7 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     ("ansible", "bin"),
     *SOURCE_PATHS,
     *OUTSIDE_PATHS,
+    *METRICS_PATHS,
 )
 """Where paths stand; `*` is any item of a list or value of a mapping."""
 
@@ -234,6 +237,7 @@ class Settings(Part):
         default={}, max_length=100, description="Services whose signed tokens are votes, by name."
     )
     notify: Notify | None = Field(default=None, description="Whom to tell of what happens.")
+    metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
 
     _files: tuple[Path, ...] = PrivateAttr(default=())
 

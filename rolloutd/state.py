@@ -70,7 +70,7 @@ class State:
     lasting: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     poke: Callable[[], None] = lambda: None
-    timed: Callable[[float], None] = lambda commit_s: None
+    committed: Callable[[Sequence[Event], float], None] = lambda events, commit_s: None
     refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     deposed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,7 +142,7 @@ class State:
             entries = await writing
             self._applied(events, entries, actor, cause)
             raise
-        self.timed(asyncio.get_running_loop().time() - began)
+        self.committed(events, asyncio.get_running_loop().time() - began)
         self._applied(events, entries, actor, cause)
         return entries
 
