@@ -80,12 +80,26 @@ class Stand:
                 return f"{target.node}, when it is done in {target.rollout}"
             case Target(phase=Phase.FAILED) as target:
                 return f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
+            case Target(phase=Phase.PENDING) as target:
+                return f"rolloutctl skip {target.rollout} {target.node} --return"
             case Target() as target:
                 return f"rolloutctl return {target.node}"
             case Hold() as hold:
-                return f"{hold.actor.name}: rolloutctl release {hold.node}"
+                return _releasing(hold)
             case _:
                 return f"{self.node}, once it is seen up"
+
+
+def _releasing(hold: Hold) -> str:
+    """Say how a hold ends: by the very command, where there is one."""
+    match hold.source:
+        case "person":
+            named = "" if hold.id == hold.actor.name else f" --as {hold.id}"
+            return f"{hold.actor.name}: rolloutctl release {hold.node}{named}"
+        case "left":
+            return f"rolloutctl return {hold.node}"
+        case source:
+            return f"{source}, which holds it as {hold.id}"
 
 
 def _doing(target: Target) -> str:

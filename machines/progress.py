@@ -10,12 +10,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from machines import rules, schedule, waves
 from machines.index import Index
+from machines.plan import WaveSpec
 from machines.rollout import Reason, Rollout, Target
 from machines.states import BUSY, Phase
 from machines.waves import Course
+
+PASSING: Final = frozenset(
+    {"turn", "starting", "max-parallel", "pool-full", "mate-unknown", "node-unknown", "backoff"}
+)
+"""Reasons that pass by themselves soon: when a node is done, or at the next look."""
 
 
 class State(StrEnum):
@@ -68,6 +75,7 @@ def progress(index: Index, rollout_id: str, now: float) -> Progress:
     course = waves.course(index, rollout, now)
     state = _state(index, rollout, course, now)
     total = tally.phases.total() - tally.left
+    reason = None if state is State.DONE else schedule.rollout_reason(index, rollout_id, now)
     return Progress(
         rollout=rollout_id,
         state=state,
@@ -80,8 +88,8 @@ def progress(index: Index, rollout_id: str, now: float) -> Progress:
         pending=tally.phases[Phase.PENDING],
         in_flight=tuple(index.target(rollout_id, node) for node in sorted(tally.busy)),
         pools=_pools(index, rollout_id),
-        eta_s=_eta_s(index, rollout, course, state, now),
-        reason=None if state is State.DONE else schedule.rollout_reason(index, rollout_id, now),
+        eta_s=_eta_s(index, rollout, course, state, reason, now),
+        reason=reason,
     )
 
 
@@ -150,19 +158,35 @@ def _pools(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
     return tuple(sorted(found, key=lambda each: each.pool))
 
 
-def _eta_s(index: Index, rollout: Rollout, course: Course, state: State, now: float) -> float | None:
-    """Return the seconds still to go if nothing gets in the way: the slowest pool, the limits, the soaks."""
+def _eta_s(
+    index: Index, rollout: Rollout, course: Course, state: State, reason: Reason | None, now: float
+) -> float | None:
+    """Return the seconds still to go if nothing gets in the way: the slowest pool, the limits, the soaks.
+
+    While something is in the way that neither a node's end nor a look lifts, nobody can say.
+    """
     if state not in (State.RUNNING, State.SOAKING):
         return 0.0 if state is State.DONE else None
+    if state is State.RUNNING and reason is not None and reason.code not in PASSING:
+        return None
     tally = index.tally(rollout.id)
-    to_do = tally.phases.total() - tally.phases[Phase.DONE] - tally.phases[Phase.FAILED]
-    rounds = to_do / max(1, min(index.limits.max_parallel, rollout.plan.max_parallel or to_do or 1))
+    rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
     for pool_id, each in tally.pools.items():
         budget = index.budget(index.pool(pool_id))
         rounds = max(rounds, (each.total - each.done - each.failed) / budget if budget else math.inf)
     if math.isinf(rounds):
         return None
     return math.ceil(rounds) * index.expected_s(rollout.id) + _soaks_s(index, rollout, course, now)
+
+
+def _rounds(index: Index, rollout: Rollout, spec: WaveSpec) -> int:
+    """Return how many nodes of a wave must follow each other, by the limits on nodes at work."""
+    phases = index.tally(rollout.id).waves.get(spec.name)
+    if phases is None:
+        return 0
+    to_do = phases.total() - phases[Phase.DONE] - phases[Phase.FAILED]
+    limits = (index.limits.max_parallel, rollout.plan.max_parallel, spec.max_parallel)
+    return math.ceil(to_do / max(1, min(limit for limit in (*limits, to_do) if limit is not None)))
 
 
 def _soaks_s(index: Index, rollout: Rollout, course: Course, now: float) -> float:

@@ -139,7 +139,7 @@ def freeze_block(index: Index, target: Target, now: float) -> Reason | None:
         if freeze.is_active(now) and freeze.covers(target.team, ids):
             until = "" if freeze.until is None else f" until {stamp(freeze.until)}"
             text = f"{freeze.scope} is frozen by {freeze.by}{until}: {freeze.reason}"
-            return Reason("freeze", text, freeze.at, f"{freeze.by}: rolloutctl unfreeze {freeze.id}")
+            return Reason("freeze", text, freeze.at, f"{freeze.by}: rolloutctl unfreeze --scope {freeze.id}")
     return None
 
 

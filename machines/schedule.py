@@ -113,12 +113,11 @@ def _waiting(
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
-    return (
-        rules.own_block(index, rollout, target, now)
-        or pools.may_start(index, target, now)
-        or rules.room_block(index, rollout, wave, rules.Room())
-        or rules.observe_only(index)
-    )
+    reason = rules.own_block(index, rollout, target, now) or pools.may_start(index, target, now)
+    if reason is not None and reason.code not in rules.UNSEEN:
+        return reason
+    # Nobody is looked at while there is no room, so that is what a node waits for whose mates are unseen.
+    return rules.room_block(index, rollout, wave, rules.Room()) or reason or rules.observe_only(index)
 
 
 def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
@@ -131,13 +130,23 @@ def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
     course = waves.course(index, rollout, now)
     if course.block is not None:
         return course.block
-    if course.wave is None or index.tally(rollout_id).busy:
+    if index.tally(rollout_id).busy:
         return None
+    if course.wave is None:
+        return _left_over(index, rollout)
     places = index.pending(rollout_id, course.wave.name)
     if not places:
         return None
     first = why(index, rollout_id, places[0][2], now)
     return None if first.code == "starting" else first
+
+
+def _left_over(index: Index, rollout: Rollout) -> Reason | None:
+    """Return why a rollout does not end whose waves are over: a vote covers a failure and mends no node."""
+    nodes = dict.fromkeys(failure.node for failure in rollout.failures)
+    failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
+    first = next(failed, None)
+    return None if first is None else _standing(first)
 
 
 # -- starting --------------------------------------------------------------------

@@ -92,7 +92,7 @@ async def submit(
         rollout = _new_id(state, made.plan.name)
         done = await state.store.done_before(made.digest.change)
         async with state.deciding(who) as commit:
-            old = _live(state, made.plan.name, supersede=supersede or again)
+            old = _live(state, made, again=again, supersede=supersede)
             ends = [RolloutCancelled(r.id, who, f"superseded by {rollout}", state.now()) for r in old]
             done |= _under_way(state, old, made)
             stays = {} if again else _settled(state, old, made)
@@ -183,13 +183,18 @@ def _targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...
     )
 
 
-def _live(state: State, name: str, *, supersede: bool) -> list[Rollout]:
-    """Return the rollouts of the same plan name that this one takes over from, or refuse."""
+def _live(state: State, made: Draft, *, again: bool, supersede: bool) -> list[Rollout]:
+    """Return the rollouts of the same plan name that this one takes over from, or refuse.
+
+    `again` begins this very plan anew; from one with another digest it takes nothing over.
+    """
+    name = made.plan.name
     live = [r for r in state.index.rollouts.values() if r.plan.name == name and not r.closed]
-    if live and not supersede:
+    others = [r for r in live if not again or r.digest.whole != made.digest.whole]
+    if others and not supersede:
         raise Refused(
             "same-name",
-            f"rollout {live[0].id} of plan {name} is still going, with another digest; "
+            f"rollout {others[0].id} of plan {name} is still going, with another digest; "
             "cancel it, or submit with --supersede to take over from it",
         )
     return live

@@ -8,7 +8,7 @@ from machines.events import HoldReleased, HoldTaken, NodesSeen
 from machines.index import Index
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node, Observation, Sight
-from machines.pools import budget, down, holders, may_start
+from machines.pools import Stand, budget, down, holders, may_start
 from machines.rollout import Hold
 from machines.schedule import decide, why
 from machines.states import Outcome, Trigger
@@ -202,7 +202,7 @@ def test_a_node_that_failed_before_is_never_put_back_unproven() -> None:
 
 def test_an_observation_grows_old_again_after_the_clock_was_set_back() -> None:
     index = index_of(nodes_of({"a": ["n1", "n2"]}))
-    assert [pools.down(index, "n1", T0 + at) is None for at in (10.0, 100.0, 20.0, 100.0)] == [
+    assert [down(index, "n1", T0 + at) is None for at in (10.0, 100.0, 20.0, 100.0)] == [
         True,
         False,
         True,
@@ -212,6 +212,24 @@ def test_an_observation_grows_old_again_after_the_clock_was_set_back() -> None:
 
 def test_an_observation_from_the_future_says_nothing() -> None:
     index = index_of(nodes_of({"a": ["n1", "n2"]}))
-    stand = pools.down(index, "n1", T0 - 600.0)
+    stand = down(index, "n1", T0 - 600.0)
     assert stand is not None
     assert stand.code == "unknown"
+
+
+def test_a_hold_says_the_very_command_that_ends_it() -> None:
+    def told(source: str, name: str) -> str:
+        return Stand("n1", "held", Hold("n1", source, name, ALICE, "mine", T0)).lifted_by
+
+    assert told("person", "alice") == "alice: rolloutctl release n1"
+    assert told("person", "CHG-1") == "alice: rolloutctl release n1 --as CHG-1"
+    assert told("left", "R/n1") == "rolloutctl return n1"
+    assert told("kured", "k1") == "kured, which holds it as k1"
+
+
+def test_a_node_without_room_waits_for_that_and_not_for_a_look_that_nobody_takes() -> None:
+    index = index_of((*PAYMENTS, *nodes_of({"search": ("n4", "n5")})), Limits(max_parallel=1), seen=False)
+    submit(index)
+    index.observed([Observation(node, Sight.UP, T0) for node in ("n1", "n2", "n3")], T0)
+    admit(index, "n1")
+    assert why(index, "R", "n4", T0).code == "max-parallel"

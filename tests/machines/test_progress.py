@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from machines.events import GateOpened, NodesGone, RolloutCancelled, RolloutEnded
+from dataclasses import replace
+
+from machines.events import Frozen, GateOpened, NodesGone, RolloutCancelled, RolloutEnded
 from machines.index import Index
 from machines.plan import GateName, Need
 from machines.progress import Progress, State, progress, soaking
+from machines.selector import parse
 from machines.states import Outcome, Trigger
+from machines.windows import Freeze
 from tests.machines.worlds import (
     ALICE,
+    CANARY,
     CANARY_THEN_FLEET,
+    FLEET,
     T0,
     admit,
     fail,
@@ -112,3 +118,33 @@ def test_a_rollout_that_everybody_left_counts_nothing() -> None:
     index.apply(NodesGone(("n1",)))
     move(index, "n1", Trigger.LEFT, Outcome.LEFT)
     assert (far(index).total, far(index).percent) == (0, 0.0)
+
+
+def test_nothing_is_promised_while_a_window_is_closed_or_a_freeze_is_on() -> None:
+    index = index_of(NODES)
+    submit(index)
+    index.apply(Frozen(Freeze("f1", "all", "month's end", "alice", T0)))
+    seen = far(index)
+    assert (seen.state, seen.eta_s) == (State.RUNNING, None)
+    assert seen.reason is not None
+    assert (seen.reason.code, seen.reason.lifted_by) == ("freeze", "alice: rolloutctl unfreeze --scope f1")
+
+
+def test_the_eta_counts_a_wave_whose_nodes_follow_each_other() -> None:
+    """Two canaries one by one, ten minutes of soak, then four nodes of two teams."""
+    canaries = {"n1": "true", "n4": "true"}
+    index = index_of(nodes_of({"a": ("n1", "n2", "n3"), "b": ("n4", "n5", "n6")}, canary=canaries))
+    waves = (replace(CANARY, select=parse("canary=true")), *FLEET)
+    submit(index, waves=waves, max_parallel=6, expected_s=60.0)
+    assert far(index).eta_s == 3 * 60.0 + 600.0
+
+
+def test_a_node_that_failed_and_is_covered_keeps_its_rollout_open_and_says_so() -> None:
+    index = index_of(nodes_of({"a": ("n1",), "b": ("n2",)}))
+    submit(index)
+    vote(index, GateName.PROCEED, shown=(fail(index, "n1"),))
+    finish(index, "n2")
+    seen = far(index)
+    assert (seen.state, seen.eta_s, seen.failed) == (State.RUNNING, None, 1)
+    assert seen.reason is not None
+    assert (seen.reason.code, seen.reason.lifted_by) == ("failed", "rolloutctl retry, skip or rollback R n1")

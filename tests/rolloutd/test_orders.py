@@ -89,6 +89,16 @@ async def test_a_no_at_start_cancels(tmp_path: Path) -> None:
         assert await refused(inside.vote("oscar", started, "start", yes=False)) == (409, "open")
 
 
+async def test_again_takes_over_from_the_very_plan_and_from_no_other(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        other = PLAN.replace("soak: 10m", "soak: 11m")
+        assert await refused(inside.submit(text=other, again=True)) == (409, "same-name")
+        assert (await inside.ask("olga", "get", f"/v1/rollouts/{rollout}"))["state"] == "awaiting-approval"
+        assert await inside.submit(text=PLAN, again=True) != rollout
+        assert (await inside.ask("olga", "get", f"/v1/rollouts/{rollout}"))["state"] == "cancelled"
+
+
 async def test_four_eyes_leave_the_submitter_out(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         text = PLAN.replace("start: {owner: 1}", "start: {owner: 1, four_eyes: true}")
