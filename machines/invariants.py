@@ -189,7 +189,7 @@ def _time_violation(facts: Facts, rollout: Rollout, target: Target, now: float) 
         return f"team {team}'s own windows are closed"
     pools = _pools(facts, rollout, target.node)
     for freeze in facts.freezes:
-        frozen = freeze.at <= now and (freeze.until is None or now < freeze.until)
+        frozen = freeze.until is None or now < freeze.until
         scopes = {"all", f"team/{team}", f"node/{target.node}", *(f"{key}/{value}" for key, value in pools)}
         if frozen and freeze.scope in scopes:
             return f"{freeze.scope} is frozen"

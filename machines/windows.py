@@ -117,8 +117,8 @@ class Freeze:
     until: float | None = None
 
     def is_active(self, at: float) -> bool:
-        """Say whether the freeze holds at the instant."""
-        return self.at <= at and (self.until is None or at < self.until)
+        """Say whether the freeze holds at the instant; it holds from when it was said, also if the clock is set back."""
+        return self.until is None or at < self.until
 
     def covers(self, team: str | None, pools: Iterable[str]) -> bool:
         """Say whether a node of this team and these pools is frozen."""

@@ -222,7 +222,7 @@ def give_back(state: State, who: Asker, node: str, reason: str) -> tuple[Target,
     targets = tuple(state.index.targets_on(node))
     if not targets and node not in state.index.nodes:
         raise NotFound(f"there is no node {node}")
-    isolated = [target for target in targets if target.isolated]
+    isolated = [target for target in targets if target.isolated or _is_left(state, target)]
     if not isolated:
         raise Refused("not-isolated", f"{node} is not isolated by rolloutd: there is nothing to return")
     target = isolated[0]
@@ -259,6 +259,12 @@ def _stops(state: State, who: Asker, rollout: Rollout, reason: str) -> Events:
 
 def _ordered(state: State, who: Asker, target: Target, reason: str) -> NodeOrdered:
     return NodeOrdered(target.rollout, target.node, Order.RETURN, who.actor, reason, state.now())
+
+
+def _is_left(state: State, target: Target) -> bool:
+    """Say whether a skipped node still has the hold of one that was left; its return may have stopped halfway."""
+    name = f"{target.rollout}/{target.node}"
+    return any(hold.source == LEFT and hold.id == name for hold in state.index.holds_on(target.node))
 
 
 def _left(state: State, who: Asker, target: Target, reason: str) -> Hold:

