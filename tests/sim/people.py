@@ -51,6 +51,9 @@ ANN = Person("ann", 1002, frozenset({"a"}))
 BEN = Person("ben", 1003, frozenset({"b"}))
 EVERYBODY = (SAM, OLGA, ANN, BEN)
 
+STUCK_S = 3600.0
+"""After so long somebody leaves out a node that waits isolated: it may be a mate of its that it waits for."""
+
 Deciding = Callable[[State], Events]
 
 
@@ -152,8 +155,7 @@ class People:
         await self._order(people, state, orders.rollback)
 
     async def _skip(self, people: random.Random, state: State) -> None:
-        back = people.choice((None, "return", "leave"))
-        await self._order(people, state, lambda *args: orders.skip(*args, back))
+        await self._order(people, state, people.choice((_skip, _return, _leave)))
 
     async def _return(self, people: random.Random, state: State) -> None:
         await self._give_back(people.choice(sorted(self.world.machines)))
@@ -234,8 +236,10 @@ class People:
                 await self._released(hold.node, hold.source, hold.id)
         for rollout in list(state.index.rollouts.values()):
             await self._help(state, rollout)
+        left = {hold.node for hold in state.index.holds if hold.source == orders.LEFT}
         for node in sorted(self.world.machines):
-            if any(t.isolated and t.phase not in BUSY for t in state.index.targets_on(node)):
+            isolated = any(t.isolated and t.phase not in BUSY for t in state.index.targets_on(node))
+            if isolated or node in left:
                 await self._give_back(node)
 
     async def care(self) -> None:
@@ -269,6 +273,9 @@ class People:
         for target in list(state.index.targets(name)):
             if target.phase is Phase.FAILED and target.order is None:
                 await self._mend(target)
+            stuck = target.phase is Phase.PENDING and target.isolated
+            if stuck and state.now() - target.since > STUCK_S:
+                await self._ordered(_return, name, target.node)
 
     async def _agree(self, state: State, name: str, gate: GateName, wave: str) -> None:
         """Let everybody take back their no, and say yes where they are asked."""
@@ -301,11 +308,7 @@ class People:
         """Try a failed node again, and after that leave it out."""
         key = (target.rollout, target.node)
         self.retries[key] = self.retries.get(key, 0) + 1
-        if self.retries[key] <= 2:
-            order: Any = orders.retry
-        else:
-            order = lambda *args: orders.skip(*args, "return")  # noqa: E731
-        await self._ordered(order, *key)
+        await self._ordered(orders.retry if self.retries[key] <= 2 else _return, *key)
 
     # -- small things
 
@@ -321,10 +324,9 @@ class People:
         await self._ordered(order, rollout, people.choice(failed).node)
 
     async def _ordered(self, order: Any, rollout: str, node: str) -> None:
-        name = getattr(order, "__name__", "order")
         await self.ask(
             OLGA,
-            "skip" if name == "<lambda>" else name,
+            order.__name__.lstrip("_"),
             lambda now: order(now, OLGA, now.index.rollout(rollout), now.index.target(rollout, node), "tests"),
         )
 
@@ -338,6 +340,18 @@ class People:
     def _some(self, people: random.Random, state: State) -> str:
         names: Sequence[str] = list(state.index.rollouts)
         return people.choice(names)
+
+
+def _skip(*args: Any) -> Events:
+    return orders.skip(*args, None)
+
+
+def _return(*args: Any) -> Events:
+    return orders.skip(*args, "return")
+
+
+def _leave(*args: Any) -> Events:
+    return orders.skip(*args, "leave")
 
 
 _DEEDS = (

@@ -13,6 +13,7 @@ import gc
 import logging
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -418,10 +419,12 @@ def workplace() -> Iterator[Path]:
     timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
     gc.disable()
     try:
-        yield directory / "state"
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # what a dying daemon was poked to
+            yield directory / "state"
+            gc.collect()
     finally:
         gc.enable()
-        gc.collect()
         database.BUSY_TIMEOUT_S = timeout_s
         shutil.rmtree(directory, ignore_errors=True)
 

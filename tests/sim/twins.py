@@ -7,6 +7,7 @@ twin belongs to one life and dies with it; the world goes on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -73,8 +74,10 @@ class SimAlarm:
         """Poke every so many seconds."""
 
         def again() -> None:
-            if not self._world.over:
-                self._timers[key] = loop.call_later(seconds, again)
+            if self._world.over:
+                return
+            self._timers[key] = loop.call_later(seconds, again)
+            with contextlib.suppress(RuntimeError):  # a daemon that is ending takes no more work; timers log it
                 poke()
 
         self.cancel(key)
