@@ -41,6 +41,7 @@ from rolloutd.kit import (
     kinds,
     make,
 )
+from rolloutd.notifying import Notifying
 from rolloutd.observing import PlainHosts
 from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
 from rolloutd.reloading import Compiler, Reloading, digest
@@ -130,6 +131,7 @@ async def _serving(
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
     caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
     daemon.turned = lambda decision_s: caretaker.turned()
+    notifying = _notifying(state)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caretaker.wish_reload)
     if service.feed_every_s is not None:
         alarm.every("watchdog", service.feed_every_s, daemon.turn)
@@ -140,6 +142,7 @@ async def _serving(
             await server.start()
             beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
+            beside.append(tasks.create_task(notifying.run(), name="notify"))
             beside.append(tasks.create_task(_meter(state, daemon), name="metrics"))
             beside.append(tasks.create_task(caretaker.verify_audit(state.settings.state_dir / FILE_NAME)))
             try:
@@ -192,6 +195,16 @@ async def _state(settings: Settings, store: Store, clock: SystemClock, compiler:
         [DaemonStarted(snapshot.epoch, __version__, digest(settings), clock.now())], cause="daemon started"
     )
     return state
+
+
+def _notifying(state: State) -> Notifying:
+    wanted = state.settings.notify
+    if wanted is None:
+        return Notifying(state, ())
+    # Imported only where the settings name it: it brings a hundred services along.
+    from rolloutd.adapters import notices
+
+    return Notifying(state, notices.load(wanted.urls_file), wanted.events, float(wanted.nothing_moved))
 
 
 def _trees(state: State, sources: TreeSources) -> Any:

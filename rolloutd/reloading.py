@@ -33,6 +33,7 @@ AT_ONCE = frozenset(
         "observe_only",
         "observe_within_s",
         "pools",
+        "service_accounts",
         "teams",
     }
 )

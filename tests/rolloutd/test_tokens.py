@@ -1,4 +1,4 @@
-"""Votes that services carry: signed, used once, for one digest, and never through the submitter's back door."""
+"""Votes that services carry: signed, used once, for one digest, and no back door for the submitter."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ async def test_one_person_is_one_voice_however_they_speak(tmp_path: Path) -> Non
     async with house(tmp_path, service_accounts=services(tmp_path)) as inside:
         rollout = await inside.submit(text=TWO)
         await inside.vote("oscar", rollout, "start")
+        token = tokens.sign(claims(inside, rollout, outside="oscar@example.com"), SECRET)
         with pytest.raises(Answer) as answer:
-            token = tokens.sign(claims(inside, rollout, outside="oscar@example.com"), SECRET)
             await use(inside, rollout, token)
         assert answer.value.code == "already-voted"
         await use(inside, rollout, tokens.sign(claims(inside, rollout), SECRET))

@@ -17,7 +17,7 @@ from machines.states import Phase
 from rolloutd.control.client import Answer
 from rolloutd.control.identity import Account
 from rolloutd.store import open_store
-from tests.rolloutd.control_house import NODES, PEOPLE, PLAN, URL, House, house
+from tests.rolloutd.control_house import PEOPLE, PLAN, URL, House, house
 
 VARS = PLAN.replace("maintain: {playbook: site.yml}", "maintain: {playbook: site.yml, vars: {limit: 10}}")
 BOUND = VARS.replace('targets: ""', 'targets: "rack in (r1,r2)"').replace(
@@ -190,7 +190,7 @@ def opened(inside: House, rollout: str) -> list[Any]:
 
 
 async def test_the_submitter_passes_four_eyes_by_no_other_group_or_name(tmp_path: Path) -> None:
-    """By uid: also where the submitter is in the asked team as well, is renamed, or the daemon is restarted."""
+    """By uid: also where the submitter is in the asked team, is renamed, or the daemon is restarted."""
     store = on_disk(tmp_path)
     both = {
         "teams": {
@@ -247,11 +247,6 @@ async def test_a_proceed_vote_never_becomes_a_switch(tmp_path: Path) -> None:
         await inside.fail(rollout, "s1")
         shown = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
         assert (shown["reason"] or {}).get("code") != "node-failed", "one more of the same is covered"
-        seen = {
-            each["node"]
-            for each in (await inside.ask("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
-        }
-        assert seen == {node.name for node in NODES}
         await inside.ask("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "again"})
         await inside.fail(rollout, "p1")
         shown = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
