@@ -1,0 +1,374 @@
+"""The daemon under a service manager that the test plays: what it says, when, and what feeds the watchdog."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rolloutd import logs
+from rolloutd.control.client import Client
+from rolloutd.logs import JournalHandler
+from rolloutd.service import Service, handed_socket
+
+LIMIT_S = 120.0
+"""A loaded machine starts the daemon late; what is waited for needs a second elsewhere."""
+
+
+class Keeper:
+    """A service manager's end of the protocol, and a daemon that it keeps."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.heard: list[str] = []
+        self.client = Client(directory / "s")
+        self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._inbox.bind(str(directory / "n"))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, **more: Any) -> None:
+        """Write the settings of the daemon."""
+        settings = {"state_dir": "state", "socket": "s", "teams": {"infra": {"members": ["root"]}}, **more}
+        (self.directory / "config.yaml").write_text(yaml.safe_dump(settings))
+
+    def start(self, *options: str, watchdog_s: float = 3600.0) -> None:
+        """Start a daemon that is told of us."""
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self.directory / "n"),
+            "WATCHDOG_USEC": str(int(watchdog_s * 1e6)),
+        }
+        environment.pop("WATCHDOG_PID", None)
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rolloutd", "--config", str(self.directory / "config.yaml"), *options],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def hear(self, wanted: Callable[[str], bool]) -> str:
+        """Return the next message that is wanted; all that came before is in `heard`."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if select.select([self._inbox], [], [], 1.0)[0]:
+                message = self._inbox.recv(65536).decode()
+                self.heard.append(message)
+                if wanted(message):
+                    return message
+        raise AssertionError(f"not heard; heard was {self.heard}; log:\n{self.log()}")
+
+    def log(self) -> str:
+        """Return what the daemon logged."""
+        return (self.directory / "log").read_text()
+
+    def signal(self, number: int) -> None:
+        """Send the daemon a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Stop the daemon and return its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+        return self.process.wait(LIMIT_S)
+
+    def close(self) -> None:
+        """End everything."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._inbox.close()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    """A keeper whose daemon has settings and was not started."""
+    made = Keeper(tmp_path)
+    made.configure()
+    yield made
+    made.close()
+
+
+# -- what is said -------------------------------------------------------------
+
+
+def test_ready_is_said_after_the_first_decision_and_the_end_is_announced(keeper: Keeper) -> None:
+    """READY with a sentence, STOPPING with another, exit code 0."""
+    keeper.start()
+    ready = keeper.hear(lambda message: "READY=1" in message)
+    assert "STATUS=No rollout is live; 0 nodes known." in ready
+    assert any("Opening the database" in message for message in keeper.heard)
+    assert keeper.client.get("/v1/health")["trouble"] is None
+    assert keeper.end() == 0
+    assert "runs go on" in keeper.hear(lambda message: "STOPPING=1" in message)
+
+
+def test_the_watchdog_is_fed_as_long_as_the_loop_turns(keeper: Keeper) -> None:
+    """Idle as it is, the loop is made to turn and feeds; stopped, it does not."""
+    keeper.start(watchdog_s=0.3)
+    for _ in range(5):
+        keeper.hear(lambda message: message == "WATCHDOG=1")
+
+
+def test_a_reload_is_announced_taken_up_and_audited(keeper: Keeper) -> None:
+    """RELOADING, then READY; who may do what is as the new file says."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    keeper.configure(teams={"infra": {"members": ["root"]}, "web": {"members": ["root"]}}, max_parallel=3)
+    keeper.signal(signal.SIGHUP)
+    keeper.hear(lambda message: message.startswith("RELOADING=1\nMONOTONIC_USEC="))
+    keeper.hear(lambda message: "READY=1" in message)
+    assert "web" in keeper.client.get("/v1/whoami")["teams"]
+    (entry,) = keeper.client.get("/v1/audit?kind=SettingsChanged")["entries"]
+    assert entry["entry"]["fields"]["changed"] == ["max_parallel", "teams"]
+
+
+def test_mistakes_are_refused_said_and_forgotten_once_mended(keeper: Keeper) -> None:
+    """The old settings stay; status, log and clients are told."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    keeper.configure(max_parallel="many")
+    keeper.signal(signal.SIGHUP)
+    keeper.hear(lambda message: "RELOADING=1" in message)
+    assert "the old ones stay" in keeper.hear(lambda message: "READY=1" in message)
+    assert "max_parallel" in keeper.client.get("/v1/status")["trouble"]
+    assert "config.yaml:" in keeper.log()
+    keeper.configure(max_parallel=5)
+    keeper.signal(signal.SIGHUP)
+    keeper.hear(lambda message: "READY=1" in message)
+    assert keeper.client.get("/v1/status")["trouble"] is None
+
+
+def test_what_needs_a_restart_is_said(keeper: Keeper) -> None:
+    """It is not taken up, and nobody has to guess."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    keeper.configure(ssh={"user": "other"})
+    keeper.signal(signal.SIGHUP)
+    keeper.hear(lambda message: "RELOADING=1" in message)
+    assert "ssh changed in the settings and take a restart" in keeper.hear(lambda m: "READY=1" in m)
+
+
+def test_a_broken_audit_stops_nothing_and_is_said_loudly(keeper: Keeper) -> None:
+    """The daemon starts on it; log, status and clients say it."""
+    import sqlite3
+    from contextlib import closing
+
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    keeper.end()
+    with closing(sqlite3.connect(keeper.directory / "state" / "rolloutd.sqlite")) as connection:
+        connection.execute("UPDATE audit SET entry = replace(entry, 'daemon', 'demon') WHERE seq = 1")
+        connection.commit()
+    keeper.start()
+    keeper.hear(lambda message: "the audit's chain is BROKEN" in message)
+    assert "BROKEN" in keeper.client.get("/v1/status")["trouble"]
+    assert "CRITICAL" in keeper.log()
+
+
+# -- what is handed over ------------------------------------------------------
+
+
+def test_a_handed_socket_outlives_the_daemon(keeper: Keeper) -> None:
+    """Who asks between two daemons is answered by the second one."""
+    path = keeper.directory / "s"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        inode = path.stat().st_ino
+        for _ in range(2):
+            _start_with(keeper, listening)
+            assert keeper.client.get("/v1/health")["trouble"] is None
+            assert keeper.end() == 0
+            assert path.stat().st_ino == inode
+
+
+HAND_OVER = """\
+import os, sys
+count = int(sys.argv[2])
+for number in range(3, 3 + count):
+    os.dup2(int(sys.argv[1]), number)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(count), LISTEN_FDNAMES="control")
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
+"""
+"""Hands a descriptor over as systemd does: from 3 on, to the very process that LISTEN_PID names."""
+
+
+def _handed(descriptor: int, count: int, *words: str) -> list[str]:
+    return [sys.executable, "-c", HAND_OVER, str(descriptor), str(count), *words]
+
+
+def _start_with(keeper: Keeper, listening: socket.socket) -> None:
+    words = ("-m", "rolloutd", "--config", str(keeper.directory / "config.yaml"))
+    with (keeper.directory / "log").open("ab") as log:
+        keeper.process = subprocess.Popen(
+            _handed(listening.fileno(), 1, *words),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listening.fileno()],
+        )
+
+
+def test_sockets_meant_for_others_are_left_alone() -> None:
+    """The variables of another process say nothing, and are not passed on."""
+    environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x"}
+    assert handed_socket(environ) is None
+    assert environ == {}
+    assert handed_socket({}) is None
+    assert handed_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) is None
+
+
+def test_more_than_one_socket_is_refused(keeper: Keeper) -> None:
+    """Which one people use cannot be guessed: the daemon says so and does not start."""
+    words = ("-m", "rolloutd", "--config", str(keeper.directory / "config.yaml"))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(keeper.directory / "s"))
+        listening.listen()
+        done = subprocess.run(
+            _handed(listening.fileno(), 2, *words),
+            pass_fds=[listening.fileno()],
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "2 sockets were handed over" in done.stderr
+
+
+def test_without_a_manager_nothing_is_said() -> None:
+    """No socket, no watchdog, no error; a manager that is gone is no error either."""
+    quiet = Service.of({})
+    quiet.ready("x")
+    quiet.alive()
+    assert quiet.feed_every_s is None
+    Service("/nowhere/notify").status("x")
+    assert Service.of({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}).watchdog_s is None
+
+
+def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
+    """0 for good ones; 2 and every mistake for bad ones."""
+    command = [sys.executable, "-m", "rolloutd", "--check", "--config", str(keeper.directory / "config.yaml")]
+    assert subprocess.run(command).returncode == 0
+    keeper.configure(max_parallel="many", observe_only="perhaps")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "max_parallel" in done.stderr
+    assert "observe_only" in done.stderr
+    assert not (keeper.directory / "state").exists()
+
+
+# -- the log ------------------------------------------------------------------
+
+
+def test_json_lines_carry_the_cause_and_the_fields(keeper: Keeper) -> None:
+    """One object per line; a transition names its cause and its actor."""
+    keeper.start("--log-format", "json")
+    keeper.hear(lambda message: "READY=1" in message)
+    keeper.end()
+    lines = [json.loads(line) for line in keeper.log().splitlines()]
+    (started,) = [line for line in lines if line.get("event") == "DaemonStarted"]
+    assert (started["cause"], started["actor"], started["level"]) == ("daemon started", "rolloutd", "info")
+
+
+def test_the_journal_gets_fields_also_over_several_lines(tmp_path: Path) -> None:
+    """The native protocol: NAME=value, or NAME, length and value where there are line breaks."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "j"))
+        handler = JournalHandler(tmp_path / "j")
+        record = logging.LogRecord("rolloutd.x", logging.ERROR, __file__, 7, "one\n%s", ("two",), None)
+        record.node, record.rollout = "n1", "r-1"
+        handler.handle(record)
+        handler.close()
+        entry = journal.recv(65536)
+    assert entry.startswith(b"MESSAGE\n" + struct.pack("<Q", 7) + b"one\ntwo\n")
+    for field in (
+        b"PRIORITY=3\n",
+        b"SYSLOG_IDENTIFIER=rolloutd\n",
+        b"ROLLOUTD_NODE=n1\n",
+        b"ROLLOUTD_ROLLOUT=r-1\n",
+    ):
+        assert field in entry
+
+
+def test_a_lost_journal_is_found_again(tmp_path: Path) -> None:
+    """A line is lost with it, the daemon goes on, and the next line arrives."""
+    handler = JournalHandler(tmp_path / "j")
+    record = logging.LogRecord("rolloutd.x", logging.INFO, __file__, 7, "text", (), None)
+    handler.handle(record)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "j"))
+        handler.handle(record)
+        assert b"MESSAGE=text\n" in journal.recv(65536)
+    handler.close()
+
+
+def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
+    """JOURNAL_STREAM names the device and inode of stderr, or it is not meant for us."""
+    with (tmp_path / "stream").open("w") as stream:
+        found = os.fstat(stream.fileno())
+        told = f"{found.st_dev}:{found.st_ino}"
+        assert logs.is_journal({"JOURNAL_STREAM": told}, stream.fileno())
+        assert not logs.is_journal({"JOURNAL_STREAM": "1:2"}, stream.fileno())
+        assert not logs.is_journal({}, stream.fileno())
+
+
+# -- metrics ------------------------------------------------------------------
+
+
+def test_metrics_are_served_where_the_settings_say(keeper: Keeper) -> None:
+    """On a Unix socket: what is known of the daemon, and what its decisions take."""
+    keeper.configure(metrics={"path": "m"})
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    text = _scraped(keeper.directory / "m")
+    for line in ("rolloutd_known_nodes 0.0", "rolloutd_troubles 0.0", "rolloutd_epoch 1.0"):
+        assert line in text.splitlines()
+    assert "rolloutd_decision_seconds_count" in text
+    assert "rolloutd_commit_seconds_bucket" in text
+    assert "rolloutd_loop_lag_seconds_count" in text
+    assert (keeper.directory / "m").stat().st_mode & 0o777 == 0o660
+    keeper.end()
+    assert not (keeper.directory / "m").exists()
+
+
+def _scraped(path: Path) -> str:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(str(path))
+            except OSError:
+                assert time.monotonic() < deadline
+                select.select([], [], [], 0.05)
+                continue
+            sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            chunks = list(iter(lambda: sock.recv(65536), b""))
+        return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:9477", "10.0.0.1:9477", "9477", "localhost", "127.0.0.1:0", "[::]:1"]
+)
+def test_metrics_for_others_are_refused(keeper: Keeper, listen: str) -> None:
+    """Only this machine: nobody is asked who he is there."""
+    keeper.configure(metrics={"listen": listen})
+    command = [sys.executable, "-m", "rolloutd", "--check", "--config", str(keeper.directory / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "metrics.listen" in done.stderr
