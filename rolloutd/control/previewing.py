@@ -130,4 +130,10 @@ def _warnings(state: State, draft: Draft, targets: list[Target]) -> list[str]:
     found += [
         f"team {team} owns targets and is not in the settings: nobody can vote for it" for team in strange
     ]
+    worked = {target.wave for target in targets}
+    found += [
+        f"wave {spec.name} has no node: its selector matches none of the targets that are left"
+        for spec in draft.plan.waves[:-1]
+        if spec.name not in worked
+    ]
     return found

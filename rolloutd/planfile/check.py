@@ -77,7 +77,10 @@ def check(model: type[M], document: Document, form: Format) -> M:
         result = model.model_validate(document.root.plain)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[:MAX_MISTAKES]
-        mistakes += _worth_saying(mistakes, [(reader.mistake(detail), detail["type"]) for detail in details])
+        mistyped = {reader.meant(detail) for detail in details if detail["type"] == "extra_forbidden"}
+        # A key that stands there mistyped is not missing as well: one mistake is told once.
+        told = [each for each in details if each["type"] != "missing" or reader.path(each) not in mistyped]
+        mistakes += _worth_saying(mistakes, [(reader.mistake(detail), detail["type"]) for detail in told])
     breaches = islice((breach for rule in form.rules for breach in rule(document.root)), MAX_MISTAKES)
     mistakes += _worth_saying(mistakes, [(reader.breach(breach), "rule") for breach in breaches])
     if mistakes or result is None:
@@ -137,6 +140,16 @@ class _Translator:
                 message = _message(error, value)
                 return _mistake(place, path, found, _words_allowed(error, self._said_of(path)), message)
 
+    def path(self, error: ErrorDetails) -> Path:
+        """Return where one of pydantic's errors is."""
+        return self._follow(error["loc"])[0]
+
+    def meant(self, error: ErrorDetails) -> Path:
+        """Return the path of the key that an unknown one seems to stand for; the unknown one's without."""
+        path = self.path(error)
+        near = self._near(path)
+        return (*path[:-1], near) if near else path
+
     def _missing(self, path: Path) -> Mistake:
         said = self._said_of(path) or {}
         key = path[-1]
@@ -151,9 +164,14 @@ class _Translator:
         for pattern, words in self._form.reserved.items():
             if fnmatchcase(".".join(names), pattern):
                 return _mistake(place, path, key, allowed, words)
-        near = get_close_matches(key[:100], known, n=1, cutoff=0.5)
-        hint = f"; did you mean `{near[0]}`?" if near else ""
+        near = self._near(path)
+        hint = f"; did you mean `{near}`?" if near else ""
         return _mistake(place, path, key, allowed, f"there is no key `{cut(key)}` here{hint}")
+
+    def _near(self, path: Path) -> str:
+        """Return the known key that is most like the last one of the path, "" when none is."""
+        near = get_close_matches(str(path[-1])[:100], known_keys(self._schema, path[:-1]), n=1, cutoff=0.5)
+        return near[0] if near else ""
 
     # -- where ------------------------------------------------------------------
 

@@ -62,6 +62,12 @@ async def test_directories_and_scripts(tmp_path: Path) -> None:
         ("fails.sh", "#!/bin/sh\nexit 3\n", 0o755, "non-zero exit code 3"),
         ("list.yml", "all: {hosts: {n1: {team: [a, b]}}}\n", 0o644, "variable team of host n1 is a list"),
         ("map.yml", "all: {hosts: {n1: {team: {a: b}}}}\n", 0o644, "variable team of host n1 is a mapping"),
+        (
+            "tmpl.yml",
+            "all: {hosts: {n1: {team: '{{ x }}'}}}\n",
+            0o644,
+            "team of host n1 is a template",
+        ),
     ],
 )
 async def test_a_bad_source_is_refused_and_says_why(

@@ -269,3 +269,11 @@ async def test_why_and_nodes_agree(tmp_path: Path) -> None:
         status = await inside.ask("nora", "get", f"/v1/rollouts/{rollout}")
         assert [each["node"] for each in status["in_flight"]] == ["p1"]
         assert status["state"] == "running"
+
+
+async def test_preview_warns_of_a_wave_without_nodes(tmp_path: Path) -> None:
+    """A mistyped canary selector would let everybody go first."""
+    async with house(tmp_path) as inside:
+        text = PLAN.replace("  soak: 10m", '  canary: {select: "canary=ture"}\n  soak: 10m')
+        shown = await inside.ask("olga", "post", "/v1/plans/preview", {"file": "plan.yaml", "text": text})
+        assert any("wave canary has no node" in warning for warning in shown["warnings"])

@@ -71,6 +71,14 @@ spec:
     }
 
 
+def test_a_mistyped_key_is_one_mistake_also_where_it_must_be_given() -> None:
+    [mistake] = mistakes_of(SMALLEST.replace("targets:", "target:"))
+    assert mistake.path == "spec.target"
+    assert "did you mean `targets`?" in mistake.message
+    text = SMALLEST.replace("targets:", "zzz:")
+    assert {mistake.path for mistake in mistakes_of(text)} == {"spec.zzz", "spec.targets"}
+
+
 def mistake_in(old: str, new: str, sample: str = DESIGN) -> tuple[str, int, str]:
     """Return path, line and all words of the one mistake that an edit makes."""
     assert old in sample

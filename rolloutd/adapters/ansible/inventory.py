@@ -136,6 +136,11 @@ class AnsibleInventory:
         match value:
             case bool():
                 return "true" if value else "false"
+            case str() if "{{" in value or "{%" in value:
+                raise self._failed(
+                    f"variable {label} of host {name} is a template ({value}), and a label is one text",
+                    "ansible-inventory renders none: write the value, or let a dynamic inventory say it",
+                )
             case str() | int() | float():
                 return str(value)
             case _:
