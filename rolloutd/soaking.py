@@ -29,6 +29,12 @@ WATCH_EVERY_S = 60.0
 RED_LOOKS = 2
 """How many looks in a row must be red: one lost packet is no regression."""
 
+RED_MOST_S = 60.0
+"""How long a check with a `within` must stay red at most: a busy minute passes, and red is known in two."""
+
+RED_PAUSE_S = 5.0
+"""Between two looks at such a check: whoever is overloaded is not helped by being asked more often."""
+
 
 class Soaking:
     """The canaries that soak now."""
@@ -62,11 +68,7 @@ class Soaking:
         key = (target.rollout, target.node)
         try:
             for spec in checks_of(self._state.index.rollout(target.rollout).plan, target):
-                result: Ok | Failed | Unknown = Ok()
-                for _ in range(RED_LOOKS):
-                    result = await self.judge(key, spec)
-                    if isinstance(result, Ok):
-                        break
+                result = await self._lasting(key, spec)
                 if not isinstance(result, Ok):
                     await self._redden(target, spec, result.text)
                     return
@@ -74,6 +76,18 @@ class Soaking:
             self._state.trouble = str(failure)
         finally:
             self._watched.discard(key)
+
+    async def _lasting(self, key: tuple[str, str], spec: StepSpec) -> Ok | Failed | Unknown:
+        """Make a check until it passes, or has been red often and long enough to be believed."""
+        patience_s = min(float(spec.params.get("within", 0) or 0), RED_MOST_S)
+        until, looks = self._state.now() + patience_s, 0
+        while True:
+            result = await self.judge(key, spec)
+            looks += 1
+            if isinstance(result, Ok) or (looks >= RED_LOOKS and self._state.now() >= until):
+                return result
+            if patience_s:
+                await self._state.clock.sleep(RED_PAUSE_S)
 
     async def _redden(self, seen: Target, spec: StepSpec, text: str) -> None:
         now = self._state.now()
