@@ -9,6 +9,7 @@ from machines.plan import GateName
 from rolloutd import teaming, voting, vouching
 from rolloutd.compile import compile_windows
 from rolloutd.control import bodies, views, wire
+from rolloutd.control.answers import WrongRequest
 from rolloutd.control.finding import Found, find
 from rolloutd.control.handlers.ordering import gate_of
 from rolloutd.control.routes import Call, Desk, Route
@@ -27,7 +28,10 @@ async def set_team(desk: Desk, call: Call) -> wire.Team:
     name = call.names["t"]
     windows = None
     if body.windows is not None:
-        windows = compile_windows([each.model_dump(mode="json", by_alias=True) for each in body.windows])
+        try:
+            windows = compile_windows([each.model_dump(mode="json", by_alias=True) for each in body.windows])
+        except ValueError as wrong:
+            raise WrongRequest(f"the body: windows: {wrong}") from None
     async with desk.state.deciding(call.who.actor) as commit:
         events = teaming.set_rules(desk.state, call.who, name, windows, body.canaries, body.reason)
         await commit(events, f"team: {body.reason}")
