@@ -103,27 +103,28 @@ def mine(model: Model) -> int:
     return sum(each.for_me for each in waiting(model))
 
 
-def sentence(model: Model, rollout: RolloutState, now: float) -> str:
-    """Return how a rollout stands, in one sentence."""
+def sentence(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
+    """Return how a rollout stands, in one sentence, and what is missing; the second must not be cut."""
     reason = rollout.status["reason"]
-    here = [
+    gates = [
         each for each in waiting(model) if each.rollout.id == rollout.id and each.gate["state"] == "waiting"
     ]
-    if reason is not None and reason["code"].startswith("gate-") and here:
-        return f"{wording.gate_name(here[0].gate)} waits for votes of {missing(here[0])}"
-    votes = "" if reason is not None and reason["code"].startswith("gate-") else _missing(rollout)
+    if reason is not None and reason["code"].startswith("gate-") and gates:
+        return f"{wording.gate_name(gates[0].gate)} waits for votes of {missing(gates[0])}", ""
     match rollout.state:
         case "done":
-            return f"done: {wording.count(rollout.counts['done'], 'node')} changed or already current"
+            return f"done: {wording.count(rollout.counts['done'], 'node')} changed or already current", ""
         case "cancelled":
             left = len(rollout.in_flight)
-            return "cancelled" + (f"; {wording.count(left, 'node')} in flight will finish" if left else "")
+            return "cancelled" + (
+                f"; {wording.count(left, 'node')} in flight will finish" if left else ""
+            ), ""
         case "paused" | "awaiting-approval" | "soaking":
-            return _join(_because(rollout, reason, now), votes)
+            return _because(rollout, reason, now), _missing(rollout)
         case _:
             moving = len(rollout.in_flight)
             said = f"{wording.count(moving, 'node')} in flight" if moving else "nothing in flight"
-            return _join(said, _because(rollout, reason, now) if reason is not None else "")
+            return said + (f"; {_because(rollout, reason, now)}" if reason is not None else ""), ""
 
 
 def _because(rollout: RolloutState, reason: wire.Reason | None, now: float) -> str:
@@ -153,10 +154,6 @@ def _missing(rollout: RolloutState) -> str:
         for need in (gate["needs"]["owner"], *gate["needs"]["teams"])
     )
     return f"{wording.count(wanting, 'vote')} missing" if wanting else ""
-
-
-def _join(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
 
 
 def rate(rollout: RolloutState, now: float) -> float | None:

@@ -26,7 +26,8 @@ def span(seconds: float) -> str:
     if whole < HOUR_S:
         return f"{whole // MINUTE_S}m"
     if whole < DAY_S:
-        return f"{whole // HOUR_S}h{whole % HOUR_S // MINUTE_S:02}"
+        minutes = whole % HOUR_S // MINUTE_S
+        return f"{whole // HOUR_S}h{f'{minutes:02}' if minutes else ''}"
     return f"{whole // DAY_S}d"
 
 

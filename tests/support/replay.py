@@ -307,13 +307,21 @@ class Fleet:
             "missing": missing,
         }
 
-    def node(self, name: str) -> JSON:
+    def holders(self) -> JSON:
+        """Return who has the slot of each pool."""
+        return {
+            each["pools"][0]: each["node"]
+            for each in self.nodes.values()
+            if each["phase"] in (*BUSY, "failed")
+        }
+
+    def node(self, name: str, holders: JSON) -> JSON:
         """Return a node as a list has it."""
         node = self.nodes[name]
         live = self.live.get(name)
         reason = None
         if node["phase"] == "pending":
-            reason = self._why(node)
+            reason = self._why(node, holders)
         elif node["failure"] is not None:
             reason = {
                 "code": "node-failed",
@@ -334,11 +342,10 @@ class Fleet:
             "reason": reason,
         }
 
-    def _why(self, node: JSON) -> JSON | None:
+    def _why(self, node: JSON, holders: JSON) -> JSON | None:
         if self.reason is not None:
             return self.reason
-        mates = (each for each in self.nodes.values() if each["pools"] == node["pools"])
-        holder = next((each["node"] for each in mates if each["phase"] in (*BUSY, "failed")), None)
+        holder = holders.get(node["pools"][0])
         if holder is None:
             return None
         return {
@@ -351,7 +358,8 @@ class Fleet:
     def all_nodes(self) -> JSON:
         """Return the nodes."""
         with self.changed:
-            return {"nodes": [self.node(name) for name in self.nodes], "seq": self.seq}
+            holders = self.holders()
+            return {"nodes": [self.node(name, holders) for name in self.nodes], "seq": self.seq}
 
     def detail(self, name: str) -> JSON:
         """Return a node with its steps."""
@@ -376,7 +384,7 @@ class Fleet:
                 steps[-1] |= {"state": "failed" if node["phase"] == "failed" else "intended"}
             failure = node["failure"]
             return {
-                **self.node(name),
+                **self.node(name, self.holders()),
                 "steps": steps,
                 "failure": None if failure is None else {**failure, "at": moment(failure["at"])},
             }

@@ -42,7 +42,7 @@ class FleetPage(Page):
         for each in glance.ordered(model):
             items += [
                 (each.id, self._row(each, now)),
-                ("", _sentence(glance.sentence(model, each, now))),
+                ("", _sentence(*glance.sentence(model, each, now))),
                 ("", fixed([])),
             ]
         if not items:
@@ -117,8 +117,9 @@ def _state(rollout: RolloutState, width: int) -> str:
     return fit("approval" if rollout.state == "awaiting-approval" and width < 17 else rollout.state, width)
 
 
-def _sentence(text: str) -> Callable[[int], Line]:
-    return lambda width: [("  ", ""), (fit(lines.clean(text), max(1, width - 3)), "dim")]
+def _sentence(text: str, lacking: str) -> Callable[[int], Line]:
+    right: Line = [(f"  {lacking} ", "accent")] if lacking else []
+    return lambda width: lines.beside([("  ", ""), (lines.clean(text), "dim")], right, width)
 
 
 def _closed(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:

@@ -28,6 +28,9 @@ WIDE = 132
 MOST_NAMED = 6
 """Nodes named in one line of those that wait for one reason."""
 
+LEAST_IN_FLIGHT = 6
+"""Nodes in flight that are listed on the smallest screen; the longest at work come first."""
+
 MOST_GROUPS = 40
 """Reasons listed; in a fleet of five hundred pools most of them are alike, and the nodes screen has all."""
 
@@ -134,8 +137,9 @@ class RolloutPage(Page):
             return [[], [], []]
         glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
         status, counts = rollout.status, rollout.counts
-        said = glance.sentence(self.console.model, rollout, now)
-        texts = lines.wrapped(f"{rollout.state.replace('-', ' ')}: {said}", width - 4, 2)
+        said, lacking = glance.sentence(self.console.model, rollout, now)
+        stands = rollout.state.replace("-", " ")
+        texts = lines.wrapped(said if said.startswith(stands) else f"{stands}: {said}", width - 4, 2)
         sentence: list[Line] = [
             [(f" {glyph} " if number == 0 else "   ", role), (text, role if number == 0 else "")]
             for number, text in enumerate(texts)
@@ -157,6 +161,7 @@ class RolloutPage(Page):
         owner = f"plan {status['plan']} of {status['owner']}, by {status['submitted_by']} "
         digest: Line = [("digest ", "dim"), (wording.short(status["digest"]), "digest"), (" ", "")]
         legs = glance.legs(rollout, self.console.model.plans.get(rollout.id), now)
+        sentence[-1] = beside(sentence[-1], [(f"  {lacking} ", "accent")] if lacking else [], width)
         return [
             *sentence,
             beside(far, [(right, "dim")], width),
@@ -180,12 +185,20 @@ class RolloutPage(Page):
                 yield (f"node:{node.node}", _failed_row(node.node, node.failure or "it failed", node.attempt))
         yield ("", heading("IN FLIGHT", f"{len(rollout.in_flight)}"))
         now = self.console.now()
-        for work in sorted(rollout.in_flight.values(), key=lambda each: each.began or each.since):
+        works = sorted(rollout.in_flight.values(), key=lambda each: each.began or each.since)
+        shown = works[: self._most_in_flight()]
+        for work in shown:
             yield (f"node:{work.node}", work_row(work, rollout.status["expected_s"], now))
-        if not rollout.in_flight:
+        if len(shown) < len(works):
+            yield ("", fixed([(f"   and {len(works) - len(shown)} later ones: n shows all nodes", "dim")]))
+        if not works:
             yield ("", fixed([("  nothing", "dim")]))
         if not rollout.is_closed:
             yield from self._waits(rollout)
+
+    def _most_in_flight(self) -> int:
+        """Return how many nodes in flight leave room for why the others wait."""
+        return max(LEAST_IN_FLIGHT, self.query_one("#now").size.height * 2 // 3)
 
     def _waits(self, rollout: RolloutState) -> Iterator[tuple[str, Callable[[int], Line]]]:
         if rollout.nodes is None:

@@ -1,0 +1,89 @@
+"""A real terminal for the console: tmux, keys in, screen out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+LIMIT_S = 120.0
+"""How long anything may take to appear; seconds are usual, a loaded machine is slow."""
+
+LOOK_S = 0.05
+
+
+class Terminal:
+    """One window of a tmux server of our own."""
+
+    def __init__(self, socket: Path) -> None:
+        self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
+
+    def start(self, command: Sequence[str], size: tuple[int, int]) -> None:
+        """Run a command in a window of that size."""
+        environment = {
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+            "PYTHONPATH": str(ROOT),
+            "LANG": "C.UTF-8",
+        }
+        words = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
+        size_words = ["-x", str(size[0]), "-y", str(size[1])]
+        self._run("new-session", "-d", *size_words, shlex.join(words), ";", "set", "remain-on-exit", "on")
+
+    def press(self, *keys: str) -> None:
+        """Press keys, by tmux's names for them."""
+        self._run("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        """Type a text."""
+        self._run("send-keys", "-l", text)
+
+    def screen(self, *, colours: bool = False) -> str:
+        """Return what is on the screen."""
+        return self._run("capture-pane", "-p", *(["-e"] if colours else []))
+
+    def shows(self, *texts: str, without: str | None = None) -> str:
+        """Wait until all texts are on the screen, and return it."""
+        until = time.monotonic() + LIMIT_S
+        while time.monotonic() < until:
+            shown = self.screen()
+            if all(text in shown for text in texts) and (without is None or without not in shown):
+                return shown
+            time.sleep(LOOK_S)
+        raise AssertionError(f"{texts} never appeared:\n{self.screen()}")
+
+    def has_ended(self) -> bool:
+        """Say whether the command has ended."""
+        return self._run("display", "-p", "#{pane_dead}").strip() == "1"
+
+    def end(self) -> None:
+        """End the server and what runs in it."""
+        subprocess.run([*self._tmux, "kill-server"], capture_output=True, check=False)
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            [*self._tmux, *words], capture_output=True, text=True, check=True, env=os.environ
+        )
+        return done.stdout
+
+
+@contextmanager
+def terminal(directory: Path) -> Iterator[Terminal]:
+    """Yield a terminal whose end ends everything in it."""
+    window = Terminal(directory / "t")
+    try:
+        yield window
+    finally:
+        window.end()
+
+
+def rolloutctl(*words: str) -> list[str]:
+    """Return the command line of rolloutctl as it is here."""
+    return [sys.executable, "-P", "-m", "rolloutd.cli", *words]
