@@ -549,9 +549,10 @@ class Verdict(TypedDict):
 
 
 class AuditEntry(TypedDict):
-    """One audit entry; `entry` is what was hashed, parsed."""
+    """One audit entry; `entry` is what was hashed, parsed: its instants are epoch seconds, `at` is not."""
 
     seq: int
+    at: str
     hash: str
     entry: dict[str, Any]
 

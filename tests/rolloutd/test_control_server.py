@@ -28,6 +28,7 @@ from rolloutd.control.client import Answer, Client, NoDaemon, StreamLost
 from rolloutd.control.handlers import ROUTES, streams
 from rolloutd.control.identity import Account, NameService, identify, peer_of
 from rolloutd.control.refusals import MERGED_WITHIN_S, Refusals
+from rolloutd.control.times import moment
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.ports import RunRequest
 from rolloutd.state import Live
@@ -173,6 +174,7 @@ async def test_a_refused_call_is_audited_once_a_minute(tmp_path: Path) -> None:
             with pytest.raises(Answer):
                 await inside.vote("nora", rollout, "start")
         told = (await inside.ask("nora", "get", "/v1/audit?kind=CallRefused"))["entries"]
+        assert all(moment(each["entry"]["at"]) == each["at"] for each in told)
         assert len(told) == 1
         fields = told[0]["entry"]["fields"]
         assert (fields["actor"]["name"], fields["actor"]["uid"]) == ("nora", 1007)

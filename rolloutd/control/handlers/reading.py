@@ -159,7 +159,8 @@ async def audit(desk: Desk, call: Call) -> wire.Audit:
         scanned += 1
         parsed = json.loads(entry.text)
         if query.actor is None or parsed["actor"]["name"] == query.actor:
-            found.append({"seq": entry.seq, "hash": entry.hash, "entry": parsed})
+            at = moment(parsed["at"])
+            found.append({"seq": entry.seq, "at": at, "hash": entry.hash, "entry": parsed})
         if len(found) == query.limit or scanned == MOST_SCANNED:
             return {"entries": found, "next": last}
     return {"entries": found, "next": None}
