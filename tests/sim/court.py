@@ -62,14 +62,16 @@ BLEMISH_S = 300.0
 class Court:
     """Hears everything and keeps what should never have happened."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], uptime: Callable[[], float]) -> None:
         self.accusations: list[str] = []
         self.machines: Mapping[str, Machine] = {}
         self.plans: dict[str, Plan] = {}
         self.alive_since = 0.0
         self.blemished: dict[str, float] = {}
+        """Until when, by the monotonic clock, a node was unwell."""
         self.fallible: set[str] = set()
         self._now = now
+        self._uptime = uptime
         self._oracle = oracle.Court()
         self._labels: dict[str, dict[str, str]] = {}
         self._begun: dict[str, str] = {}
@@ -186,7 +188,7 @@ class Court:
                 self.accuse(f"{event.node} was put back as late, counting time in which no daemon was there")
         if event.trigger is Trigger.REDDENED:
             unwell = machine.red or not machine.up
-            if not unwell and self.blemished.get(event.node, 0.0) < self._now() - BLEMISH_S:
+            if not unwell and self.blemished.get(event.node, 0.0) < self._uptime() - BLEMISH_S:
                 self.accuse(f"{event.node} was said to turn red and was well")
 
     def _inventory(self, event: NodesSeen | NodesGone) -> None:

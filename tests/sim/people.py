@@ -129,12 +129,18 @@ class People:
         await self.ask(who, "vote-of-old", cast)
 
     async def _withdraw(self, people: random.Random, state: State) -> None:
-        rollout, who, gate = self._some(people, state), people.choice(EVERYBODY), people.choice(list(GateName))
+        rollout = self._some(people, state)
+        votes = [each for each in state.index.rollout(rollout).votes if each.withdrawn_at is None]
+        if not votes:
+            return
+        vote = people.choice(votes)
+        who = next(each for each in EVERYBODY if each.uid == vote.actor.uid)
+        wave = vote.wave or None
         await self.ask(
             who,
             "withdraw",
             lambda now: voting.withdraw(
-                now, who, now.index.rollout(rollout), gate, "tests", team=None, wave=None
+                now, who, now.index.rollout(rollout), vote.gate, "tests", team=None, wave=wave
             ),
         )
 
@@ -146,7 +152,16 @@ class People:
 
     async def _cancel(self, people: random.Random, state: State) -> None:
         if people.random() < 0.15:
-            await self._steer(orders.cancel, self._some(people, state))
+            await self._steer(people.choice((orders.cancel, _cancel_now)), self._some(people, state))
+
+    async def _stop(self, people: random.Random, state: State) -> None:
+        await self._steer(_stop, self._some(people, state))
+
+    async def _advance(self, people: random.Random, state: State) -> None:
+        rollout = self._some(people, state)
+        waiting = [t.node for t in state.index.targets(rollout) if t.phase is Phase.PENDING]
+        if waiting:
+            await self._ordered(orders.advance, rollout, people.choice(sorted(waiting)))
 
     async def _retry(self, people: random.Random, state: State) -> None:
         await self._order(people, state, orders.retry)
@@ -236,6 +251,10 @@ class People:
                 await self._released(hold.node, hold.source, hold.id)
         for rollout in list(state.index.rollouts.values()):
             await self._help(state, rollout)
+        for rollout in state.index.rollouts.values():
+            for target in state.index.targets(rollout.id):
+                if rollout.closed and target.phase is Phase.PENDING and target.isolated:
+                    await self._ordered(_return, rollout.id, target.node)
         left = {hold.node for hold in state.index.holds if hold.source == orders.LEFT}
         for node in sorted(self.world.machines):
             isolated = any(t.isolated and t.phase not in BUSY for t in state.index.targets_on(node))
@@ -314,7 +333,7 @@ class People:
 
     async def _steer(self, order: Any, rollout: str) -> None:
         await self.ask(
-            OLGA, order.__name__, lambda now: order(now, OLGA, now.index.rollout(rollout), "tests")
+            OLGA, order.__name__.lstrip("_"), lambda now: order(now, OLGA, now.index.rollout(rollout), "tests")
         )
 
     async def _order(self, people: random.Random, state: State, order: Any) -> None:
@@ -342,6 +361,14 @@ class People:
         return people.choice(names)
 
 
+def _stop(*args: Any) -> Events:
+    return orders.pause(*args, stop=True)
+
+
+def _cancel_now(*args: Any) -> Events:
+    return orders.cancel(*args, stop=True)
+
+
 def _skip(*args: Any) -> Events:
     return orders.skip(*args, None)
 
@@ -357,5 +384,5 @@ def _leave(*args: Any) -> Events:
 _DEEDS = (
     *("vote", "vote", "vote", "vote", "vote_of_old", "withdraw", "pause", "resume", "resume", "cancel"),
     *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
-    *("cordon", "uncordon", "refresh", "read"),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance"),
 )

@@ -98,6 +98,11 @@ def settings_of(shape: random.Random, nodes: int) -> Settings:
     )
 
 
+def plain_settings() -> Settings:
+    """Return the settings under which the small plans run: one node of a team at a time."""
+    return Settings.model_validate({"inventory_refresh": "10m", "teams": {"infra": {}, "a": {}, "b": {}}})
+
+
 def labels_of(shape: random.Random, number: int) -> dict[str, str]:
     """Return the labels of one node."""
     return {

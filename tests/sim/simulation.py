@@ -9,7 +9,6 @@ nothing left isolated.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.states import BUSY
+from rolloutd.daemon import Daemon
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.journal import verify
 from rolloutd.settings import Settings
@@ -81,7 +81,8 @@ class Simulation:
     ) -> None:
         self.marks = Marks()
         self.loop = SimLoop(chances.schedule)
-        self.world = World(self.loop, chances, mischief(self.marks), self.marks)
+        self._mischief = mischief(self.marks)
+        self.world = World(self.loop, chances, self._mischief, self.marks)
         self.name = name
         self._scene = scene
         self._state_dir = state_dir
@@ -121,7 +122,7 @@ class Simulation:
         for failure in self.loop.failures:
             if "never retrieved" not in failure.get("message", ""):
                 court.accuse(f"a callback failed: {failure}")
-        effects = getattr(self.world.mischief, "labels", [])
+        effects = getattr(self._mischief, "labels", [])
         verdict = Verdict(self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects)
         self.world.over = True
         with heard(Ear(lambda text: None)):
@@ -268,28 +269,29 @@ class Simulation:
         """Let something be otherwise, and after a while as it was."""
         before, length_s = getattr(thing, name), self.world.chances.faults.choice((20.0, 120.0, 900.0))
         setattr(thing, name, value)
+        if isinstance(thing, Machine):
+            self.world.court.blemished[thing.name] = self.loop.time() + length_s
         self.loop.apart(length_s, lambda: None if self._peace else setattr(thing, name, before))
 
     def _outage(self) -> None:
-        machine = self._some()
-        self._for_a_while(machine, "up", False)
-        self._blemish(machine, "fault:node-down")
+        self._for_a_while(self._some(), "up", False)
+        self.marks.hit("fault:node-down")
 
     def _old_boot(self) -> None:
-        machine = self._some()
-        self._for_a_while(machine, "red", True)
-        self._blemish(machine, "fault:old-boot-id")
+        self._for_a_while(self._some(), "red", True)
+        self.marks.hit("fault:old-boot-id")
 
     def _stick(self) -> None:
         self._for_a_while(self._some(), "stuck", True)
         self.marks.hit("fault:isolation-never-ends")
 
-    def _blemish(self, machine: Machine, mark: str) -> None:
-        self.marks.hit(mark)
-        self.world.court.blemished[machine.name] = self.world.now()
-
     def _shrink(self) -> None:
-        self._for_a_while(self._some(), "listed", False)
+        """Let a node vanish from the inventory, mostly one that we are at, and let somebody refresh it."""
+        ours = [machine for machine in self.world.machines.values() if machine.ours or machine.looked]
+        self._for_a_while(self.world.chances.faults.choice(ours) if ours else self._some(), "listed", False)
+        life = self._newest()
+        if life is not None and life.daemon is not None:
+            life.ask(_refresh(life.daemon))
         self.marks.hit("fault:inventory-shrinks")
 
     def _relabel(self) -> None:
@@ -389,6 +391,10 @@ class Ear(logging.Handler):
             self._accuse(f"unexpected: {record.getMessage()}: {error!r}")
 
 
+async def _refresh(daemon: Daemon) -> None:
+    daemon.refresh()
+
+
 def seeded(seed: int) -> Verdict:
     """Run the simulation of a seed."""
     chances = Chances.of(seed)
@@ -417,14 +423,11 @@ def workplace() -> Iterator[Path]:
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=memory if memory.is_dir() else None))
     timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
-    gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # what a dying daemon was poked to
             yield directory / "state"
-            gc.collect()
     finally:
-        gc.enable()
         database.BUSY_TIMEOUT_S = timeout_s
         shutil.rmtree(directory, ignore_errors=True)
 

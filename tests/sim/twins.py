@@ -112,10 +112,10 @@ class Reach:
         if world.mischief.chance("ssh-slow", 0.02):
             await asyncio.sleep(40.0)
         if world.mischief.chance("ssh-timeout", 0.02):
-            world.court.blemished[node] = world.now()
+            world.court.blemished[node] = world.loop.time()
             raise TimeoutError(f"{node}: no answer within 60 s")
         if not machine.up or world.mischief.chance("ssh-refused", 0.03):
-            world.court.blemished[node] = world.now()
+            world.court.blemished[node] = world.loop.time()
             raise NodeUnreachable(f"{node}: tcp connect refused")
         return machine
 

@@ -102,7 +102,7 @@ class World:
         self.source_fails = False
         self.over = False
         self.trace: list[str] = []
-        self.court = Court(self.now)
+        self.court = Court(self.now, loop.time)
 
     # -- time and luck
 

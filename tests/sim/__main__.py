@@ -1,0 +1,127 @@
+"""Simulations from the command line: `python -m tests.sim`.
+
+    python -m tests.sim                        the corpus, every small plan's every effect, 500 new seeds
+    python -m tests.sim --seeds 100000         for the night
+    python -m tests.sim --replay 'seed 42'     one simulation again, with its trace
+
+A simulation that fails is told with the command that replays it; a seed that
+found something belongs into corpus.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.sim import exhaustive, required
+from tests.sim.faults import Way
+from tests.sim.seeds import Marks
+from tests.sim.simulation import Verdict, seeded
+
+CORPUS = Path(__file__).with_name("corpus.txt")
+
+FIRST_SEEDS = 1_000_000_000
+"""New seeds are drawn below this, so that they stay easy to type."""
+
+SHOWN = 5
+"""Failures that are told whole; the rest is counted."""
+
+TRACE_SHOWN = 40
+"""Lines of a trace that lead to an accusation, when it is not replayed."""
+
+
+def main() -> int:
+    """Run what was asked for; return 1 when anything was found."""
+    options = _options()
+    if options.replay:
+        return _replay(options.replay)
+    began = time.perf_counter()
+    first = options.first if options.first is not None else secrets.randbelow(FIRST_SEEDS)
+    names = [*corpus(), *_smalls(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
+    marks, failed = Marks(), []
+    for verdict in _run(names, options.jobs):
+        marks.add(verdict.marks)
+        if verdict.accusations:
+            failed.append(verdict)
+            if len(failed) <= SHOWN:
+                _tell(verdict)
+            if options.stop:
+                break
+    took_s = time.perf_counter() - began
+    missing = [] if failed or not options.marks else required.missing(marks)
+    for name in missing:
+        print(f"never happened in all of this: {name}")
+    print(f"{len(names)} simulations, {len(failed)} failed, {took_s:.0f} s; seeds {first} and on")
+    return 1 if failed or missing else 0
+
+
+def corpus() -> list[str]:
+    """Return the names of the simulations that once found something, or that show what is rare."""
+    lines = (line.partition("#")[0].strip() for line in CORPUS.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def run_one(name: str) -> Verdict:
+    """Run one simulation by its name: `seed 42`, or `small one 3:cut-after`."""
+    kind, _, rest = name.partition(" ")
+    if kind == "seed":
+        return seeded(int(rest))
+    plan, _, told = rest.rpartition(" ")
+    ways = dict(each.split(":") for each in told.split(",")) if ":" in told else {}
+    return exhaustive.scripted(exhaustive.by_name(plan), {int(n): Way(way) for n, way in ways.items()})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Simulate the daemon.")
+    parser.add_argument("--seeds", type=int, default=500, help="new seeds to run (default: 500)")
+    parser.add_argument("--first", type=int, help="first of the new seeds (default: drawn)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at once")
+    parser.add_argument(
+        "--small", choices=("none", "some", "all"), default="all", help="how many of the small plans' runs"
+    )
+    parser.add_argument("--marks", action="store_true", help="fail when some fault or edge never occurred")
+    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parser.add_argument("--replay", metavar="NAME", help="run one simulation again, and print its trace")
+    return parser.parse_args()
+
+
+def _smalls(which: str) -> Iterator[str]:
+    cases = [] if which == "none" else [*exhaustive.singles(), *exhaustive.pairs()]
+    for small, ways in cases[:: 1 if which == "all" else 25]:
+        yield exhaustive.name_of(small, ways)
+
+
+def _run(names: Iterable[str], jobs: int) -> Iterator[Verdict]:
+    gc.freeze()  # what is loaded by now stays; collecting it again and again would take most of the time
+    if jobs <= 1:
+        yield from map(run_one, names)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_one, names, chunksize=4)
+
+
+def _replay(name: str) -> int:
+    verdict = run_one(name)
+    print("\n".join(verdict.trace))
+    _tell(verdict, shown=0)
+    return 1 if verdict.accusations else 0
+
+
+def _tell(verdict: Verdict, shown: int = TRACE_SHOWN) -> None:
+    print(f"== {verdict.name}")
+    for line in verdict.trace[-shown:] if shown else ():
+        print(f"   {line}")
+    for text in verdict.accusations:
+        print(f"!! {text}")
+    print(f"replay: {sys.executable} -m tests.sim --replay {verdict.name!r}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

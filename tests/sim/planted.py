@@ -1,0 +1,58 @@
+"""Plants known bugs and proves that the simulation finds each: `python -m tests.sim.planted`.
+
+Each patch under planted/ is applied to a copy of the sources, and the
+simulation of the copy must fail.  A patch that no longer applies is a failure
+too: it then says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PATCHES = Path(__file__).with_name("planted")
+
+COPIED = ("machines", "rolloutd", "tests")
+
+SEEDS = 400
+"""Within so many seeds every planted bug is found; most within twenty."""
+
+
+def main() -> int:
+    """Plant every bug, one by one; return 1 when one was not found."""
+    missed = [patch.stem for patch in sorted(PATCHES.glob("*.patch")) if not _is_caught(patch)]
+    for name in missed:
+        print(f"{name}: NOT FOUND")
+    return 1 if missed else 0
+
+
+def _is_caught(patch: Path) -> bool:
+    with tempfile.TemporaryDirectory(prefix="rolloutd-planted-") as directory:
+        copy = Path(directory)
+        for name in COPIED:
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        _run(["git", "apply", "--whitespace=nowarn", str(patch)], copy).check_returncode()
+        command = [sys.executable, "-m", "tests.sim", "--stop", "--small", "some", "--first", "0"]
+        found = _run([*command, "--seeds", str(SEEDS)], copy)
+        said = [line for line in found.stdout.splitlines() if line.startswith("!! ")]
+        if found.returncode != 1 or not said:
+            print(found.stdout[-2000:], found.stderr[-2000:])
+            return False
+        print(f"{patch.stem}: found: {said[0].removeprefix('!! ')}", flush=True)
+        return True
+
+
+def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(directory), "GIT_CEILING_DIRECTORIES": str(directory.parent)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
