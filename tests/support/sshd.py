@@ -32,6 +32,8 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 """How long killed processes may take to vanish before `stop` says so."""
 
+# SHLVL: a bash that sshd starts at level 1 reads the user's .bashrc, and what stands there (pyenv and its
+# lock, say) is this machine's affair and none of a node's.
 _CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -48,7 +50,7 @@ PrintLastLog no
 MaxStartups 200
 MaxSessions 200
 LogLevel INFO
-SetEnv {mark}={dir}
+SetEnv {mark}={dir} SHLVL=2
 Subsystem sftp internal-sftp
 """
 
