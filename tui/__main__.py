@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import locale
 import os
 import sys
@@ -28,6 +29,9 @@ def main(argv: list[str] | None = None) -> int:
         return serve(chosen.socket, chosen.port, looks)
     from tui.app import Console
 
+    # Hardly anything here refers to itself: to go through all nodes again and again for the little
+    # that does would stop the picture for a tenth of a second each time.
+    gc.set_threshold(700, 10, 1_000)
     ascii_only = chosen.ascii or "utf" not in locale.getencoding().lower()
     console = Console(
         Client(chosen.socket),

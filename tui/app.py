@@ -18,14 +18,15 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, path_of
-from tui import actions, theme, wording
+from tui import actions, glance, theme, wording
 from tui.actions import Action, Request, Subject
 from tui.commands import Commands
 from tui.dialog import Dialog
+from tui.glance import Survey
 from tui.lines import Line, clean, fit
 from tui.link import ASK_LIMIT_S, Asker, Listener, Live, Lost, Mailbox, Said
 from tui.logs import LogReader, Told
-from tui.model import Model, Wish
+from tui.model import Model, RolloutState, Wish, nodes_of
 from tui.page import Page
 from tui.prompt import Prompt
 from tui.screens.fleet import FleetPage
@@ -52,8 +53,16 @@ URGENT_S = 0.1
 MOST_FREEZES = 2
 """Freezes told on every screen; the locks screen has all."""
 
-SHARE = 10
-"""A question that takes long is asked so many times more seldom than it takes."""
+SHARE = 20
+"""What takes long, a question or a survey, is repeated so many times more seldom than it takes."""
+
+
+PREPARED: Mapping[str, Callable[[Any], Any]] = {"nodes": nodes_of}
+"""Answers that are long are made into what the model keeps while they are still in the thread that asked."""
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
 class Console(App[None]):
@@ -93,6 +102,7 @@ class Console(App[None]):
         self._listener = Listener(client, self._mailbox, now)
         self._asker: Asker | None = None
         self._bell = asyncio.Event()
+        self._surveys: dict[str, tuple[int, float, Survey]] = {}
         self._asking: set[tuple[str, str]] = set()
         self._answered_at: dict[tuple[str, str], tuple[float, float]] = {}
         for each in theme.THEMES:
@@ -151,6 +161,7 @@ class Console(App[None]):
     def _connected(self, live: Live) -> None:
         if live.is_other:
             self.model.forget()
+            self._surveys.clear()
             self.say(
                 "this daemon has another history than the one before: everything was read anew", "warning"
             )
@@ -208,7 +219,8 @@ class Console(App[None]):
     async def _fulfil(self, key: tuple[str, str], wish: Wish) -> None:
         began = time.monotonic()
         path, take = self._questioned(wish)
-        said = await self.ask(lambda: self._questions.get(path))
+        prepare = PREPARED.get(wish.what)
+        said = await self.ask(lambda: (prepare or _as_it_is)(self._questions.get(path)))
         self._asking.discard(key)
         self._answered_at[key] = (time.monotonic(), time.monotonic() - began)
         if said.answer is not None:
@@ -237,6 +249,17 @@ class Console(App[None]):
     def _rollout_known(self, answer: Any, seq: int) -> None:
         self.model.rollout_answered(answer, seq)
         self.model.wish_for("nodes", answer["rollout"])
+
+    def survey(self, rollout: RolloutState) -> Survey:
+        """Return what is told of a rollout's nodes together; of a large fleet somewhat old, for a moment."""
+        kept = self._surveys.get(rollout.id)
+        began = time.monotonic()
+        if kept is not None and (kept[0] == rollout.version or began < kept[1]):
+            return kept[2]
+        seen = glance.survey((rollout.nodes or {}).values(), self.now())
+        took = time.monotonic() - began
+        self._surveys[rollout.id] = (rollout.version, began + took * SHARE, seen)
+        return seen
 
     async def ask(self, work: Callable[[], Any]) -> Said[Any]:
         """Ask something in a thread."""

@@ -57,6 +57,18 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """What is told of a rollout's nodes together; `ends` are the recent ones, `waves` counts by phase."""
+
+    failed: Sequence[NodeState]
+    groups: Sequence[Group]
+    ready: Sequence[str]
+    ends: Sequence[float]
+    waves: Mapping[str, Counter[str]]
+    last_end: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Leg:
     """One wave on the timeline; `soak_left` in seconds, None when it does not soak now."""
 
@@ -156,13 +168,9 @@ def _missing(rollout: RolloutState) -> str:
     return f"{wording.count(wanting, 'vote')} missing" if wanting else ""
 
 
-def rate(rollout: RolloutState, now: float) -> float | None:
+def rate(rollout: RolloutState, survey: Survey | None, now: float) -> float | None:
     """Return the nodes that end per hour now; None while nobody can tell."""
-    ends: Iterable[float] = rollout.ends
-    if rollout.nodes is not None:
-        ends = (
-            each.since for each in rollout.nodes.values() if each.phase == "done" and each.since is not None
-        )
+    ends: Iterable[float] = rollout.ends if survey is None else survey.ends
     recent = [at for at in ends if now - at < RATE_WINDOW_S]
     if len(recent) < 2 or rollout.is_closed:
         return None
@@ -175,65 +183,59 @@ def eta(rollout: RolloutState, now: float) -> str:
     return "" if at is None or rollout.is_closed else wording.span(at - now)
 
 
-def groups(rollout: RolloutState) -> list[Group]:
-    """Return why nodes wait, the reason of the most nodes first; nodes that could start now are left out."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for node in (rollout.nodes or {}).values():
-        if node.phase == "pending" and node.reason is not None:
-            reason = node.reason
-            found.setdefault((reason["code"], reason["text"], reason["lifted_by"]), []).append(node.node)
-    by_size = sorted(found.items(), key=lambda each: (-len(each[1]), each[0]))
-    return [Group(code, text, by, tuple(nodes)) for (code, text, by), nodes in by_size]
-
-
-def up_next(rollout: RolloutState) -> list[str]:
-    """Return the nodes that nothing holds back, in their order."""
-    return [
-        node.node
-        for node in (rollout.nodes or {}).values()
-        if node.phase == "pending" and node.reason is None
-    ]
-
-
-def failed(rollout: RolloutState) -> list[NodeState]:
-    """Return the failed nodes."""
-    return [node for node in (rollout.nodes or {}).values() if node.phase == "failed"]
-
-
-def legs(rollout: RolloutState, plan: Mapping[str, Any] | None, now: float) -> list[Leg]:
-    """Return the waves in their order; soaks and limits come from the plan once it is known."""
-    soaks = soak_of(plan)
-    tallies: dict[str, Counter[str]] = {}
+def survey(nodes: Iterable[NodeState], now: float) -> Survey:
+    """Go through all nodes once and return what is told of them together."""
+    waits: dict[tuple[str, str, str], list[str]] = {}
+    failed: list[NodeState] = []
+    ready: list[str] = []
+    ends: list[float] = []
+    waves: dict[str, Counter[str]] = {}
     last_end: dict[str, float] = {}
-    for node in (rollout.nodes or {}).values():
-        tally = tallies.setdefault(node.wave, Counter())
-        if node.outcome == "left":
-            continue
-        tally["total"] += 1
-        tally["busy" if node.phase in BUSY else node.phase] += 1
-        if node.phase == "done" and node.since is not None:
+    for node in nodes:
+        phase = node.phase
+        if phase == "failed":
+            failed.append(node)
+        elif phase == "pending" and node.reason is None:
+            ready.append(node.node)
+        elif phase == "pending" and node.reason is not None:
+            reason = node.reason
+            waits.setdefault((reason["code"], reason["text"], reason["lifted_by"]), []).append(node.node)
+        elif phase == "done" and node.since is not None:
             last_end[node.wave] = max(last_end.get(node.wave, 0.0), node.since)
+            if now - node.since < RATE_WINDOW_S:
+                ends.append(node.since)
+        if node.outcome != "left":
+            tally = waves.get(node.wave)
+            if tally is None:
+                tally = waves[node.wave] = Counter()
+            tally["busy" if phase in BUSY else phase] += 1
+    by_size = sorted(waits.items(), key=lambda each: (-len(each[1]), each[0]))
+    groups = [Group(code, text, by, tuple(names)) for (code, text, by), names in by_size]
+    return Survey(failed, groups, ready, ends, waves, last_end)
+
+
+def legs(rollout: RolloutState, seen: Survey, plan: Mapping[str, Any] | None, now: float) -> list[Leg]:
+    """Return the waves in their order; soaks come from the plan once it is known."""
+    soaks = soak_of(plan)
+    current = rollout.status["wave"]
     gates = {gate["wave"]: gate for gate in rollout.status["gates"] if gate["gate"] == "continue"}
-    names = list(
-        dict.fromkeys([*tallies, *soaks, *([rollout.status["wave"]] if rollout.status["wave"] else [])])
-    )
     found = []
-    for name in names:
-        tally, soak_s = tallies.get(name, Counter()), soaks.get(name, 0.0)
-        all_done = tally["total"] > 0 and tally["done"] == tally["total"]
-        left = last_end.get(name, 0.0) + soak_s - now if all_done and soak_s else None
-        is_current = name == rollout.status["wave"] and not rollout.is_closed
+    for name in dict.fromkeys([*seen.waves, *soaks, *([current] if current else [])]):
+        tally, soak_s = seen.waves.get(name, Counter()), soaks.get(name, 0.0)
+        is_current = name == current and not rollout.is_closed
+        left = seen.last_end.get(name, 0.0) + soak_s - now
+        soaks_now = is_current and soak_s > 0 and 0 < tally.total() == tally["done"] and left > 0
         found.append(
             Leg(
-                name,
-                tally["total"],
-                tally["done"],
-                tally["failed"],
-                tally["busy"],
-                soak_s,
-                left if left is not None and left > 0 and is_current else None,
-                gates.get(name),
-                is_current,
+                wave=name,
+                total=tally.total(),
+                done=tally["done"],
+                failed=tally["failed"],
+                busy=tally["busy"],
+                soak_s=soak_s,
+                soak_left=left if soaks_now else None,
+                gate=gates.get(name),
+                is_current=is_current,
             )
         )
     return found

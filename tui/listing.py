@@ -6,7 +6,8 @@ row's key while rows come and go around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from rich.segment import Segment
@@ -26,16 +27,38 @@ from tui.theme import CURSOR, CURSOR_AWAY, DARK, ROLES
 _TO_ASCII = str.maketrans(ASCII)
 
 
-def drawn(widget: Widget, line: Line, width: int, back: Style | None = None) -> Strip:
-    """Return a line as Textual draws it, in the theme of the moment."""
-    roles = ROLES.get(widget.app.theme, ROLES[DARK])
-    plain_glyphs = bool(getattr(widget.app, "ascii_only", False))
-    ground = widget.rich_style if back is None else widget.rich_style + back
-    segments = [
-        Segment(text.translate(_TO_ASCII) if plain_glyphs else text, ground + roles.get(role, roles[""]))
-        for text, role in fit_line(line, width)
-    ]
-    return Strip(segments, width)
+@lru_cache(maxsize=64)
+def _styles(theme: str, ground: Style) -> Mapping[str, Style]:
+    """Return how each role looks on a ground."""
+    return {role: ground + style for role, style in ROLES.get(theme, ROLES[DARK]).items()}
+
+
+class Drawing(Widget):
+    """Draws lines in the theme of the moment; a line that is as it was is not made again."""
+
+    def __init__(self, *, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._ground: tuple[str, Style] = ("", Style())
+        self._strips: dict[int, tuple[Line, int, Style | None, str, Strip]] = {}
+
+    def drawn(self, y: int, line: Line, width: int, back: Style | None = None) -> Strip:
+        """Return the line as Textual draws it; `y` is where on the widget it will stand."""
+        theme = self.app.theme
+        kept = self._strips.get(y)
+        if kept is not None and kept[0] == line and kept[1:4] == (width, back, theme):
+            return kept[4]
+        if self._ground[0] != theme:
+            self._ground = (theme, self.rich_style)
+        ground = self._ground[1]
+        styles = _styles(theme, ground if back is None else ground + back)
+        plain_glyphs = bool(getattr(self.app, "ascii_only", False))
+        segments = [
+            Segment(text.translate(_TO_ASCII) if plain_glyphs else text, styles.get(role, styles[""]))
+            for text, role in fit_line(line, width)
+        ]
+        strip = Strip(segments, width)
+        self._strips[y] = (line, width, back, theme, strip)
+        return strip
 
 
 class Rows(Protocol):
@@ -54,7 +77,7 @@ class Rows(Protocol):
         ...
 
 
-class Listing(ScrollView, can_focus=True):
+class Listing(Drawing, ScrollView, can_focus=True):
     """Rows, a cursor among them, and nothing drawn that is not seen."""
 
     DEFAULT_CSS = """
@@ -158,6 +181,7 @@ class Listing(ScrollView, can_focus=True):
 
     def on_resize(self, event: events.Resize) -> None:
         """Rows are as wide as the listing."""
+        self._strips.clear()
         if self._rows is not None:
             self.virtual_size = Size(event.size.width, len(self._rows) * self._height)
             self._keep_in_view()
@@ -174,7 +198,7 @@ class Listing(ScrollView, can_focus=True):
         back = (CURSOR if self.has_focus else CURSOR_AWAY)[self.app.theme] if here and self._marker else None
         if self._marker:
             line = [("▌" if here else " ", "accent"), *line]
-        return drawn(self, line, width, back)
+        return self.drawn(y, line, width, back)
 
     def watch_has_focus(self, value: bool) -> None:
         """The cursor looks different where the keys are."""
@@ -217,7 +241,7 @@ class Listing(ScrollView, can_focus=True):
                 self.post_message(self.Opened(self))
 
 
-class Banner(Widget):
+class Banner(Drawing):
     """Some lines that are made anew whenever they are drawn."""
 
     DEFAULT_CSS = "Banner { height: auto; background: $background; }"
@@ -241,6 +265,7 @@ class Banner(Widget):
 
     def on_resize(self) -> None:
         """Make the lines for the new width."""
+        self._strips.clear()
         self._lines = ()
         self.again()
 
@@ -248,4 +273,4 @@ class Banner(Widget):
         """Draw one line."""
         if y >= len(self._lines):
             return Strip.blank(self.size.width, self.rich_style)
-        return drawn(self, self._lines[y], self.size.width)
+        return self.drawn(y, self._lines[y], self.size.width)

@@ -136,6 +136,19 @@ class RolloutState:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesAnswer:
+    """The nodes of a rollout, ready to be kept; the model changes them from then on."""
+
+    nodes: dict[str, NodeState]
+    seq: int
+
+
+def nodes_of(answer: wire.Nodes) -> NodesAnswer:
+    """Return an answer's nodes as they are kept."""
+    return NodesAnswer({each["node"]: _node_of(each) for each in answer["nodes"]}, answer["seq"])
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """Something that should be asked (again); `urgent` is what a person waits for."""
 
@@ -189,15 +202,15 @@ class Model:
         self._rollout_answered(status, seq)
         self.version += 1
 
-    def nodes_answered(self, rollout: str, answer: wire.Nodes) -> None:
+    def nodes_answered(self, rollout: str, answer: NodesAnswer) -> None:
         """Take a rollout's nodes; what happened since is folded onto them."""
         known = self.rollouts.get(rollout)
         if known is None:
             return
-        seq = answer["seq"]
+        seq = answer.seq
         if not self._covers(seq):
             self._wish("nodes", rollout)
-        known.nodes = {each["node"]: _node_of(each) for each in answer["nodes"]}
+        known.nodes = answer.nodes
         known.nodes_seq = seq
         for entry in self._after(seq, rollout):
             self._fold_node(known, entry)

@@ -16,7 +16,7 @@ from textual.widget import Widget
 from tui import actions, glance, rights, wording
 from tui.actions import Action, Subject
 from tui.glance import Waiting
-from tui.lines import Line, beside, fit_line, width_of, wrapped
+from tui.lines import Line, beside, width_of, wrapped
 from tui.listing import Banner, Listing
 from tui.model import RolloutState
 
@@ -44,7 +44,7 @@ class Items:
 
     def draw(self, row: int, width: int) -> Sequence[Line]:
         """Return the row's line."""
-        return (fit_line(self._items[row][1](width), width),)
+        return (self._items[row][1](width),)
 
 
 def fixed(line: Line) -> Callable[[int], Line]:

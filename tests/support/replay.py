@@ -62,6 +62,9 @@ class Fleet:
         }
         self.refusal: tuple[int, JSON] | None = None
         self.changed = threading.Condition()
+        self.counts: dict[str, int] = dict.fromkeys(("total", "done", "failed", "skipped", "pending"), 0)
+        self.pools: dict[str, JSON] = {}
+        self.taken: dict[str, set[str]] = {}
         for pool in range(pools):
             for number in range(per_pool):
                 self._add(pool, number, per_pool)
@@ -83,6 +86,43 @@ class Fleet:
             "admitted_at": None,
             "failure": None,
         }
+        self._count(self.nodes[name], 1)
+
+    def _count(self, node: JSON, by: int) -> None:
+        """Count a node in, or out again before it changes: answers must not take longer in larger fleets."""
+        phase, outcome = node["phase"], node["outcome"]
+        if outcome != "left":
+            self.counts["total"] += by
+            self.counts["done"] += by * (outcome in ("changed", "already-current"))
+            self.counts["skipped"] += by * (outcome in ("skipped", "rolled-back"))
+            self.counts["failed"] += by * (phase == "failed")
+            self.counts["pending"] += by * (phase == "pending")
+        for name in node["pools"]:
+            empty = {
+                "pool": name,
+                "total": 0,
+                "done": 0,
+                "failed": 0,
+                "in_flight": 0,
+                "down": 0,
+                "max_unavailable": 1,
+            }
+            pool = self.pools.setdefault(name, empty)
+            pool["total"] += by * (outcome != "left")
+            pool["done"] += by * (outcome in ("changed", "already-current"))
+            pool["failed"] += by * (phase == "failed")
+            pool["in_flight"] += by * (phase in BUSY)
+            pool["down"] += by * (phase in (*BUSY, "failed"))
+            taken = self.taken.setdefault(name, set())
+            if phase in (*BUSY, "failed"):
+                (taken.add if by > 0 else taken.discard)(node["node"])
+
+    def forget(self, name: str) -> None:
+        """Put a node back to pending without a word: the replay of a small fleet may go on for ever."""
+        node = self.nodes[name]
+        self._count(node, -1)
+        node.update(phase="pending", outcome=None)
+        self._count(node, 1)
 
     # -- what happens
 
@@ -120,6 +160,7 @@ class Fleet:
         with self.changed:
             node = self.nodes[name]
             source = node["phase"]
+            self._count(node, -1)
             trigger = trigger or TRIGGERS.get(
                 (source, target), "failed" if target == "failed" else "verified"
             )
@@ -138,6 +179,7 @@ class Fleet:
                     "message": failure,
                     "at": self.at,
                 }
+            self._count(node, 1)
             if target in BUSY:
                 self.live.setdefault(
                     name, {"step": STEPS[target], "percent": 0.0, "task": "", "since": self.at}
@@ -201,23 +243,15 @@ class Fleet:
             return self._rollout()
 
     def _rollout(self) -> JSON:
-        left = [each for each in self.nodes.values() if each["outcome"] != "left"]
-        count = lambda test: sum(1 for each in left if test(each))  # noqa: E731
-        done = count(lambda n: n["phase"] == "done" and n["outcome"] in ("changed", "already-current"))
-        skipped = count(lambda n: n["outcome"] in ("skipped", "rolled-back"))
-        total = len(left)
+        counts = self.counts
         return {
             "rollout": self.id,
             "plan": self.plan_name,
             "digest": DIGEST,
             "state": self.state,
             "wave": "fleet" if ("continue", "canary") in self.opened else "canary",
-            "percent": round(100 * done / max(1, total - skipped), 2),
-            "total": total,
-            "done": done,
-            "failed": count(lambda n: n["phase"] == "failed"),
-            "skipped": skipped,
-            "pending": count(lambda n: n["phase"] == "pending"),
+            "percent": round(100 * counts["done"] / max(1, counts["total"] - counts["skipped"]), 2),
+            **counts,
             "in_flight": self.in_flight(),
             "pools": self._pools(),
             "gates": self._gates(),
@@ -240,37 +274,15 @@ class Fleet:
                 "since": moment(node["since"]),
                 **{key: self.live[name][key] for key in ("step", "percent", "task")},
             }
-            for name, node in self.nodes.items()
-            if node["phase"] in BUSY
+            for name in self.live
+            for node in [self.nodes[name]]
         ]
 
     def _pools(self) -> list[JSON]:
-        found: dict[str, JSON] = {}
-        for node in self.nodes.values():
-            for pool in node["pools"]:
-                each = found.setdefault(
-                    pool,
-                    {
-                        "pool": pool,
-                        "total": 0,
-                        "done": 0,
-                        "failed": 0,
-                        "in_flight": 0,
-                        "down": 0,
-                        "max_unavailable": 1,
-                    },
-                )
-                if node["outcome"] == "left":
-                    continue
-                each["total"] += 1
-                each["done"] += node["outcome"] in ("changed", "already-current")
-                each["failed"] += node["phase"] == "failed"
-                each["in_flight"] += node["phase"] in BUSY
-                each["down"] += node["phase"] in (*BUSY, "failed")
-        return [found[pool] for pool in sorted(found)]
+        return [self.pools[pool] for pool in sorted(self.pools)]
 
     def _gates(self) -> list[JSON]:
-        failing = any(each["phase"] == "failed" for each in self.nodes.values())
+        failing = self.counts["failed"] > 0
         asked = {
             ("start", ""): self.state == "awaiting-approval" and not self.opened,
             ("continue", "canary"): all(
@@ -307,21 +319,13 @@ class Fleet:
             "missing": missing,
         }
 
-    def holders(self) -> JSON:
-        """Return who has the slot of each pool."""
-        return {
-            each["pools"][0]: each["node"]
-            for each in self.nodes.values()
-            if each["phase"] in (*BUSY, "failed")
-        }
-
-    def node(self, name: str, holders: JSON) -> JSON:
+    def node(self, name: str) -> JSON:
         """Return a node as a list has it."""
         node = self.nodes[name]
         live = self.live.get(name)
         reason = None
         if node["phase"] == "pending":
-            reason = self._why(node, holders)
+            reason = self._why(node)
         elif node["failure"] is not None:
             reason = {
                 "code": "node-failed",
@@ -342,10 +346,10 @@ class Fleet:
             "reason": reason,
         }
 
-    def _why(self, node: JSON, holders: JSON) -> JSON | None:
+    def _why(self, node: JSON) -> JSON | None:
         if self.reason is not None:
             return self.reason
-        holder = holders.get(node["pools"][0])
+        holder = next(iter(sorted(self.taken[node["pools"][0]])), None)
         if holder is None:
             return None
         return {
@@ -358,8 +362,7 @@ class Fleet:
     def all_nodes(self) -> JSON:
         """Return the nodes."""
         with self.changed:
-            holders = self.holders()
-            return {"nodes": [self.node(name, holders) for name in self.nodes], "seq": self.seq}
+            return {"nodes": [self.node(name) for name in self.nodes], "seq": self.seq}
 
     def detail(self, name: str) -> JSON:
         """Return a node with its steps."""
@@ -384,7 +387,7 @@ class Fleet:
                 steps[-1] |= {"state": "failed" if node["phase"] == "failed" else "intended"}
             failure = node["failure"]
             return {
-                **self.node(name, self.holders()),
+                **self.node(name),
                 "steps": steps,
                 "failure": None if failure is None else {**failure, "at": moment(failure["at"])},
             }
@@ -403,8 +406,7 @@ class Fleet:
                         "id": None,
                         "since": moment(n["since"]),
                     }
-                    for n in self.nodes.values()
-                    if pool["pool"] in n["pools"] and n["phase"] in (*BUSY, "failed")
+                    for n in (self.nodes[name] for name in sorted(self.taken[pool["pool"]]))
                 ]
                 pools.append(
                     {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.replay import Fleet
-from tui.model import KEPT_ENTRIES, Model
+from tui.model import KEPT_ENTRIES, Model, nodes_of
 
 NEXT: dict[str, list[tuple[str, str | None]]] = {
     "pending": [("isolating", None), ("done", "skipped"), ("done", "already-current"), ("done", "left")],
@@ -65,7 +65,7 @@ def take(model: Model, world: Fleet, answered: tuple[Any, Any]) -> None:
     """Give a model both answers."""
     model.status_answered(answered[0])
     model.look_at(world.id)
-    model.nodes_answered(world.id, answered[1])
+    model.nodes_answered(world.id, nodes_of(answered[1]))
 
 
 def picture(model: Model, world: Fleet) -> Any:

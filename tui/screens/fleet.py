@@ -81,7 +81,7 @@ class FleetPage(Page):
             done = fit(
                 f"{counts['done']:,}/{counts['total'] - counts['skipped']:,}", 13 if wide else 9, right=True
             )
-            rate = glance.rate(rollout, now)
+            rate = glance.rate(rollout, None, now)
             tail = (
                 f" {wording.percent(rollout.percent)} {done}  "
                 f"{fit(rollout.status['wave'] or '', 10 if wide else 6)} "

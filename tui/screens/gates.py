@@ -121,9 +121,8 @@ class GatesPage(Page):
         """Have asked for what is decided: the nodes, the plan, the plan before it, the failures."""
         rollout = waiting.rollout
         earlier = glance.approved_before(self.console.model.closed, rollout.status)
-        failed = (
-            tuple(node.node for node in glance.failed(rollout)) if waiting.gate["gate"] == "proceed" else ()
-        )
+        is_proceed = waiting.gate["gate"] == "proceed"
+        failed = tuple(node.node for node in self.console.survey(rollout).failed) if is_proceed else ()
         wanted = (rollout.id, earlier["rollout"] if earlier else "", *failed)
         if wanted in self._asked:
             return
@@ -181,7 +180,7 @@ class GatesPage(Page):
             )
 
     def _failures(self, waiting: Waiting) -> Iterator[Item]:
-        failed = glance.failed(waiting.rollout)
+        failed = self.console.survey(waiting.rollout).failed
         yield ("", heading("WHAT HAS FAILED", str(len(failed))))
         for node in failed[:MOST_NODES]:
             yield row(f"node:{node.node}", _node_line(node, node.failure))

@@ -136,6 +136,7 @@ class RolloutPage(Page):
         if rollout is None:
             return [[], [], []]
         glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
+        seen = self.console.survey(rollout)
         status, counts = rollout.status, rollout.counts
         said, lacking = glance.sentence(self.console.model, rollout, now)
         stands = rollout.state.replace("-", " ")
@@ -144,7 +145,7 @@ class RolloutPage(Page):
             [(f" {glyph} " if number == 0 else "   ", role), (text, role if number == 0 else "")]
             for number, text in enumerate(texts)
         ]
-        rate = glance.rate(rollout, now)
+        rate = glance.rate(rollout, seen, now)
         wanted = counts["total"] - counts["skipped"]
         numbers = (
             f" {wording.percent(rollout.percent)}  {counts['done']:,} of {wanted:,} done"
@@ -160,7 +161,7 @@ class RolloutPage(Page):
         ]
         owner = f"plan {status['plan']} of {status['owner']}, by {status['submitted_by']} "
         digest: Line = [("digest ", "dim"), (wording.short(status["digest"]), "digest"), (" ", "")]
-        legs = glance.legs(rollout, self.console.model.plans.get(rollout.id), now)
+        legs = glance.legs(rollout, seen, self.console.model.plans.get(rollout.id), now)
         sentence[-1] = beside(sentence[-1], [(f"  {lacking} ", "accent")] if lacking else [], width)
         return [
             *sentence,
@@ -178,7 +179,7 @@ class RolloutPage(Page):
                 gate_lines(self, waiting, max(20, self.query_one("#now").size.width - 2))
             ):
                 yield (f"gate:{waiting.key}" if number == 0 else "", fixed(line))
-        failed = glance.failed(rollout)
+        failed = self.console.survey(rollout).failed
         if failed:
             yield ("", heading("FAILED", str(len(failed))))
             for node in failed:
@@ -205,7 +206,8 @@ class RolloutPage(Page):
             yield ("", heading("WAITING"))
             yield ("", fixed([("  asking the daemon", "dim")]))
             return
-        groups, ready = glance.groups(rollout), glance.up_next(rollout)
+        seen = self.console.survey(rollout)
+        groups, ready = seen.groups, seen.ready
         number = sum(len(group.nodes) for group in groups) + len(ready)
         if not number:
             return
