@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, assert_never
 
 from machines import changes, gates, pools, waves
@@ -92,8 +93,8 @@ class Index(Book):
         index._epoch = snapshot.epoch
         for rollout in snapshot.rollouts:
             index._add_rollout(rollout)
-        for target in snapshot.targets:
-            index._put(target)
+        for name, targets in groupby(snapshot.targets, key=lambda target: target.rollout):
+            index._gather(name, tuple(targets))
         for hold in snapshot.holds:
             index._take(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
@@ -426,6 +427,21 @@ class Index(Book):
         for table in (self._rollouts, self._targets, self._tallies, self._pending, self._unsettled):
             table.pop(rollout, None)
         self._slots.judge(target.node for target in gone)
+
+    def _gather(self, rollout: str, targets: Sequence[Target]) -> None:
+        """Store targets that are new, before there are any pools and lanes."""
+        self._tallies[rollout].gather(targets)
+        for target in targets:
+            self._targets[rollout][target.node] = target
+            self._on_node.setdefault(target.node, {})[rollout] = target
+            if target.phase in BUSY:
+                self._at_work += 1
+            elif target.phase is Phase.PENDING:
+                self._pending[rollout].setdefault(target.wave, []).append(place_of(target))
+            if target.phase in BUSY or target.order is not None:
+                self._wanted.add((rollout, target.node))
+        for queue in self._pending[rollout].values():
+            queue.sort()
 
     def _put(self, target: Target) -> None:
         """Store a target and keep all that is counted from it."""

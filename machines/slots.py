@@ -74,7 +74,13 @@ class Slots:
             table.clear()
         for node in known:
             self._enter(node, keys)
-        self.judge(node.name for node in known)
+        for node in known:
+            found = stand(self._index, node.name)
+            if found is not None:
+                self._stands[node.name] = found
+                for pool in self._of[node.name]:
+                    (pool.down if found.sure else pool.unknown).add(node.name)
+        # Once, when all are counted: of a hundred thousand nodes, once for each would cost a second.
         self._refill(self._pools.values())
 
     def join(self, node: Node, keys: tuple[str, ...]) -> None:

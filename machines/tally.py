@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from machines.rollout import Target
@@ -43,8 +44,20 @@ class Tally:
     failed: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
 
+    def gather(self, targets: Iterable[Target]) -> None:
+        """Count many targets in: the durations are put in order once, not once for each."""
+        for target in targets:
+            self._count(target, 1)
+            if target.outcome is Outcome.CHANGED and target.admitted_at:
+                self.durations.append(target.since - target.admitted_at)
+        self.durations.sort()
+
     def count(self, target: Target, by: int) -> None:
         """Count a target in (`by` 1) or out (`by` -1)."""
+        self._count(target, by)
+        self._time(target, by)
+
+    def _count(self, target: Target, by: int) -> None:
         self.phases[target.phase] += by
         self.waves.setdefault(target.wave, Counter())[target.phase] += by
         if target.outcome is not None:
@@ -53,7 +66,6 @@ class Tally:
             self._count_teams(target, by)
             self._count_pools(target, by)
         self._name(target, by)
-        self._time(target, by)
 
     @property
     def left(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -144,7 +145,7 @@ async def _serving(
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
             beside.append(tasks.create_task(notifying.run(), name="notify"))
             beside.append(tasks.create_task(_meter(state, daemon), name="metrics"))
-            beside.append(tasks.create_task(caretaker.verify_audit(state.settings.state_dir / FILE_NAME)))
+            beside.append(tasks.create_task(_verify_audit(daemon, caretaker, settings), name="audit"))
             try:
                 yield
             finally:
@@ -156,6 +157,12 @@ async def _serving(
         await shell.close()
         for system in kit.shared.values():
             await system.close()
+
+
+async def _verify_audit(daemon: Daemon, caretaker: Caretaker, settings: Settings) -> None:
+    # A long chain takes seconds of work; deciding comes first.
+    await daemon.settled.wait()
+    await caretaker.verify_audit(settings.state_dir / FILE_NAME)
 
 
 async def _meter(state: State, daemon: Daemon) -> None:
@@ -184,10 +191,21 @@ async def _meter(state: State, daemon: Daemon) -> None:
         log.error("there are no metrics: %s", error)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Spare the garbage collector what is loaded: it stays, and to look through it again is costly."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 async def _state(settings: Settings, store: Store, clock: SystemClock, compiler: Compiler) -> State:
-    snapshot = await store.load()
-    limits = compile_limits(settings)
-    index = Index.build(snapshot, limits, compiler)
+    with _uncollected():
+        snapshot = await store.load()
+        index = Index.build(snapshot, compile_limits(settings), compiler)
     head = await store.head()
     state = State(index, store, clock, settings, Feed(head.seq if head else 0), epoch=snapshot.epoch)
     state.connections.update(await store.connections())

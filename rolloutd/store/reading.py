@@ -294,7 +294,7 @@ def _pause(by: str | None, reason: str | None, at: float | None) -> Pause | None
     return None if by is None or at is None else Pause(_actor(by), reason or "", at)
 
 
-# Few actors and pools are named by many rows: each is read once and shared.
+# Few actors, pools and sets of labels are named by many rows: each is read once and shared.
 
 
 @lru_cache(maxsize=4096)
@@ -312,7 +312,8 @@ def _window(value: Mapping[str, Any]) -> Window:
     return Window(frozenset(value["days"]), value["from"], value["to"], ZoneInfo(value["zone"]))
 
 
-def _labels(text: str) -> dict[str, str]:
+@lru_cache(maxsize=16_384)
+def _labels(text: str) -> Mapping[str, str]:
     labels: dict[str, str] = json.loads(text)
     return labels
 
