@@ -113,11 +113,15 @@ def _waiting(
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
-    reason = rules.own_block(index, rollout, target, now) or pools.may_start(index, target, now)
-    if reason is not None and reason.code not in rules.UNSEEN:
-        return reason
-    # Nobody is looked at while there is no room, so that is what a node waits for whose mates are unseen.
-    return rules.room_block(index, rollout, wave, rules.Room()) or reason or rules.observe_only(index)
+    reasons = (
+        rules.own_block(index, rollout, target, now),
+        pools.may_start(index, target, now),
+        rules.room_block(index, rollout, wave, rules.Room()),
+        rules.observe_only(index),
+    )
+    given = [reason for reason in reasons if reason is not None]
+    # Nobody is looked at for a node that could not start anyhow, so what was not seen lately is said last.
+    return min(given, key=lambda reason: reason.code in rules.UNSEEN, default=None)
 
 
 def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:

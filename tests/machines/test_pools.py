@@ -233,3 +233,14 @@ def test_a_node_without_room_waits_for_that_and_not_for_a_look_that_nobody_takes
     index.observed([Observation(node, Sight.UP, T0) for node in ("n1", "n2", "n3")], T0)
     admit(index, "n1")
     assert why(index, "R", "n4", T0).code == "max-parallel"
+
+
+def test_a_full_pool_is_said_before_what_was_not_seen_lately() -> None:
+    """Nobody looks at a node whose pool is full, so that is not what it waits for."""
+    index = index_of(PAYMENTS)
+    submit(index)
+    admit(index, "n1")
+    later = T0 + 300.0
+    index.observed([Observation("n1", Sight.UP, later)], later)
+    reason = why(index, "R", "n2", later)
+    assert (reason.code, "n1 is isolating" in reason.text) == ("pool-full", True)
