@@ -108,6 +108,7 @@ class Driver:
 
     async def _one(self) -> bool:
         """Do one thing; say whether there is more."""
+        before = self._target
         try:
             await self._book.open()
             action = self._next()
@@ -117,7 +118,9 @@ class Driver:
             if not await self._step.run(self._act(action), f"act {self.rollout}/{self.node}"):
                 self._book.close()
         except InvariantBroken as refusal:
-            await self._stuck(f"what comes next was refused: {refusal}")
+            if (self._target.phase, self._target.attempt) == (before.phase, before.attempt):
+                await self._stuck(f"what comes next was refused: {refusal}")
+            self._book.close()  # where it was moved meanwhile, as a node that left is: look again
         except StoreFailed as failure:
             log.error("%s/%s: the store could not write: %s", self.rollout, self.node, failure)
             self._state.trouble = str(failure)
