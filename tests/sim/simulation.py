@@ -24,7 +24,7 @@ from rolloutd.daemon import Daemon
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.journal import verify
 from rolloutd.settings import Settings
-from rolloutd.state import State
+from rolloutd.state import InvariantBroken, State
 from rolloutd.store import database
 from tests.sim import plans
 from tests.sim.faults import Mischief, Seeded
@@ -378,7 +378,10 @@ _HAPPENINGS = (
 
 
 class Ear(logging.Handler):
-    """Hears what the daemon logs as unexpected: an error that nobody thought of is an accusation."""
+    """Hears what the daemon logs as unexpected: an error that nobody thought of is an accusation.
+
+    So is a change of the daemon's own that its invariants refused: they are there for bugs.
+    """
 
     def __init__(self, accuse: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
@@ -389,6 +392,9 @@ class Ear(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not isinstance(error, OSError):
             self._accuse(f"unexpected: {record.getMessage()}: {error!r}")
+        refused = isinstance(record.args, tuple) and any(isinstance(e, InvariantBroken) for e in record.args)
+        if refused or "was refused" in record.getMessage():
+            self._accuse(f"refused by the invariants: {record.getMessage()}")
 
 
 async def _refresh(daemon: Daemon) -> None:

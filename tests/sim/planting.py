@@ -1,4 +1,4 @@
-"""Plants known bugs and proves that the simulation finds each: `python -m tests.sim.planted`.
+"""Plants known bugs and proves that the simulation finds each: `python -m tests.sim.planting`.
 
 Each patch under planted/ is applied to a copy of the sources, and the
 simulation of the copy must fail.  A patch that no longer applies is a failure
@@ -35,16 +35,19 @@ def _is_caught(patch: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="rolloutd-planted-") as directory:
         copy = Path(directory)
         for name in COPIED:
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         _run(["git", "apply", "--whitespace=nowarn", str(patch)], copy).check_returncode()
         command = [sys.executable, "-m", "tests.sim", "--stop", "--small", "some", "--first", "0"]
         found = _run([*command, "--seeds", str(SEEDS)], copy)
-        said = [line for line in found.stdout.splitlines() if line.startswith("!! ")]
-        if found.returncode != 1 or not said:
+        said = [line.removeprefix("!! ") for line in found.stdout.splitlines() if line.startswith("!! ")]
+        names = [line.removeprefix("== ") for line in found.stdout.splitlines() if line.startswith("== ")]
+        if found.returncode != 1 or not said or not names:
             print(found.stdout[-2000:], found.stderr[-2000:])
             return False
-        print(f"{patch.stem}: found: {said[0].removeprefix('!! ')}", flush=True)
-        return True
+        # Without the bug the very same simulation is well, so it is the bug that was found.
+        well = _run([sys.executable, "-m", "tests.sim", "--replay", names[0]], ROOT)
+        print(f"{patch.stem}: {names[0]}: {said[0]}", flush=True)
+        return well.returncode == 0
 
 
 def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
