@@ -80,7 +80,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """End the run of this record by a person's order; the node's failure follows."""
+    """End the run of this record: a person's order, or isolation lost; the node's failure follows."""
 
     record: StepRecord
     text: str

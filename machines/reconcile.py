@@ -9,7 +9,7 @@ parameters.
 The order within the phases:
 
 - isolating: every isolator, in the plan's order;
-- maintaining: see that no older run is left, then the playbook of each stage;
+- maintaining: no older run is left, isolation stands: the playbook of each stage;
 - verifying: infra checks, the team's checks, put back (isolators undone in
   reverse), in-service checks, probation.
 """
@@ -19,22 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from machines.actions import (
-    Action,
-    Clear,
-    Idle,
-    Isolate,
-    Move,
-    Run,
-    Settle,
-    Undo,
-    Verify,
-    Wait,
-)
+from machines import guard
+from machines.actions import Action, Clear, Idle, Isolate, Move, Run, Settle, Undo, Verify, Wait
 from machines.checks import alive, checks_of
 from machines.events import StepAction, StepRecord, StepState
 from machines.plan import OnUnknown, Plan, Stage, StepSpec
-from machines.records import standing
+from machines.records import in_service_since, standing
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from machines.stopping import stopping
@@ -215,9 +205,22 @@ class _Asked:
     def maintaining(self) -> Action:
         for stage in self._stages():
             action = self._run(stage)
+            if isinstance(action, Run):
+                return self._losing(action) or action
             if action is not None:
                 return action
         return Move(Trigger.MAINTAINED)
+
+    def _losing(self, run: Run) -> Action | None:
+        """Return what must come before a run, or in its place, where the isolation was not found standing."""
+        begun = self._latest(_run_step(run.stage), StepAction.RUN) if run.begun else None
+        for spec in self.plan.isolate:
+            again = self._isolate(spec)
+            mine = [r for r in self.records if r.step == spec.name and r.attempt == self.target.attempt]
+            if again is not None and mine:
+                limits = (self.elapsed_s, self.plan.isolate_timeout_s)
+                return guard.losing(self.target, again, mine, begun, self.now, *limits)
+        return None
 
     def _stages(self) -> tuple[Stage, ...]:
         if not self.target.rolling_back:
@@ -322,7 +325,7 @@ class _Asked:
         """Wait out the probation, then judge once more what is in service."""
         if self.plan.probation_s <= 0:
             return None
-        until = self._in_service_since() + self.plan.probation_s
+        until = in_service_since(self.target, self.records) + self.plan.probation_s
         if self.now < until:
             return Wait(until, "probation")
         for spec in self._in_service() or alive(self._all_checks()):
@@ -330,17 +333,6 @@ class _Asked:
             if action is not None:
                 return action
         return None
-
-    def _in_service_since(self) -> float:
-        undone = [
-            record.at
-            for record in self.records
-            if record.attempt == self.target.attempt
-            and record.action in (StepAction.UNDO, StepAction.CHECK)
-            and record.state is StepState.OK
-            and not record.step.startswith("probation.")
-        ]
-        return max(undone, default=self.target.since)
 
     def _red(self) -> StepRecord | None:
         """Return the check that failed after the node was put back, if one did."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from machines.events import StepAction, StepRecord, StepState
 from machines.plan import StepSpec
+from machines.rollout import Target
 
 
 def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[tuple[StepSpec, Any], ...]:
@@ -29,6 +30,19 @@ def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[
         if first is not None:
             found.append((spec, first.prior))
     return tuple(found)
+
+
+def in_service_since(target: Target, records: Sequence[StepRecord]) -> float:
+    """Return when a node was back in service and judged so, in this attempt (epoch seconds)."""
+    undone = [
+        record.at
+        for record in records
+        if record.attempt == target.attempt
+        and record.action in (StepAction.UNDO, StepAction.CHECK)
+        and record.state is StepState.OK
+        and not record.step.startswith("probation.")
+    ]
+    return max(undone, default=target.since)
 
 
 def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:

@@ -161,6 +161,7 @@ class Daemon:
             self._drivers[key] = driver
             self._tasks.create_task(self._driven(key, driver), name=f"drive {key[0]}/{key[1]}")
         for key, driver in self._drivers.items():
+            driver.glance()
             target = self._state.index.target(*key)
             if target.order is Order.STOP:
                 driver.stop_now()

@@ -14,22 +14,24 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from machines import actions, reconcile, records
+from machines import actions, reconcile
 from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction, StepRecord
 from machines.moves import move
-from machines.plan import StepSpec
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
-from rolloutd.interruption import Interruptible
+from rolloutd.interruption import Interruptible, beside
+from rolloutd.isolation import Isolation
 from rolloutd.logbook import Logbook
-from rolloutd.ports import Busy, Check, Failed, Ok, RunRequest, RunState, StepContext, StepResult, Unknown
+from rolloutd.ports import Check, Failed, Ok, RunRequest, RunState, StepContext, StepResult, Unknown
 from rolloutd.state import InvariantBroken, Live, State
 from rolloutd.turn import Turn
 
 log = logging.getLogger("rolloutd.driver")
+
+T = TypeVar("T")
 
 CHECK_TRY_S = 60.0
 """The limit of one try of a check whose parameters name none."""
@@ -58,8 +60,6 @@ FOLLOW_RETRY_S = 5.0
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
 
-T = TypeVar("T")
-
 
 class Driver:
     """One node of one rollout, from its admission to where it needs nobody."""
@@ -73,6 +73,7 @@ class Driver:
         self._withdraw = ""
         self._turn = Turn()
         self._book = Logbook(state, rollout, node)
+        self._isolation = Isolation(state, gear, self._book, rollout, node, self._try)
         self._subject = f"{rollout}/{node}"
         self._step = Interruptible()
         self._halting = False
@@ -88,6 +89,10 @@ class Driver:
     def turn(self) -> None:
         """Look again: the target was changed by somebody else."""
         self._turn.call()
+
+    def glance(self) -> None:
+        """Look at the isolation soon, if the node is seen otherwise than before."""
+        self._isolation.glance()
 
     def stop_now(self) -> None:
         """End what is done this moment, because the target carries a person's order to stop."""
@@ -168,9 +173,9 @@ class Driver:
         self._show(action)
         match action:
             case actions.Isolate():
-                await self._isolate(action)
+                await self._isolation.do(action)
             case actions.Undo():
-                await self._undo(action)
+                await self._isolation.undo(action)
             case actions.Clear():
                 await self._clear(action)
             case actions.Run():
@@ -188,36 +193,7 @@ class Driver:
             case actions.Idle():
                 pass
 
-    # -- out of service and back
-
-    async def _isolate(self, action: actions.Isolate) -> StepResult:
-        spec = action.spec
-        isolator = self._gear.isolators[spec.kind]
-        ctx = await self._context(spec, spec.name, action.number, prior=action.prior, gentle=action.gentle)
-        record = self._book.intend(spec.name, StepAction.DO, action.number, prior=action.prior)
-        look = await self._try(isolator.look(ctx))
-        if isinstance(look, Failed | Busy | Unknown):
-            # Nothing was done yet, so nothing of ours stands there: a look is all that is recorded.
-            await self._book.ended(replace(record, action=StepAction.LOOK), look)
-            return look
-        prior = action.prior if action.prior_known else look.prior
-        record = replace(record, prior=prior)
-        await self._book.write(record, isolated=True)
-        if look.done and action.prior_known:
-            result: StepResult = Ok(look.text or "still isolated")
-        else:
-            result = await self._try(isolator.do(replace(ctx, prior=prior)))
-        await self._book.ended(record, result)
-        return result
-
-    async def _undo(self, action: actions.Undo) -> None:
-        spec = action.spec
-        record = self._book.intend(spec.name, StepAction.UNDO, action.number)
-        ctx = await self._context(spec, spec.name, action.number, prior=action.prior)
-        await self._book.write(record)
-        result = await self._try(self._gear.isolators[spec.kind].undo(ctx))
-        back = action.last and isinstance(result, Ok)
-        await self._book.ended(record, result, isolated=False if back else None)
+    # -- the playbook
 
     async def _clear(self, action: actions.Clear) -> None:
         record = self._book.intend("clear", StepAction.CLEAR, action.number)
@@ -228,34 +204,12 @@ class Driver:
         if isinstance(result, Ok):
             self._book.unclean = False
 
-    async def _still_isolated(self) -> StepResult:
-        """Look at the isolation just before something disruptive; have it again where it was lost."""
-        for spec, prior in records.standing(self._plan.isolate, self._book.records):
-            ctx = await self._context(spec, spec.name, 0, prior=prior)
-            look = await self._try(self._gear.isolators[spec.kind].look(ctx))
-            if isinstance(look, Failed | Busy | Unknown):
-                return Failed(f"whether {self.node} is still isolated cannot be told: {look.text}")
-            if look.done is not False:
-                continue
-            number = 1 + max(r.number for r in self._book.records if r.step == spec.name)
-            again = actions.Isolate(spec, number, prior_known=True, prior=prior)
-            result = await self._isolate(again)
-            if not isinstance(result, Ok):
-                return Failed(f"{self.node} is no longer isolated and could not be again: {result.text}")
-        return Ok()
-
-    # -- the playbook
-
     async def _run(self, action: actions.Run) -> None:
         step = f"run.{action.stage.name}"
         run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
         record = self._book.intend(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
-        guard = await self._still_isolated()
-        if not isinstance(guard, Ok):
-            begun = self._book.known(record)
-            if action.begun:
-                await self._try(self._gear.runner.cancel(begun.handle))
-            await self._book.ended(begun, guard)
+        running = action.begun and await self._is_known(self._book.known(record).handle)
+        if not await self._isolation.stands(self._plan, running=running):
             return
         # Written again where it was begun: whoever may not write any more must not begin it either.
         await self._book.write(self._book.known(record))
@@ -299,23 +253,35 @@ class Driver:
         return failed
 
     async def _follow(self, action: actions.Run, record: StepRecord) -> RunState | None:
-        """Start or find the run and wait for its end; None when the node left meanwhile."""
+        """Start or find the run and wait for its end; None when the node left, or its isolation is lost."""
         runner = self._gear.runner
         handle = await runner.start(await self._request(action, record.handle))
         if handle != self._book.known(record).handle:
             await self._book.write(replace(record, handle=handle))
         while True:
-            seen = await runner.observe(handle)
-            live = self._live()
-            if (live.percent, live.task) != (seen.percent, seen.task):
-                live.percent, live.task = seen.percent, seen.task
-                self._state.feed.progressed()
-            if seen.result is not None:
-                return seen
-            if self._target.phase not in BUSY:
-                await runner.cancel(handle)
+            async with beside(self._isolation.until_lost(self._plan)) as lost:
+                lost.add_done_callback(lambda _: self._turn.call())
+                while not lost.done():
+                    seen = await runner.observe(handle)
+                    self._progressed(seen)
+                    if seen.result is not None:
+                        return seen
+                    if self._target.phase not in BUSY:
+                        await runner.cancel(handle)
+                        return None
+                    await self._turn.or_after(runner.wait(handle))
+            if not await self._isolation.stands(self._plan, running=True):
                 return None
-            await self._turn.or_after(runner.wait(handle))
+
+    async def _is_known(self, handle: str) -> bool:
+        """Say whether a run whose intent is recorded was ever handed over, or may have been."""
+        return not isinstance(await self._try(self._gear.runner.observe(handle)), Failed)
+
+    def _progressed(self, seen: RunState) -> None:
+        live = self._live()
+        if (live.percent, live.task) != (seen.percent, seen.task):
+            live.percent, live.task = seen.percent, seen.task
+            self._state.feed.progressed()
 
     # -- checks
 
@@ -324,7 +290,8 @@ class Driver:
         record = self._book.intend(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
         prior = self._book.prior_of(spec.kind)
-        ctx = await self._context(spec, action.step, action.number, prior=prior)
+        where = (self._state, self._gear, self.rollout, self.node)
+        ctx = await step_context(*where, spec, step=action.step, number=action.number, prior=prior)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
         result = await self._try(self._until_green(check, ctx))
         await self._book.ended(record, result)
@@ -411,12 +378,6 @@ class Driver:
         if live.step != step:
             live.step, live.percent, live.task, live.since = step, 0.0, "", self._state.now()
             self._state.feed.progressed()
-
-    async def _context(
-        self, spec: StepSpec, step: str, number: int, *, prior: Any = None, gentle: bool = False
-    ) -> StepContext:
-        where = (self._state, self._gear, self.rollout, self.node)
-        return await step_context(*where, spec, step=step, number=number, prior=prior, gentle=gentle)
 
     async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:
         """Act; make of every error an outcome in words.  The driver's border."""

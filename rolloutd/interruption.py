@@ -7,7 +7,8 @@ a cancellation of the doer itself stays one.  It knows nothing of nodes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 
@@ -39,6 +40,18 @@ class Interruptible:
         finally:
             self._doing, self._stopped = None, False
         return True
+
+
+@asynccontextmanager
+async def beside(doing: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    """Do something beside the body; it is ended with it, and raises in it what it raised."""
+    task = asyncio.create_task(doing)
+    try:
+        yield task
+        if task.done():
+            task.result()
+    finally:
+        await _ended(task)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

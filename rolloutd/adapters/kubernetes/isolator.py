@@ -93,11 +93,15 @@ class KubernetesIsolator:
     async def _close(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
         return await close(cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now())
 
-    async def _look(self, ctx: StepContext, cluster: Cluster, name: str) -> Look:
+    async def _look(self, ctx: StepContext, cluster: Cluster, name: str) -> Look | Busy:
         node = await read_node(cluster, name)
         pods = await pods_on(cluster, name)
         cordon = cordon_of(cluster, node, ctx.rollout)
         left = sort_pods(pods, policy_of(ctx.params))
+        was_ours = cordon.owner is not None and cordon.owner.rollout == ctx.rollout
+        if cordon.hand is Hand.FOREIGN and was_ours and left.empty:
+            # Out of service as it should be, but by somebody else: not lost, and not ours to go on.
+            return Busy(f"{name} is {cordon.text}")
         done = cordon.hand is Hand.OURS and left.empty
         still = "" if left.empty else "; pods are left that have to go"
         text = f"{name}: {cordon.text or cordon.hold or 'in service'}{still}"
