@@ -30,6 +30,14 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearse:
+    """Find out, changing nothing, whether this node could be isolated now."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """Put this isolating node back as it was, for this reason."""
 
@@ -59,6 +67,7 @@ class Decision:
 
     starts: tuple[Start, ...] = ()
     looks: tuple[Look, ...] = ()
+    rehearse: tuple[Rehearse, ...] = ()
     put_backs: tuple[PutBack, ...] = ()
     opens: tuple[Open, ...] = ()
     ends: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ from machines.lanes import Lanes, Place, place_of
 from machines.limits import Limits
 from machines.node import Node, Observation, Sight, pools_of
 from machines.plan import Plan
+from machines.prospects import Prospect, Prospects
 from machines.rollout import Failure, Hold, Reason, Rollout, Target
 from machines.slots import Pool, Slots
 from machines.states import BUSY, Phase
@@ -72,6 +73,7 @@ class Index(Book):
         self._compile = compile_plan
         self._keys: tuple[str, ...] = tuple(limits.pools)
         self.lanes = Lanes()
+        self.prospects = Prospects()
         self._slots = Slots(self)
         self._pool_reasons: dict[str, Reason] = {}
         self._tallies: dict[str, Tally] = {}
@@ -300,6 +302,11 @@ class Index(Book):
             self._seen[seen.node] = seen
             self._expires(seen)
             self._slots.judge((seen.node,))
+
+    def foresaw(self, prospect: Prospect) -> None:
+        """Take in what a rehearsal told of a node that waits to start."""
+        self.prospects.take(prospect)
+        self.lanes.heat_node(prospect.node, (prospect.rollout,))
 
     def relimit(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Take up new settings; `plans` are the rollouts' plans as they compile under them."""

@@ -231,6 +231,12 @@ def explain(index: Index, pool: Pool) -> Reason:
     return _full(index, pool, "", len(pool.down))
 
 
+def others(index: Index, pool: Pool, node: str) -> str:
+    """Name those of a pool's nodes besides this one that are known to be down."""
+    texts = [stand.text for stand in holders(index, pool.id, index.now) if stand.sure and stand.node != node]
+    return "; ".join(texts[:NAMED_HOLDERS])
+
+
 class Taken:
     """Slots given away by a decision that is not carried out yet."""
 

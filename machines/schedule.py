@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
-from machines import gates, pools, rules, waves
-from machines.decision import Decision, Look, Open, PutBack, Start
+from machines import gates, pools, prospects, rules, waves
+from machines.decision import Decision, Look, Open, PutBack, Rehearse, Start
 from machines.index import Index
 from machines.lanes import Lane, Place
 from machines.node import natural
@@ -37,6 +37,7 @@ class _Draft:
     room: rules.Room = field(default_factory=rules.Room)
     starts: list[Start] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
+    rehearse: list[Rehearse] = field(default_factory=list)
     put_backs: list[PutBack] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ def decide(index: Index, now: float) -> Decision:
     return Decision(
         starts=tuple(draft.starts),
         looks=tuple(draft.looks),
+        rehearse=tuple(draft.rehearse),
         put_backs=tuple(draft.put_backs),
         opens=tuple(draft.opens),
         ends=tuple(draft.ends),
@@ -85,7 +87,8 @@ def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     rollout = index.rollout(rollout_id)
     shared = rules.rollout_block(index, rollout, now)
     course = waves.course(index, rollout, now)
-    return _waiting(index, rollout, target, shared, course, now) or _turn(index, target, decide(index, now))
+    reason = _waiting(index, rollout, target, shared, course, now)
+    return index.prospects.explain(target, reason or _turn(index, target, decide(index, now)))
 
 
 def why_all(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
@@ -101,7 +104,7 @@ def why_all(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
             found[target.node] = _standing(target)
             continue
         reason = _waiting(index, rollout, target, shared, course, now)
-        found[target.node] = reason or _turn(index, target, decision)
+        found[target.node] = index.prospects.explain(target, reason or _turn(index, target, decision))
     return found
 
 
@@ -212,11 +215,12 @@ def _walk(
     heapify(heads)
     while heads and rules.has_room(index, rollout, wave, draft.room):
         place, number, lane, asked = heappop(heads)
-        if _ask(index, rollout, index.target(rollout.id, place[2]), now, draft, asked, quiet):
+        if _ask(index, rollout, lane, index.target(rollout.id, place[2]), now, draft, asked, quiet):
             asked.at += 1
             if asked.at < len(lane.places):
                 heappush(heads, (lane.places[asked.at], number, lane, asked))
                 continue
+        _start_passed(index, rollout, wave, draft, asked.queue)
         if not asked.hot:
             index.lanes.park(lane, asked.until)
 
@@ -228,11 +232,13 @@ class _Asked:
     at: int = 0
     hot: bool = False
     until: float = math.inf
+    queue: prospects.Queue = field(default_factory=prospects.Queue)
 
 
 def _ask(
     index: Index,
     rollout: Rollout,
+    lane: Lane,
     target: Target,
     now: float,
     draft: _Draft,
@@ -255,14 +261,35 @@ def _ask(
         asked.hot |= _ask_to_observe(index, target, draft) or pools.blocked_by(index, target) != blocked
         return blocked is None or target.isolated
     asked.hot = True
-    if quiet is not None:
+    if quiet is not None or asked.queue.full:
         return False
-    draft.room.take(index, target)
     if target.maybe_current:
         draft.looks.append(Look(target.rollout, target.node))
+    elif prospects.is_rehearsed(rollout.plan, target, lane.places):
+        told = index.prospects.fresh(target, now)
+        if asked.queue.pass_over(target, told):
+            if told is None:
+                draft.rehearse.append(Rehearse(target.rollout, target.node))
+                draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
+            return True
+        if asked.queue.unsure:
+            return False
+        draft.starts.append(Start(target.rollout, target.node))
     else:
         draft.starts.append(Start(target.rollout, target.node))
+    draft.room.take(index, target)
     return True
+
+
+def _start_passed(
+    index: Index, rollout: Rollout, wave: WaveSpec, draft: _Draft, queue: prospects.Queue
+) -> None:
+    """Start nodes that were passed over where nobody else took their slots."""
+    for target in () if queue.unsure else queue.passed:
+        blocked = pools.blocked_by(index, target, draft.room.taken)
+        if blocked is None and rules.has_room(index, rollout, wave, draft.room):
+            draft.room.take(index, target)
+            draft.starts.append(Start(target.rollout, target.node))
 
 
 def _is_full_anyway(index: Index, target: Target) -> bool:
@@ -300,9 +327,7 @@ def _put_back(index: Index, now: float, draft: _Draft) -> None:
     for pool in index.crowded():
         over = len(pool.down) - index.budget(pool)
         for target in _retractable(index, pool)[:over]:
-            text = (
-                f"pool {pool.id} is over its budget of {index.budget(pool)}: {_others(index, pool, target)}"
-            )
+            text = f"pool {pool.id} is over its budget of {index.budget(pool)}: {pools.others(index, pool, target.node)}"
             reason = Reason("pool-over-budget", text, now, "")
             draft.reasons[pool.id] = reason
             back = PutBack(target.rollout, target.node, reason)
@@ -334,15 +359,6 @@ def _retractable(index: Index, pool: Pool) -> list[Target]:
         and not index.has_failed(target.rollout, node)
     ]
     return sorted(found, key=lambda target: (-target.since, natural(target.node)))
-
-
-def _others(index: Index, pool: Pool, target: Target) -> str:
-    texts = [
-        stand.text
-        for stand in pools.holders(index, pool.id, index.now)
-        if stand.sure and stand.node != target.node
-    ]
-    return "; ".join(texts[: pools.NAMED_HOLDERS])
 
 
 # -- explaining ------------------------------------------------------------------

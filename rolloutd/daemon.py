@@ -26,6 +26,7 @@ from rolloutd.gear import Gear
 from rolloutd.observing import Observing
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
 from rolloutd.refreshing import Refreshing
+from rolloutd.rehearsing import Rehearsing
 from rolloutd.soaking import Soaking
 from rolloutd.state import State
 
@@ -60,6 +61,7 @@ class Daemon:
         self._observing = Observing(state, observers)
         self._refreshing = Refreshing(state, inventories, self._amend)
         self._soaking = Soaking(state, gear)
+        self._rehearsing = Rehearsing(state, gear)
         self._decision_s = 0.0
         self.turned: Callable[[float], None] = lambda decision_s: None
         self.settled = asyncio.Event()
@@ -124,6 +126,8 @@ class Daemon:
                 driver.put_back(back.reason.text)
         if decision.observe:
             self._observing.ask(self._tasks, decision.observe)
+        if decision.rehearse:
+            self._rehearsing.ask(self._tasks, decision.rehearse)
         for look in decision.looks:
             self._look(look)
         if decision.wake_at is not None:

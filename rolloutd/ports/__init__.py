@@ -10,7 +10,18 @@ from rolloutd.ports.clocks import Alarm, Clock
 from rolloutd.ports.nodes import GROUPS, Found, Host, Inventory, Observer, Shell, ShellResult, Watch
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
 from rolloutd.ports.sources import Notifier, Pinned, Sources, TrafficProbe
-from rolloutd.ports.steps import Busy, Check, Failed, Isolator, Look, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports.steps import (
+    Busy,
+    Check,
+    Failed,
+    Isolator,
+    Look,
+    Ok,
+    Rehearsal,
+    StepContext,
+    StepResult,
+    Unknown,
+)
 from rolloutd.ports.store import ClosedRollout, Entry, Store
 from rolloutd.ports.values import JSON
 
@@ -33,6 +44,7 @@ __all__ = [
     "Observer",
     "Ok",
     "Pinned",
+    "Rehearsal",
     "RunEvent",
     "RunRequest",
     "RunState",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.values import JSON
@@ -95,6 +95,15 @@ class Isolator(Protocol):
 
     async def undo(self, ctx: StepContext) -> StepResult:
         """Put the node back as `ctx.prior` says it was."""
+        ...
+
+
+@runtime_checkable
+class Rehearsal(Protocol):
+    """What an isolator offers beside, when it can say beforehand whether a node could be isolated."""
+
+    async def could(self, ctx: StepContext) -> Ok | Busy:
+        """Say whether it could be now, changing nothing; raises NodeUnreachable when nobody can say."""
         ...
 
 

@@ -19,7 +19,8 @@ from rolloutd.adapters.kubernetes.cordon import close, cordon_of, read_node, reo
 from rolloutd.adapters.kubernetes.drain import could_drain, drain, pods_on
 from rolloutd.adapters.kubernetes.nodes import Cordon, Hand
 from rolloutd.adapters.kubernetes.pods import Pod, Policy, sort_pods
-from rolloutd.ports import Busy, Clock, Failed, Host, Look, Ok, StepContext, StepResult, Unknown
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import Busy, Clock, Failed, Look, Ok, StepContext, StepResult, Unknown
 
 JSON = Any
 
@@ -31,7 +32,7 @@ PATIENCE_S = 90.0
 
 
 class KubernetesIsolator:
-    """ports.Isolator by cordon and eviction."""
+    """ports.Isolator and ports.Rehearsal by cordon and eviction."""
 
     def __init__(
         self, clusters: Clusters, clock: Clock, *, pass_s: float = PASS_S, patience_s: float = PATIENCE_S
@@ -82,13 +83,13 @@ class KubernetesIsolator:
         except ClusterUnreachable as error:
             return Unknown(str(error))
 
-    async def could_drain(self, host: Host, params: Mapping[str, JSON]) -> Ok | Busy:
-        """Rehearse: say whether this node could be drained now, changing nothing."""
-        cluster, name = self._clusters.of(host)
+    async def could(self, ctx: StepContext) -> Ok | Busy:
+        """Rehearse: say whether this node could be drained now; see ports.Rehearsal."""
+        cluster, name = self._clusters.of(ctx.host)
         try:
-            return await could_drain(cluster, name, policy_of(params))
-        except (ClusterUnreachable, ApiError) as error:
-            return Busy(_why(cluster, error))
+            return await could_drain(cluster, name, policy_of(ctx.params))
+        except ApiError as error:
+            raise NodeUnreachable(_why(cluster, error)) from error
 
     async def _close(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
         return await close(cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now())
