@@ -327,7 +327,8 @@ def _put_back(index: Index, now: float, draft: _Draft) -> None:
     for pool in index.crowded():
         over = len(pool.down) - index.budget(pool)
         for target in _retractable(index, pool)[:over]:
-            text = f"pool {pool.id} is over its budget of {index.budget(pool)}: {pools.others(index, pool, target.node)}"
+            others = pools.others(index, pool, target.node)
+            text = f"pool {pool.id} is over its budget of {index.budget(pool)}: {others}"
             reason = Reason("pool-over-budget", text, now, "")
             draft.reasons[pool.id] = reason
             back = PutBack(target.rollout, target.node, reason)

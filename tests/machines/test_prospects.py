@@ -1,4 +1,4 @@
-"""Who could be isolated now goes first, nobody is held up by a rehearsal, and who was passed over is told why."""
+"""Who could be isolated now goes first, a rehearsal holds nobody up, and who was passed over is told why."""
 
 from __future__ import annotations
 
