@@ -139,7 +139,10 @@ async def _serving(
     try:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(daemon.run(), name="daemon")
-            beside = [tasks.create_task(watch.run(_seeing(state), daemon.refresh)) for watch in watches]
+            beside = [
+                tasks.create_task(watch.run(_seeing(state, watch.source), daemon.refresh))
+                for watch in watches
+            ]
             await server.start()
             beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
@@ -248,9 +251,12 @@ def _watches(kit: Kit, settings: Settings) -> Iterator[Watch]:
             yield make(WATCHES, source.kind, replace(kit, params=source.params))
 
 
-def _seeing(state: State) -> Callable[[Sequence[Observation]], None]:
+def _seeing(state: State, source: str) -> Callable[[Sequence[Observation]], None]:
+    """Return where a watch tells what it sees; nodes are called as the fleet calls them."""
+
     def seen(observations: Sequence[Observation]) -> None:
-        state.index.observed(observations, state.now())
+        named = [(state.names.get((source, each.node), each.node), each) for each in observations]
+        state.index.observed([replace(each, node=name) for name, each in named if name], state.now())
         state.poke()
 
     return seen

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from machines.events import Event, NodesGone, NodesSeen
-from machines.node import Kind, Node
+from machines.node import Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
-from rolloutd.ports import GROUPS, Found, Inventory
+from rolloutd.merging import Merged, merge
+from rolloutd.ports import Found, Inventory
 from rolloutd.state import SourceState, State
 
 log = logging.getLogger("rolloutd.refreshing")
+
+SOON_S = 2.0
+"""How long the slower sources are waited for: a joiner is to be known within five seconds."""
+
+SOURCE_LIMIT_S = 120.0
+"""For one source: a dynamic inventory that asks a cloud takes a minute; one that hangs holds only itself."""
 
 
 class Refreshing:
@@ -30,13 +36,31 @@ class Refreshing:
         self._inventories = tuple(inventories)
         self._amend = amend
         self._found: dict[str, Sequence[Found]] = {}
+        self._failing: set[str] = set()
+        self._next: set[str] = set()
+        self._asking: dict[str, asyncio.Lock] = {}
         self._one_at_a_time = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Ask all sources; commit what changed; amend the rollouts."""
+        """Ask all sources at once; commit what changed; amend the rollouts.
+
+        What comes soon is committed together; a source that is late is
+        committed when it answers, and no other waits for it.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            late = {tasks.create_task(self._ask(inventory)) for inventory in self._inventories}
+            if late:
+                _, late = await asyncio.wait(late, timeout=SOON_S)
+            await self._take()
+            for answered in asyncio.as_completed(late):
+                await answered
+                await self._take()
+        self._state.refreshed.set()
+        self._state.poke()
+
+    async def _take(self) -> None:
+        """Commit what the sources have said so far."""
         async with self._one_at_a_time:
-            for inventory in self._inventories:
-                await self._ask(inventory)
             if len(self._found) < len(self._inventories) and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
@@ -45,26 +69,29 @@ class Refreshing:
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.trouble = str(failure)
-            self._state.refreshed.set()
             self._state.poke()
 
     async def _ask(self, inventory: Inventory) -> None:
-        now = self._state.now()
-        source = self._state.sources.setdefault(inventory.source, SourceState(inventory.source))
-        try:
-            found = await inventory.refresh()
-            if not found:
-                raise SourceFailed(
-                    f"{inventory.source} answered with no node at all; its nodes stay as last known"
-                )
-        except RolloutdError as error:
-            source.error = str(error)
-            source.failing_since = source.failing_since or now
-            log.error("inventory %s: %s", inventory.source, error)
+        """Ask one source; whoever comes while it is asked and another waits leaves it to that one."""
+        name = inventory.source
+        if name in self._next:
             return
-        self._found[inventory.source] = found
-        source.error, source.failing_since = "", None
-        source.refreshed_at, source.nodes = now, len(found)
+        self._next.add(name)
+        async with self._asking.setdefault(name, asyncio.Lock()):
+            self._next.discard(name)
+            source = self._state.sources.setdefault(name, SourceState(name))
+            try:
+                async with asyncio.timeout(SOURCE_LIMIT_S):
+                    found = await inventory.refresh()
+                if not found:
+                    raise SourceFailed(f"{name} answered with no node at all; its nodes stay as last known")
+            except (RolloutdError, TimeoutError) as error:
+                _fail(source, str(error) or f"no answer within {SOURCE_LIMIT_S:.0f} s", self._state.now())
+                self._failing.add(name)
+                return
+            self._failing.discard(name)
+            self._found[name] = found
+            source.refreshed_at, source.nodes = self._state.now(), len(found)
 
     def _order(self) -> list[str]:
         return [inventory.source for inventory in self._inventories]
@@ -72,7 +99,10 @@ class Refreshing:
     async def _commit(self) -> None:
         known = self._state.index.nodes
         silent = {source for source in self._order() if source not in self._found}
-        nodes, connections = merge(f for source in self._order() for f in self._found.get(source, ()))
+        found = [one for source in self._order() for one in self._found.get(source, ())]
+        merged = merge(found, known, self._state.connections, silent)
+        self._tell(merged)
+        nodes, connections = merged.nodes, merged.connections
         for name, node in known.items():
             if name in nodes and self._may_still_say(node, silent):
                 # A source that has not answered in this life may still have its say: nothing is taken back.
@@ -99,6 +129,17 @@ class Refreshing:
         for name in gone:
             self._state.connections.pop(name, None)
 
+    def _tell(self, merged: Merged) -> None:
+        """Let everybody see which sources have nodes that were refused, and what nodes are called."""
+        self._state.names = merged.names
+        for name in self._found:
+            source, why = self._state.sources[name], merged.refused.get(name)
+            if why:
+                more = f" (and {len(why) - 1} more of its nodes)" if len(why) > 1 else ""
+                _fail(source, why[0] + more, self._state.now())
+            elif name not in self._failing:
+                source.error, source.failing_since = "", None
+
     def _may_still_say(self, node: Node, silent: set[str]) -> bool:
         """Say whether a configured source that has not answered yet may be one that told of the node.
 
@@ -108,25 +149,8 @@ class Refreshing:
         return bool(silent) and any(s in silent or s not in self._order() for s in node.sources)
 
 
-def merge(found: Iterable[Found]) -> tuple[dict[str, Node], dict[str, dict[str, Any]]]:
-    """Return nodes and connections by name; where two sources differ, the first one named wins."""
-    nodes: dict[str, Node] = {}
-    connections: dict[str, dict[str, Any]] = {}
-    for one in found:
-        known = nodes.get(one.name)
-        if known is None:
-            nodes[one.name] = Node(one.name, one.kind, (one.source,), dict(one.labels))
-            connections[one.name] = dict(one.connection)
-            continue
-        kind = Kind.KUBERNETES if Kind.KUBERNETES in (known.kind, one.kind) else known.kind
-        nodes[one.name] = Node(one.name, kind, (*known.sources, one.source), {**one.labels, **known.labels})
-        groups = {*_groups(connections[one.name]), *_groups(one.connection)}
-        connections[one.name] = {**one.connection, **connections[one.name]}
-        if groups:
-            connections[one.name] |= {GROUPS: sorted(groups)}
-    return nodes, connections
-
-
-def _groups(connection: Mapping[str, Any]) -> Sequence[str]:
-    named: Sequence[str] = connection.get(GROUPS, ())
-    return named
+def _fail(source: SourceState, why: str, now: float) -> None:
+    if source.error != why:
+        log.error("inventory %s: %s", source.source, why)
+    source.error = why
+    source.failing_since = source.failing_since or now

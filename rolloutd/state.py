@@ -63,6 +63,7 @@ class State:
     settings: Settings
     feed: Feed
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     live: dict[tuple[str, str], Live] = field(default_factory=dict)
     sources: dict[str, SourceState] = field(default_factory=dict)
     reasons: Mapping[str, Reason] = field(default_factory=dict)

@@ -7,7 +7,17 @@ same suite.  All instants are epoch seconds, all durations seconds.
 """
 
 from rolloutd.ports.clocks import Alarm, Clock
-from rolloutd.ports.nodes import GROUPS, Found, Host, Inventory, Observer, Shell, ShellResult, Watch
+from rolloutd.ports.nodes import (
+    GROUPS,
+    PROVIDER_ID,
+    Found,
+    Host,
+    Inventory,
+    Observer,
+    Shell,
+    ShellResult,
+    Watch,
+)
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
 from rolloutd.ports.sources import Notifier, Pinned, Sources, TrafficProbe
 from rolloutd.ports.steps import (
@@ -28,6 +38,7 @@ from rolloutd.ports.values import JSON
 __all__ = [
     "GROUPS",
     "JSON",
+    "PROVIDER_ID",
     "Alarm",
     "Busy",
     "Check",

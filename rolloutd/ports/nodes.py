@@ -12,6 +12,9 @@ from rolloutd.ports.values import JSON
 GROUPS = "group_names"
 """The key of a connection that holds the inventory's groups of the node, as Ansible calls them."""
 
+PROVIDER_ID = "provider_id"
+"""The key of a connection that holds the cloud's name of the node, by which sources agree on it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -54,6 +57,11 @@ class Host:
 
 class Watch(Protocol):
     """Sees a source's nodes all the time, so that nobody needs to ask."""
+
+    @property
+    def source(self) -> str:
+        """The name of the source, as its inventory has it."""
+        ...
 
     async def run(self, seen: Callable[[Sequence[Observation]], None], changed: Callable[[], None]) -> None:
         """Observe until cancelled.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from machines.node import Kind
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import GROUPS, Found
+from rolloutd.ports import GROUPS, PROVIDER_ID, Found
 from rolloutd.refreshing import Refreshing
 from tests.rolloutd.control_house import House, house
 
@@ -73,3 +77,99 @@ async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path:
         two.groups = {}
         await told(inside, one, two)
         assert inside.state.groups() == {"web": ["p1", "p2"]}
+
+
+class Slow(Source):
+    """A source that answers when the test lets it."""
+
+    def __init__(self, source: str, nodes: dict[str, dict[str, str]]) -> None:
+        super().__init__(source, nodes)
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def refresh(self) -> Sequence[Found]:
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().refresh()
+
+
+class Cluster(Source):
+    """A source of Kubernetes nodes."""
+
+    async def refresh(self) -> Sequence[Found]:
+        return [
+            replace(
+                each,
+                kind=Kind.KUBERNETES,
+                connection={
+                    PROVIDER_ID: f"cloud://{self.source}/{each.name}",
+                    "kubernetes_cluster": self.source,
+                },
+            )
+            for each in await super().refresh()
+        ]
+
+
+async def nothing() -> None:
+    return None
+
+
+async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.refreshing.SOON_S", 0.01)
+    async with house(tmp_path) as inside:
+        slow, quick = Slow("slow", {"s9": {}}), Source("quick", {"q9": {}})
+        refreshing = Refreshing(inside.state, (slow, quick), nothing)
+        waiting = asyncio.create_task(refreshing.refresh())
+        await slow.asked.wait()
+        while "q9" not in inside.state.index.nodes:
+            await asyncio.sleep(0)
+        assert "s9" not in inside.state.index.nodes
+        assert not waiting.done()
+        slow.may_answer.set()
+        await waiting
+        assert "s9" in inside.state.index.nodes
+
+
+async def test_a_source_that_hangs_is_given_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.refreshing.SOURCE_LIMIT_S", 0.01)
+    async with house(tmp_path) as inside:
+        await Refreshing(inside.state, (Slow("slow", {}), Source("quick", {"q9": {}})), nothing).refresh()
+        assert "q9" in inside.state.index.nodes
+        assert "no answer within" in inside.state.sources["slow"].error
+
+
+async def test_nodes_of_one_name_in_two_clusters_are_never_one(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        ams, ber = Cluster("ams", {"w1": {"team": "a"}}), Cluster("ber", {"w1": {"team": "b"}, "w2": {}})
+        assert await told(inside, ams, ber) == {"w1": {"team": "a"}, "w2": {}}
+        assert inside.state.connections["w1"]["kubernetes_cluster"] == "ams"
+        assert inside.state.names["ber", "w1"] == ""
+        assert inside.state.sources["ber"].error.startswith(
+            "w1 is also in ams: give one of the two clusters a prefix"
+        )
+        assert inside.state.sources["ams"].error == ""
+        # Whoever had the name keeps it, whatever the order in the settings, and while its cluster is away.
+        assert (await told(inside, ber, ams))["w1"] == {"team": "a"}
+        ams.nodes = None
+        assert (await told(inside, ber, ams))["w1"] == {"team": "a"}
+        assert inside.state.names["ber", "w1"] == ""
+
+
+async def test_sources_agree_on_a_node_by_its_provider_id(tmp_path: Path) -> None:
+    class Cloud(Source):
+        async def refresh(self) -> Sequence[Found]:
+            found = await super().refresh()
+            return [replace(each, connection={PROVIDER_ID: "cloud://ams/ip-10"}) for each in found]
+
+    async with house(tmp_path) as inside:
+        cloud, ams = Cloud("cloud", {"web-1": {"rack": "r1"}}), Cluster("ams", {"ip-10": {"team": "a"}})
+        assert await told(inside, cloud, ams) == {"web-1": {"rack": "r1", "team": "a"}}
+        assert inside.state.names == {("ams", "ip-10"): "web-1"}
+        assert inside.state.index.nodes["web-1"].sources == ("cloud", "ams")
+        # It keeps its name when the source that named it is silent after a restart.
+        cloud.nodes = None
+        assert list(await told(inside, ams, cloud)) == ["web-1"]

@@ -14,7 +14,6 @@ from rolloutd.ports import Host
 
 CLUSTER = "kubernetes_cluster"
 NODE = "kubernetes_node"
-PROVIDER_ID = "provider_id"
 
 
 class Clusters:
@@ -46,3 +45,8 @@ class Clusters:
         """Close the connections to all of them."""
         for cluster in self._clusters.values():
             await cluster.close()
+
+
+def source_of(cluster: Cluster) -> str:
+    """Return the name under which the findings of a cluster's inventory and watch are known."""
+    return f"kubernetes/{cluster.name}"

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from machines.node import Kind
 from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, path_of
-from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, PROVIDER_ID
+from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, source_of
 from rolloutd.adapters.kubernetes.nodes import NodeView, view
 from rolloutd.adapters.kubernetes.watch import NodeWatch
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, Found
+from rolloutd.ports import JSON, PROVIDER_ID, Found
 
 FIRST_LIST_S = 10.0
 """How long the first list of a cluster is waited for before its nodes stay as they were last known."""
@@ -48,7 +48,7 @@ class KubernetesInventory:
     @property
     def source(self) -> str:
         """The source's name."""
-        return f"kubernetes/{self._cluster.name}"
+        return source_of(self._cluster)
 
     async def refresh(self) -> Sequence[Found]:
         """Return all nodes of the cluster; raises SourceFailed when it cannot be seen."""

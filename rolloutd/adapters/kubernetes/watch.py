@@ -15,6 +15,7 @@ from typing import Any
 from machines.node import Observation, Sight
 from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, path_of
+from rolloutd.adapters.kubernetes.clusters import source_of
 from rolloutd.adapters.kubernetes.following import follow
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, Hand, NodeView, view
 from rolloutd.ports import Clock
@@ -48,8 +49,8 @@ class NodeWatch:
 
     @property
     def source(self) -> str:
-        """The cluster's name."""
-        return self.cluster.name
+        """The name of the cluster's inventory source."""
+        return source_of(self.cluster)
 
     async def run(self, seen: Callable[[Sequence[Observation]], None], changed: Callable[[], None]) -> None:
         """Observe until cancelled; see ports.Watch."""
@@ -94,7 +95,9 @@ class NodeWatch:
             self._tell([found])
 
     def seeing(self) -> None:
-        """Know that the watch is open."""
+        """Know that the watch is open; after trouble, the inventory is to be asked again."""
+        if self.failing:
+            self._dirty.set()
         self._open, self.failing = True, False
         if self.why_blind and self.synced.is_set():
             self.why_blind = ""
