@@ -10,13 +10,13 @@ from pathlib import Path
 
 from machines.node import Kind, Observation, Sight
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, PROVIDER_ID, Clusters
+from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, Clusters
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.nodes import HOLD
 from rolloutd.adapters.kubernetes.rights import missing_rights
 from rolloutd.adapters.kubernetes.watch import NodeWatch
-from rolloutd.ports import Clock
+from rolloutd.ports import PROVIDER_ID, Clock
 from tests.contracts.kubernetes.steps import context
 from tests.support.kubeworld import World
 
