@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         ascii_only=ascii_only,
         still=chosen.still,
         reach=chosen.reach,
+        hint=chosen.hint,
     )
     console.run(mouse=not chosen.no_mouse)
     return int(console.return_code or 0)
@@ -53,6 +54,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--still", action="store_true")
     parser.add_argument("--no-mouse", action="store_true")
     parser.add_argument("--reach", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--hint", default="", help=argparse.SUPPRESS)
     parser.add_argument("--web", action="store_true")
     parser.add_argument("--port", type=int, default=0)
     return parser.parse_args(argv)

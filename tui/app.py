@@ -53,6 +53,9 @@ URGENT_S = 0.1
 MOST_FREEZES = 2
 """Freezes told on every screen; the locks screen has all."""
 
+HINT_S = 20.0
+"""How long a hint for somebody new stays."""
+
 SHARE = 20
 """What takes long, a question or a survey, is repeated so many times more seldom than it takes."""
 
@@ -87,12 +90,14 @@ class Console(App[None]):
         ascii_only: bool = False,
         still: bool = False,
         reach: str = "",
+        hint: str = "",
     ) -> None:
         super().__init__()
         self.client = client
         self.now = now
         self.ascii_only = ascii_only
         self.reach = reach
+        self.hint = hint
         self.model = Model()
         self.lost: Lost | None = None
         self.is_known = False
@@ -130,6 +135,8 @@ class Console(App[None]):
         self._listener.start()
         self.run_worker(self._draw_frames(), group="frames")
         self.set_interval(LOOK_S, self._look)
+        if self.hint:
+            self.notify(self.hint, timeout=HINT_S, markup=False)
 
     def on_unmount(self) -> None:
         """Let the thread go."""

@@ -33,6 +33,9 @@ def register(family: Family) -> None:
     parser.add_argument(
         "--headless", action="store_true", help="ask nobody: the demo votes itself, and says so"
     )
+    parser.add_argument(
+        "--plain", action="store_true", help="on a terminal, bars and questions instead of the console"
+    )
     parser.add_argument("--dir", metavar="DIR", help="keep everything there, for another terminal to look at")
     parser = family.command("doctor", doctor, "examine all that the daemon stands on, and say what to do")
     _add_config(parser)
@@ -53,7 +56,7 @@ def demo(call: Call) -> NoReturn:
     for fault in args.fault or ():
         words += ["--fault", fault]
     words += ["--dir", args.dir] if args.dir is not None else []
-    words += [f"--{name}" for name in ("headless", "json") if getattr(args, name)]
+    words += [f"--{name}" for name in ("headless", "json", "plain") if getattr(args, name)]
     _become("rolloutd.demo", words)
 
 

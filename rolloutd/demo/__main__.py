@@ -22,6 +22,7 @@ from rolloutd.demo.audience import Log, Person
 from rolloutd.demo.fleet import MAX_NODES
 from rolloutd.demo.stage import Stage, staged
 from rolloutd.demo.story import FAULTS, Audience, play
+from rolloutd.demo.theatre import perform
 from rolloutd.errors import RolloutdError
 
 NODES = 12
@@ -52,9 +53,13 @@ def _play(chosen: argparse.Namespace) -> int:
     with staged(directory.resolve(), nodes=chosen.nodes, keep=keep) as stage:
         if keep:
             _invite(stage)
-        rollout = play(stage, _audience(chosen, is_terminal=is_terminal), chosen.fault)
+        opens_console = is_terminal and not (chosen.headless or chosen.plain or chosen.json)
+        if opens_console:
+            rollout = perform(stage, chosen.fault)
+        else:
+            rollout = play(stage, _audience(chosen, is_terminal=is_terminal), chosen.fault)
         _conclude(rollout, chosen)
-        if keep and is_terminal and not chosen.headless:
+        if keep and is_terminal and not chosen.headless and not opens_console:
             say("the daemon still answers; press Enter to end it")
             sys.stdin.readline()
     return exits.DONE if rollout["state"] == "done" else exits.NO
@@ -106,6 +111,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--fault", metavar="NODE:PHASE", action="append", default=[], help="break a node in a phase"
     )
     parser.add_argument("--headless", action="store_true", help="ask nobody")
+    parser.add_argument("--plain", action="store_true", help="bars and questions instead of the console")
     parser.add_argument("--dir", metavar="DIR", type=Path, help="keep everything there")
     parser.add_argument("--json", action="store_true", help="the last line of stdout is the status as JSON")
     chosen = parser.parse_args(argv)

@@ -8,7 +8,7 @@ are shown, the audience knows.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -61,11 +61,7 @@ class Audience(Protocol):
 
 def play(stage: Stage, audience: Audience, faults: Mapping[str, str]) -> Rollout:
     """Play from submit to the rollout's end and return how it ended; `faults` are phases by node."""
-    for node, phase in faults.items():
-        set_fault(stage.fleet, node, FAULTS[phase])
-        audience.tell(f"{node} has a fault that will show while it is {phase}")
-    rollout = _submit(stage)
-    audience.tell(f"submitted {stage.plan.name} as {rollout}")
+    rollout = begin(stage, audience.tell, faults)
     actor = _Actor(stage, audience, rollout, set(faults))
     try:
         for view in _moving(views(stage.client, [rollout]), stage):
@@ -76,6 +72,16 @@ def play(stage: Stage, audience: Audience, faults: Mapping[str, str]) -> Rollout
     finally:
         audience.close()
     raise AssertionError("views do not end")
+
+
+def begin(stage: Stage, tell: Callable[[str], None], faults: Mapping[str, str]) -> str:
+    """Break what is to be broken, submit the plan, and return the rollout; `faults` are phases by node."""
+    for node, phase in faults.items():
+        set_fault(stage.fleet, node, FAULTS[phase])
+        tell(f"{node} has a fault that will show while it is {phase}")
+    rollout = _submit(stage)
+    tell(f"submitted {stage.plan.name} as {rollout}")
+    return rollout
 
 
 class _Actor:
