@@ -19,7 +19,7 @@ from typing import Any
 from machines.events import SettingsChanged
 from machines.plan import Plan
 from rolloutd.compile import compile_limits, compile_plan
-from rolloutd.errors import InvalidFile, StoreFailed
+from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import Settings, TeamSettings, load
 from rolloutd.state import State
 
@@ -80,8 +80,8 @@ class Reloading:
             return
         try:
             await self._take_up(found, now)
-        except StoreFailed as failure:
-            log.error("the new settings could not be audited, so the old ones stay: %s", failure)
+        except RolloutdError as failure:
+            log.error("the new settings were not taken up, the old ones stay: %s", failure)
             state.lasting[MISTAKES] = f"new settings were not taken up: {failure}"
             return
         self._then()

@@ -182,6 +182,22 @@ def test_a_broken_audit_stops_nothing_and_is_said_loudly(keeper: Keeper) -> None
     assert "CRITICAL" in keeper.log()
 
 
+def test_a_second_daemon_is_told_who_was_first(keeper: Keeper) -> None:
+    """It names the first one's pid and since when, ends with an error, and changes nothing for the first."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    before = keeper.client.get("/v1/audit")
+    config = str(keeper.directory / "config.yaml")
+    done = subprocess.run(
+        [sys.executable, "-m", "rolloutd", "--config", config], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert keeper.process is not None
+    assert f"held by another daemon, pid {keeper.process.pid}, since 2" in done.stderr
+    assert keeper.client.get("/v1/audit") == before
+    assert keeper.client.get("/v1/health")["pid"] == keeper.process.pid
+
+
 # -- what is handed over ------------------------------------------------------
 
 
