@@ -19,6 +19,7 @@ from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAc
 from machines.moves import move
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
+from machines.takeover import carried
 from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
@@ -323,7 +324,9 @@ class Driver:
             not_before=action.not_before,
         )
         why = action.text or action.trigger.value
-        await self._state.commit([*self._stopped(moved), moved], cause=why)
+        await self._state.commit(
+            [*self._stopped(moved), moved, *carried(self._state.index, moved)], cause=why
+        )
         log.info("%s/%s: %s -> %s (%s)", self.rollout, self.node, moved.source, moved.target, why)
 
     def _stopped(self, moved: PhaseMoved) -> list[Event]:

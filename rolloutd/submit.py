@@ -20,7 +20,7 @@ from machines.moves import move
 from machines.node import Node, pools_of
 from machines.plan import Digest, Plan
 from machines.rollout import Actor, Rollout, Target
-from machines.states import BUSY, Outcome, Trigger
+from machines.states import Outcome, Trigger
 from machines.waves import assign
 from rolloutd import planfile
 from rolloutd.compile import compile_plan
@@ -94,7 +94,6 @@ async def submit(
         async with state.deciding(who) as commit:
             old = _live(state, made, again=again, supersede=supersede)
             ends = [RolloutCancelled(r.id, who, f"superseded by {rollout}", state.now()) for r in old]
-            done |= _under_way(state, old, made)
             stays = {} if again else _settled(state, old, made)
             opened = _opened(state, made, rollout, who, done, again=again)
             opened = replace(opened, supersedes=old[-1].id if old else None)
@@ -198,17 +197,6 @@ def _live(state: State, made: Draft, *, again: bool, supersede: bool) -> list[Ro
             "cancel it, or submit with --supersede to take over from it",
         )
     return live
-
-
-def _under_way(state: State, old: Sequence[Rollout], made: Draft) -> frozenset[str]:
-    """Return the nodes that will have this very change once the old rollout's nodes in flight are done."""
-    return frozenset(
-        target.node
-        for rollout in old
-        if rollout.digest.change == made.digest.change
-        for target in state.index.targets(rollout.id)
-        if target.phase in BUSY
-    )
 
 
 def _settled(state: State, old: Sequence[Rollout], made: Draft) -> dict[str, str]:

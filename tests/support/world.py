@@ -149,14 +149,14 @@ class World:
 
     # -- what people do
 
-    def submit(self, plan: Mapping[str, Any], playbooks: Mapping[str, str]) -> str:
+    def submit(self, plan: Mapping[str, Any], playbooks: Mapping[str, str], **more: Any) -> str:
         """Pack the playbooks, submit the plan, and return the rollout's id."""
         tree = self.directory / "tree"
         tree.mkdir(exist_ok=True)
         for name, text in playbooks.items():
             (tree / name).write_text(text)
         upload = self.client.upload("/v1/uploads", pack(tree))["upload"]
-        body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload}
+        body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload, **more}
         return str(self.client.post("/v1/plans/submit", body)["rollout"])
 
     def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
