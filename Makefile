@@ -7,22 +7,28 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: docs help demo test check bench lock clean
+.PHONY: docs help demo test test-web screenshots check bench lock clean
 
 export PYTHON
 RUN := .venv/bin
 DEV := .venv-dev/bin
-SOURCES := $(shell find machines rolloutd playbooks -type f -not -name '*.pyc')
+SOURCES := $(shell find machines rolloutd playbooks tui -type f -not -name '*.pyc')
 
 # make demo DEMO="--fault n3:maintaining"; make test TESTS=tests/machines
 DEMO ?=
 TESTS ?= tests
+# make sim SEEDS=100000 for a night
+SEEDS ?= 500
 
 help:
 	@echo "make demo    a small fleet and a real daemon, in a temporary directory: a change walks to done"
 	@echo "             (DEMO='--fault n3:maintaining' breaks a node; DEMO=--help shows what else)"
 	@echo "make test    all tests (TESTS=tests/machines for some)"
+	@echo "make test-web     the console in a headless Chromium"
+	@echo "make screenshots  draw the pictures in docs/console/ anew, some of them by driving the demo in tmux"
 	@echo "make check   what needs no running: style, types, import contracts, documents"
+	@echo "make sim     the daemon under a virtual clock, in a world of faults: known seeds and 500 new ones"
+	@echo "             (SEEDS=100000 for a night; sim-planted: bugs that it must find; sim-coverage: what it reaches)"
 	@echo "make bench   all measurements"
 	@echo "make docs    write the tables of keys into docs/ anew, from the types"
 	@echo "make lock    write requirements.lock and requirements-dev.lock anew"
@@ -32,8 +38,17 @@ demo: .venv/installed
 	@$(RUN)/rolloutctl demo $(DEMO)
 
 test: .venv-dev/installed
-	@.ci/packages --try sshd systemd faketime
+	@.ci/packages --try sshd systemd faketime tmux
 	$(DEV)/python -m pytest -n auto --dist worksteal --durations=15 $(TESTS)
+
+test-web: .venv-dev/installed
+	@.ci/packages chromium
+	$(DEV)/python -m pytest -q tests/tui/browser.py
+
+screenshots: .venv-dev/installed
+	@.ci/packages tmux
+	$(DEV)/python -m tests.tui.scenes
+	$(DEV)/python -m tests.tui.drive docs/console/demo
 
 check: .venv-dev/installed
 	$(DEV)/ruff check .
@@ -41,6 +56,19 @@ check: .venv-dev/installed
 	$(DEV)/mypy
 	$(DEV)/lint-imports
 	$(DEV)/python -m pytest -q tests/docs
+
+sim: .venv-dev/installed
+	@$(DEV)/python -m tests.sim --marks --seeds $(SEEDS)
+
+sim-planted: .venv-dev/installed
+	@$(DEV)/python -m tests.sim.planting
+
+# Of the loop, the drivers and the store, reached by the simulation alone.
+REACHED = rolloutd/daemon.py,rolloutd/driver.py,rolloutd/store/*
+sim-coverage: .venv-dev/installed
+	@$(DEV)/python -m coverage run --branch --data-file=.coverage-sim --include='$(REACHED)' \
+		-m tests.sim --jobs 1 --first 0 --seeds 100 --small some
+	@$(DEV)/python -m coverage report --data-file=.coverage-sim --show-missing --fail-under=90
 
 bench: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime

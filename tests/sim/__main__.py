@@ -44,7 +44,8 @@ def main() -> int:
         return _replay(options.replay)
     began = time.perf_counter()
     first = options.first if options.first is not None else secrets.randbelow(FIRST_SEEDS)
-    names = [*corpus(), *_smalls(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
+    known = [] if options.no_corpus else corpus()
+    names = [*known, *_smalls(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
     marks, failed = Marks(), []
     for verdict in _run(names, options.jobs):
         marks.add(verdict.marks)
@@ -82,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Simulate the daemon.")
     parser.add_argument("--seeds", type=int, default=500, help="new seeds to run (default: 500)")
     parser.add_argument("--first", type=int, help="first of the new seeds (default: drawn)")
+    parser.add_argument("--no-corpus", action="store_true", help="leave the corpus out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at once")
     parser.add_argument(
         "--small", choices=("none", "some", "all"), default="all", help="how many of the small plans' runs"

@@ -45,7 +45,9 @@ SMALL = (
     Small("two isolators", 1, _small(isolate=[plans.COMMAND, plans.PLAYBOOK], probation="30s"), {}),
     Small("failing", 1, _small(), {0: Fate.FAILS}),
     Small("killed", 1, _small(), {0: Fate.KILLED}),
-    Small("orphaned", 1, _small(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}), {0: Fate.ORPHANED}),
+    Small(
+        "orphaned", 1, _small(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}), {0: Fate.ORPHANED}
+    ),
     Small("stuck", 1, _small(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""

@@ -73,7 +73,9 @@ class Peace:
 class Scripted(Peace):
     """Effects go as a table says, by their number from 0; all others go well."""
 
-    def __init__(self, ways: Mapping[int, Way], marks: Marks, fates: Mapping[int, Fate] | None = None) -> None:
+    def __init__(
+        self, ways: Mapping[int, Way], marks: Marks, fates: Mapping[int, Fate] | None = None
+    ) -> None:
         self.labels: list[str] = []
         self._ways = ways
         self._fates = fates or {}

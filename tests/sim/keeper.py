@@ -24,6 +24,7 @@ from tests.sim.faults import Way
 from tests.sim.loop import Process
 from tests.sim.world import World
 
+
 class Keeper:
     """ports.Store over the real one, for one life."""
 
@@ -111,7 +112,9 @@ class Keeper:
         }
         for name in ("nodes", "holds", "freezes", "rollouts", "targets"):
             here, there = mine.get(name, getattr(known, name)), getattr(remembered, name)
-            for odd in [each for each in here if each not in there] + [each for each in there if each not in here]:
+            for odd in [each for each in here if each not in there] + [
+                each for each in there if each not in here
+            ]:
                 self._world.court.accuse(f"{name} that are known are not those that are remembered: {odd}")
 
     def _remember(self, at: float) -> None:

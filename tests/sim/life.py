@@ -19,10 +19,20 @@ from rolloutd.driver import Gear
 from rolloutd.feed import Feed
 from rolloutd.settings import Settings
 from rolloutd.state import State
-from rolloutd.store import open_store
+from rolloutd.store import SqliteStore, open_store
 from tests.sim.keeper import Keeper
 from tests.sim.loop import Process
-from tests.sim.twins import TREE, Reach, SimAlarm, SimCheck, SimClock, SimInventory, SimIsolator, SimObserver, SimRunner
+from tests.sim.twins import (
+    TREE,
+    Reach,
+    SimAlarm,
+    SimCheck,
+    SimClock,
+    SimInventory,
+    SimIsolator,
+    SimObserver,
+    SimRunner,
+)
 from tests.sim.world import World
 
 LOCK = "lock"
@@ -54,6 +64,10 @@ class Life:
         """Let the daemon answer somebody, as a handler of its socket does."""
         return self._world.loop.begin(self.process, asked)
 
+    def stop(self) -> None:
+        """Ask it to end, as SIGTERM does."""
+        self.task.cancel()
+
     def release(self) -> None:
         """Let go of what the kernel lets go of when a process ends: its files and locks."""
         for close in self._close:
@@ -70,6 +84,13 @@ class Life:
         writer = store._writer
         assert writer is not None
         self._close += [store._reader.connection.close, writer._lane.connection.close, writer._lock.release]
+        try:
+            await self._serve(store, writer)
+        finally:
+            await store.close()  # at a wished-for stop; a power cut does not come by here
+
+    async def _serve(self, store: SqliteStore, writer: Any) -> None:
+        world = self._world
         self.keeper = keeper = Keeper(store, world, self.process)
         keeper.overhear(writer._ledger)
         snapshot = await store.load()
@@ -99,6 +120,18 @@ class Life:
         )
         self.state = state
         await self.daemon.run()
+
+    def look_in(self) -> Coroutine[Any, Any, None]:
+        """Read the file beside the daemon, as `rolloutctl audit` does on the machine."""
+        return self._look_in()
+
+    async def _look_in(self) -> None:
+        store = await open_store(self._state_dir, compile=self.compile, read_only=True, inline=True)
+        try:
+            await store.load()
+            await store.head()
+        finally:
+            await store.close()
 
     async def _tree(self, rollout: str) -> Path:
         assert self.keeper is not None

@@ -26,6 +26,10 @@ BURIAL_STEPS = 20_000
 """Steps in which the tasks of the dead are ended once all is over: each needs a handful."""
 
 
+_UNDEAD: list[asyncio.Task[Any]] = []
+"""Tasks that would not end, kept for ever: to collect one would run its `finally` in the midst of another life."""
+
+
 class Process:
     """What dies together: everything that was begun in its context."""
 
@@ -117,7 +121,9 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if not self.step():
                     break
         for task in tasks:
-            if task.done() and not task.cancelled():
+            if not task.done():
+                _UNDEAD.append(task)
+            elif not task.cancelled():
                 task.exception()  # retrieved, so that nobody complains of it
 
     def _pass_time(self) -> bool:

@@ -123,7 +123,18 @@ class People:
             failures = tuple(each.id for each in now.index.rollout(rollout).failures)
             name = f"{rollout}#v{len(votes) + 1}"
             wave = voting.wave_of(now, now.index.rollout(rollout), gate, None)
-            vote = Vote(name, gate, "of another plan", who.actor, True, "", now.now(), ("infra", "a", "b"), wave, failures)
+            vote = Vote(
+                name,
+                gate,
+                "of another plan",
+                who.actor,
+                True,
+                "",
+                now.now(),
+                ("infra", "a", "b"),
+                wave,
+                failures,
+            )
             return (VoteCast(rollout, vote),)
 
         await self.ask(who, "vote-of-old", cast)
@@ -154,6 +165,11 @@ class People:
         if people.random() < 0.15:
             await self._steer(people.choice((orders.cancel, _cancel_now)), self._some(people, state))
 
+    async def _delete(self, people: random.Random, state: State) -> None:
+        for rollout in [each.id for each in state.index.rollouts.values() if each.closed][:1]:
+            if people.random() < 0.3:
+                await self.ask(OLGA, "delete", lambda now: _deleted(now, rollout))
+
     async def _stop(self, people: random.Random, state: State) -> None:
         await self._steer(_stop, self._some(people, state))
 
@@ -178,9 +194,7 @@ class People:
     async def _hold(self, people: random.Random, state: State) -> None:
         node = people.choice(sorted(self.world.machines))
         until = None if people.random() < 0.5 else state.now() + 300.0
-        await self.ask(
-            OLGA, "hold", lambda now: locking.hold(now, OLGA, node, "tests", until=until)[1]
-        )
+        await self.ask(OLGA, "hold", lambda now: locking.hold(now, OLGA, node, "tests", until=until)[1])
 
     async def _release(self, people: random.Random, state: State) -> None:
         node = people.choice(sorted(self.world.machines))
@@ -191,9 +205,7 @@ class People:
         until = None if people.random() < 0.5 else state.now() + 300.0
         self.freezes += 1
         fresh = f"f{self.freezes}"
-        await self.ask(
-            OLGA, "freeze", lambda now: locking.freeze(now, OLGA, scope, "tests", until, fresh)
-        )
+        await self.ask(OLGA, "freeze", lambda now: locking.freeze(now, OLGA, scope, "tests", until, fresh))
 
     async def _unfreeze(self, people: random.Random, state: State) -> None:
         for freeze in state.index.freezes[:1]:
@@ -231,7 +243,10 @@ class People:
             await keeper.closed_rollouts()
             await keeper.targets(rollout)
             await keeper.rollout(rollout)
-            await keeper.done_before(state.index.rollouts[rollout].digest.change)
+            digest = state.index.rollout(rollout).digest
+            await keeper.done_before(digest.change)
+            await keeper.find_identical(digest.change, "", digest.policy)
+            await life.look_in()
 
         task = life.ask(read())
         await asyncio.wait({task}, timeout=PATIENCE_S)
@@ -278,9 +293,7 @@ class People:
                 await self._agree(state, rollout.id, gate, wave)
 
     async def _released(self, node: str, source: str, name: str) -> None:
-        await self.ask(
-            OLGA, "tidy", lambda now: locking.release(now, OLGA, node, source=source, id=name)
-        )
+        await self.ask(OLGA, "tidy", lambda now: locking.release(now, OLGA, node, source=source, id=name))
 
     async def _help(self, state: State, rollout: Rollout) -> None:
         name = rollout.id
@@ -333,7 +346,9 @@ class People:
 
     async def _steer(self, order: Any, rollout: str) -> None:
         await self.ask(
-            OLGA, order.__name__.lstrip("_"), lambda now: order(now, OLGA, now.index.rollout(rollout), "tests")
+            OLGA,
+            order.__name__.lstrip("_"),
+            lambda now: order(now, OLGA, now.index.rollout(rollout), "tests"),
         )
 
     async def _order(self, people: random.Random, state: State, order: Any) -> None:
@@ -346,7 +361,9 @@ class People:
         await self.ask(
             OLGA,
             order.__name__.lstrip("_"),
-            lambda now: order(now, OLGA, now.index.rollout(rollout), now.index.target(rollout, node), "tests"),
+            lambda now: order(
+                now, OLGA, now.index.rollout(rollout), now.index.target(rollout, node), "tests"
+            ),
         )
 
     async def _give_back(self, node: str) -> None:
@@ -359,6 +376,10 @@ class People:
     def _some(self, people: random.Random, state: State) -> str:
         names: Sequence[str] = list(state.index.rollouts)
         return people.choice(names)
+
+
+def _deleted(now: State, rollout: str) -> Events:
+    return orders.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
 
 
 def _stop(*args: Any) -> Events:
@@ -384,5 +405,5 @@ def _leave(*args: Any) -> Events:
 _DEEDS = (
     *("vote", "vote", "vote", "vote", "vote_of_old", "withdraw", "pause", "resume", "resume", "cancel"),
     *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
-    *("cordon", "uncordon", "refresh", "read", "stop", "advance"),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete"),
 )

@@ -35,7 +35,9 @@ def _is_caught(patch: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="rolloutd-planted-") as directory:
         copy = Path(directory)
         for name in COPIED:
-            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         _run(["git", "apply", "--whitespace=nowarn", str(patch)], copy).check_returncode()
         command = [sys.executable, "-m", "tests.sim", "--stop", "--small", "some", "--first", "0"]
         found = _run([*command, "--seeds", str(SEEDS)], copy)
@@ -51,7 +53,11 @@ def _is_caught(patch: Path) -> bool:
 
 
 def _run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(directory), "GIT_CEILING_DIRECTORIES": str(directory.parent)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(directory),
+        "GIT_CEILING_DIRECTORIES": str(directory.parent),
+    }
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, check=False
     )

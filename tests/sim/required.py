@@ -32,6 +32,8 @@ FAULTS = (
     "ssh-refused",
     "ssh-slow",
     "ssh-timeout",
+    "started-twice",
+    "stopped",
     "two-daemons",
 )
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from machines.states import BUSY
 from rolloutd.daemon import Daemon
-from rolloutd.errors import AlreadyRunning, StoreFailed
+from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.journal import verify
 from rolloutd.settings import Settings
 from rolloutd.state import InvariantBroken, State
@@ -77,7 +77,12 @@ class Simulation:
     """A world, its people and the lives of a daemon in it."""
 
     def __init__(
-        self, name: str, chances: Chances, mischief: Callable[[Marks], Mischief], scene: Scene, state_dir: Path
+        self,
+        name: str,
+        chances: Chances,
+        mischief: Callable[[Marks], Mischief],
+        scene: Scene,
+        state_dir: Path,
     ) -> None:
         self.marks = Marks()
         self.loop = SimLoop(chances.schedule)
@@ -116,14 +121,18 @@ class Simulation:
                     break
         court = self.world.court
         if not script.done() and not accusations:
-            court.accuse("it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more")
+            court.accuse(
+                "it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more"
+            )
         elif script.done() and script.exception() is not None:
             court.accuse(f"the simulation itself failed: {script.exception()!r}")
         for failure in self.loop.failures:
             if "never retrieved" not in failure.get("message", ""):
                 court.accuse(f"a callback failed: {failure}")
         effects = getattr(self._mischief, "labels", [])
-        verdict = Verdict(self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects)
+        verdict = Verdict(
+            self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects
+        )
         self.world.over = True
         with heard(Ear(lambda text: None)):
             self.loop.bury()
@@ -181,7 +190,9 @@ class Simulation:
             for life in self._lives:
                 self._bury(life)
             if self._newest() is None and self.loop.time() >= self._restart_at:
-                self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
+                self._lives.append(
+                    Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings)
+                )
             await asyncio.sleep(RESTART_S)
 
     def _bury(self, life: Life) -> None:
@@ -257,12 +268,22 @@ class Simulation:
         if faults.random() < 0.2:
             self.world.lose_power()
 
+    def _stop(self) -> None:
+        """Let somebody restart the service."""
+        life = self._newest()
+        if life is not None:
+            self.marks.hit("fault:stopped")
+            life.stop()
+
     def _second_daemon(self) -> None:
         """Let somebody remove the lock and start the daemon a second time."""
         if self._newest() is None:
             return
-        self.marks.hit("fault:two-daemons")
-        remove_lock(self._state_dir)
+        if self.world.chances.faults.random() < 0.7:
+            remove_lock(self._state_dir)
+            self.marks.hit("fault:two-daemons")
+        else:
+            self.marks.hit("fault:started-twice")
         self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
 
     def _for_a_while(self, thing: Any, name: str, value: Any) -> None:
@@ -330,6 +351,8 @@ class Simulation:
         while True:
             await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
             if self._peace or not self._scene.pace_s:
+                for machine in self.world.machines.values():
+                    self.world.uncordon(machine)
                 await self._people.tidy()
             elif self.world.chances.people.random() < self._scene.care:
                 await self._people.care()
@@ -364,14 +387,18 @@ class Simulation:
         if not verdict.ok:
             court.accuse(f"the audit is broken: {verdict.message}")
         for rollout, acknowledged in self._people.votes.items():
-            kept = {vote.id for vote in (await life.keeper.rollout(rollout)).votes}
+            try:
+                kept = {vote.id for vote in (await life.keeper.rollout(rollout)).votes}
+            except NotFound:
+                continue  # deleted, by somebody who was asked whether they mean it
             for vote in acknowledged:
                 if vote not in kept:
                     court.accuse(f"vote {vote} was acknowledged and lost")
 
 
 _HAPPENINGS = (
-    *(Simulation._crash, Simulation._crash, Simulation._crash, Simulation._second_daemon, Simulation._outage),
+    *(Simulation._crash, Simulation._crash, Simulation._crash, Simulation._stop, Simulation._second_daemon),
+    Simulation._outage,
     *(Simulation._old_boot, Simulation._stick, Simulation._shrink, Simulation._relabel),
     *(Simulation._lose_source, Simulation._jump, Simulation._lock_database),
 )
@@ -431,7 +458,9 @@ def workplace() -> Iterator[Path]:
     timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # what a dying daemon was poked to
+            warnings.filterwarnings(
+                "ignore", "coroutine .* was never awaited"
+            )  # what a dying daemon was poked to
             yield directory / "state"
     finally:
         database.BUSY_TIMEOUT_S = timeout_s

@@ -77,7 +77,9 @@ class SimAlarm:
             if self._world.over:
                 return
             self._timers[key] = loop.call_later(seconds, again)
-            with contextlib.suppress(RuntimeError):  # a daemon that is ending takes no more work; timers log it
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a daemon that is ending takes no more work; timers log it
                 poke()
 
         self.cancel(key)
