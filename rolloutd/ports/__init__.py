@@ -10,6 +10,7 @@ from rolloutd.ports.clocks import Alarm, Clock
 from rolloutd.ports.nodes import (
     GROUPS,
     PROVIDER_ID,
+    Examined,
     Found,
     Host,
     Inventory,
@@ -45,6 +46,7 @@ __all__ = [
     "Clock",
     "ClosedRollout",
     "Entry",
+    "Examined",
     "Failed",
     "Found",
     "Host",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from machines.node import Kind, Observation
 from rolloutd.ports.values import JSON
@@ -42,6 +42,20 @@ class Inventory(Protocol):
 
     async def refresh(self) -> Sequence[Found]:
         """Return all nodes the source knows; raises SourceFailed, never returns half."""
+        ...
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """What a source offers beside its inventory, when it can say what it lacks."""
+
+    @property
+    def source(self) -> str:
+        """The source's name."""
+        ...
+
+    async def lacks(self) -> Sequence[str]:
+        """Return one sentence per thing that is missing, asked of the source this moment."""
         ...
 
 

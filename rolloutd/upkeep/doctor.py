@@ -12,8 +12,8 @@ import pwd
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from rolloutd.compile import compile_limits
 from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.kit import INVENTORIES, InventorySnapshot, Kit, make
+from rolloutd.ports import Examined, Inventory
 from rolloutd.reloading import Compiler
 from rolloutd.settings import Settings, load
 from rolloutd.store import database, open_store
@@ -90,6 +91,8 @@ async def examine(settings: Settings) -> list[Finding]:
     findings.append(await _judged("ansible", lambda: _ansible(settings)))
     findings.append(await _judged("ssh", lambda: _ssh(settings)))
     async with aclosing(_daemon_and_sources(settings)) as told:
+        findings += [finding async for finding in told]
+    async with aclosing(_lacks(settings)) as told:
         findings += [finding async for finding in told]
     return findings
 
@@ -241,25 +244,51 @@ async def _daemon_and_sources(settings: Settings) -> AsyncGenerator[Finding, Non
 
 
 async def _sources(settings: Settings) -> AsyncGenerator[Finding, None]:
+    async with _inventories(settings) as inventories:
+        for inventory in inventories:
+            yield await _source(inventory)
+
+
+async def _lacks(settings: Settings) -> AsyncGenerator[Finding, None]:
+    """Ask the sources that can say it what they lack, one finding each."""
+    async with _inventories(settings) as inventories:
+        for inventory in inventories:
+            if isinstance(inventory, Examined):
+                subject, lacks = f"{inventory.source} rights", await inventory.lacks()
+                if not lacks:
+                    yield Finding(subject, True, "all that are needed")
+                for text in lacks:
+                    yield Finding(subject, False, text)
+
+
+@asynccontextmanager
+async def _inventories(settings: Settings) -> AsyncIterator[list[Inventory | Finding]]:
+    """Make the sources of the settings; one that cannot be made is a finding."""
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
         runner = AnsibleRunner(Path(place), shell)
         kit = Kit(shell, SystemClock(), runner, lambda: InventorySnapshot({}), settings)
+        made: list[Inventory | Finding] = []
+        for source in settings.inventory:
+            try:
+                made.append(make(INVENTORIES, source.kind, replace(kit, params=source.params)))
+            except RolloutdError as error:
+                made.append(Finding(source.kind, False, str(error)))
         try:
-            for source in settings.inventory:
-                yield await _source(replace(kit, params=source.params), source.kind)
+            yield made
         finally:
             for system in kit.shared.values():
                 await system.close()
             await shell.close()
 
 
-async def _source(kit: Kit, kind: str) -> Finding:
-    subject = kind
+async def _source(inventory: Inventory | Finding) -> Finding:
+    if isinstance(inventory, Finding):
+        return inventory
     try:
-        inventory = make(INVENTORIES, kind, kit)
-        subject = inventory.source
         found = await inventory.refresh()
     except RolloutdError as error:
-        return Finding(subject, False, str(error))
-    return Finding(subject, bool(found), f"{len(found)} nodes" if found else "it names no node at all")
+        return Finding(inventory.source, False, str(error))
+    return Finding(
+        inventory.source, bool(found), f"{len(found)} nodes" if found else "it names no node at all"
+    )

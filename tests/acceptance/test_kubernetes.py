@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,30 @@ import yaml
 
 from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY
 from tests.support.kubetwin import Twin
+from tests.support.kubetwin.server import Asked
 from tests.support.kubeworld import Api
 from tests.support.kubeworld import World as Cluster
 from tests.support.sshd import Sshd
-from tests.support.world import CHANGE_PLAYBOOK, World, plan
+from tests.support.world import WAIT_LIMIT_S, World, plan
 
 JSON = Any
 
 pytestmark = pytest.mark.servers
+
+WORK_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: work
+      ansible.builtin.raw: |
+        echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+        sleep {{ work_s | default(0) }}
+        echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+"""
+"""One task and no module: what is walked here is the cluster."""
+
+JOIN_LIMIT_S = 60.0
+"""A joiner is known within five seconds on a machine that has them; on one that is doing much else, later."""
 
 NODES, TEAMS = 40, 4
 POOLS = tuple(f"t{number}" for number in range(1, TEAMS + 1))
@@ -41,6 +57,7 @@ class Stage:
     cluster: Cluster
     daemon: World
     nodes: list[str] = field(default_factory=list)
+    looks: int = 0
 
     async def ask(self, question: Callable[..., JSON], *words: JSON) -> JSON:
         """Ask the daemon beside the loop in which its API server lives."""
@@ -55,7 +72,7 @@ class Stage:
             "soak": "1s",
         }
         full = plan(name, **{**usual, **spec})
-        rollout = await self.ask(self.daemon.submit, full, {"change.yml": CHANGE_PLAYBOOK})
+        rollout = await self.ask(self.daemon.submit, full, {"change.yml": WORK_PLAYBOOK})
         await self.ask(self.daemon.vote, rollout, "start")
         return str(rollout)
 
@@ -147,9 +164,7 @@ async def test_40_nodes_of_4_pools_and_no_budget_violated(tmp_path_factory: pyte
         assert outside.most == dict.fromkeys(POOLS, 1)
         assert sorted(span.node for span in made.daemon.spans()) == sorted(made.nodes)
         for node in made.nodes:
-            after = await made.cluster.read(node)
-            assert not after["spec"].get("unschedulable")
-            assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
+            await is_as_before(made, node)
 
 
 async def test_who_cannot_go_is_named_and_put_back_and_the_others_go(
@@ -211,16 +226,126 @@ async def test_killed_during_a_drain_and_a_hold_it_ends_as_without_the_kill(
             assert ISOLATED_BY not in ((await made.cluster.read(node))["metadata"].get("annotations") or {})
 
 
-async def test_who_joins_is_enrolled_and_who_leaves_has_left(
+async def test_uncordoned_while_its_playbook_runs_a_node_is_isolated_again(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    async with stage(tmp_path_factory.mktemp("k"), 4) as made:
-        rollout = await made.submit("joiner", soak="1h")
-        new = await made.cluster.node("new", {"example.com/team": "t1", "role": "worker"})
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        rollout = await made.submit("guarded", canary=only(node), maintain=slow(made, 15))
+        await made.until(made.daemon.spans, "the playbook runs")
+        await made.cluster.cordon(node, closed=False)
+
+        async def isolated_again() -> bool:
+            return bool((await made.cluster.read(node))["spec"].get("unschedulable"))
+
+        await made.cluster.until(isolated_again)
+        assert made.daemon.spans()[0].end is None, "it was isolated again while the playbook ran"
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
+        assert len(made.daemon.spans()) == 1
+        await is_as_before(made, node)
+
+
+def cordoned_and_full(made: Stage, asked: Asked) -> bool:
+    """The first eviction after the cordon; rehearsals of nodes in service are none."""
+    return asked.part == "eviction" and is_closed(made, made.nodes[0])
+
+
+def drained_and_looked_at(made: Stage, asked: Asked) -> bool:
+    """The look at a drained node before its playbook; one look is still the drain's own."""
+    mine = asked.verb == "get" and asked.resource == "nodes" and asked.name == made.nodes[0]
+    drained = mine and is_closed(made, asked.name) and not pods_of(made, asked.name)
+    made.looks += drained
+    return drained and made.looks == 2
+
+
+def uncordoned(made: Stage, asked: Asked) -> bool:
+    """The put-back of a node that has passed its checks."""
+    wanted = (asked.body or {}).get("spec", {}) if asked.verb == "patch" else {}
+    return asked.name == made.nodes[0] and "unschedulable" in wanted and wanted["unschedulable"] is None
+
+
+@pytest.mark.parametrize(
+    "moment", [cordoned_and_full, drained_and_looked_at, uncordoned], ids=lambda moment: moment.__name__
+)
+async def test_killed_between_two_steps_a_node_ends_as_without_the_kill(
+    tmp_path_factory: pytest.TempPathFactory, moment: Callable[[Stage, Asked], bool]
+) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        await made.cluster.workload("web", [node])
+        reached = asyncio.Event()
+
+        def hold_back(asked: Asked) -> Awaitable[None] | None:
+            if not reached.is_set() and not moment(made, asked):
+                return None
+            reached.set()
+            return asyncio.sleep(600)  # the daemon is gone long before, and its request with it
+
+        made.twin.server.interferences.append(hold_back)
+        rollout = await made.submit("killed", canary=only(node))
+        async with asyncio.timeout(WAIT_LIMIT_S):
+            await reached.wait()
+        await made.ask(made.daemon.kill_daemon)
+        made.twin.server.interferences.remove(hold_back)
+        assert is_closed(made, node)
+        assert len(made.daemon.spans()) == (1 if moment is uncordoned else 0)
+        await made.ask(made.daemon.start_daemon)
+
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
+        assert made.daemon.nodes(rollout)[node]["outcome"] == "changed"
+        assert [span.node for span in made.daemon.spans()] == [node]
+        await is_as_before(made, node)
+        assert pods_of(made, node) == []
+        assert len(pods_of(made, made.nodes[1])) == 1
+
+
+async def test_who_joins_is_enrolled_and_who_leaves_in_the_middle_has_left(
+    tmp_path_factory: pytest.TempPathFactory, record_property: Callable[[str, object], None]
+) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 8) as made:
+        leaver, mate = made.nodes[0], made.nodes[4]
+        canary = {"select": "example.com/team=t1", "max_parallel": 2}
+        rollout = await made.submit("joiner", canary=canary, maintain=slow(made, 30), soak="1h")
+
+        began_at = asyncio.get_running_loop().time()
+        new = await made.cluster.node("new", {"example.com/team": "t2", "role": "worker"})
         await made.until(lambda: new in made.daemon.nodes(rollout), "the joiner is enrolled")
-        await made.cluster.api.delete(f"/api/v1/nodes/{new}")
-        await made.until(lambda: made.daemon.nodes(rollout)[new]["outcome"] == "left", "it has left")
-        assert (await made.ask(made.daemon.status, rollout))["state"] != "paused"
+        joined_s = asyncio.get_running_loop().time() - began_at
+        record_property("joined_within_s", round(joined_s, 2))
+        assert joined_s < JOIN_LIMIT_S
+        assert made.daemon.nodes(rollout)[new]["wave"] != made.daemon.nodes(rollout)[leaver]["wave"]
+        assert made.daemon.nodes(rollout)[new]["phase"] == "pending"
+
+        await made.until(made.daemon.spans, "the playbook runs")
+        leaver, mate = (leaver, mate) if made.daemon.spans()[0].node == leaver else (mate, leaver)
+        assert not isolating(made.daemon.nodes(rollout)[mate])
+        await made.cluster.api.delete(f"/api/v1/nodes/{leaver}")
+        await made.until(lambda: made.daemon.nodes(rollout)[leaver]["outcome"] == "left", "it has left")
+        await made.until(lambda: isolating(made.daemon.nodes(rollout)[mate]), "its slot is free")
+        assert (await made.ask(made.daemon.status, rollout))["state"] == "running"
+
+
+def only(node: str) -> JSON:
+    """Return the canary wave of one node; the others wait behind its gate."""
+    return {"select": f"kubernetes.io/hostname={node}"}
+
+
+def is_closed(made: Stage, node: str) -> bool:
+    """Whether the node is cordoned, by the server's own books."""
+    return bool(made.twin.server.objects.get("nodes", "", node)["spec"].get("unschedulable"))
+
+
+def pods_of(made: Stage, node: str) -> list[str]:
+    """Return the pods on a node, by the server's own books."""
+    pods = made.twin.server.objects.all("pods", "")
+    return [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node]
+
+
+async def is_as_before(made: Stage, node: str) -> None:
+    """Assert that nothing of ours is left on the node."""
+    after = await made.cluster.read(node)
+    assert not after["spec"].get("unschedulable")
+    assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
 
 
 def slow(made: Stage, work_s: int) -> JSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -20,6 +21,7 @@ from rolloutd import journal
 from rolloutd.reloading import Compiler
 from rolloutd.store import open_store
 from rolloutd.upkeep.copies import EPOCH_LEAP
+from tests.support.kubetwin import Twin
 
 LEDGER = "rolloutd.sqlite"
 
@@ -134,6 +136,32 @@ async def test_the_doctor_says_what_to_do(
     found = [line for line in wrong if line.startswith(f"WRONG {subject}")]
     assert found, done.stdout + done.stderr
     assert advice in found[0]
+
+
+async def test_the_doctor_names_the_rights_that_a_cluster_lacks_one_by_one(place: Path, ctl: Ctl) -> None:
+    """Asked of the API server itself, whether or not a daemon runs."""
+    async with Twin() as twin:
+        reading = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}
+        asking = {
+            "apiGroups": ["authorization.k8s.io"],
+            "resources": ["selfsubjectaccessreviews"],
+            "verbs": ["create"],
+        }
+        twin.kubeconfig(place / "all")
+        twin.kubeconfig(place / "few", token=twin.token((reading, asking)))
+        clusters = [{"name": name, "kubeconfig": str(place / name)} for name in ("all", "few")]
+        settings = yaml.safe_load((place / "config.yaml").read_text())
+        settings["inventory"] = [{"kubernetes": cluster} for cluster in clusters]
+        (place / "config.yaml").write_text(yaml.safe_dump(settings))
+        said = (await asyncio.to_thread(ctl, "doctor")).stdout.splitlines()
+    assert "ok    kubernetes/all rights: all that are needed" in said
+    wrong = [line for line in said if line.startswith("WRONG kubernetes/few rights: ")]
+    assert [line.partition("may not ")[2].partition(",")[0] for line in wrong] == [
+        "patch nodes",
+        "create pods/eviction",
+        "get poddisruptionbudgets (policy)",
+        "list poddisruptionbudgets (policy)",
+    ]
 
 
 async def test_a_backup_is_whole_while_a_daemon_writes(place: Path, ctl: Ctl) -> None:

@@ -15,6 +15,7 @@ from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, path_of
 from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, source_of
 from rolloutd.adapters.kubernetes.nodes import NodeView, view
+from rolloutd.adapters.kubernetes.rights import missing_rights
 from rolloutd.adapters.kubernetes.watch import NodeWatch
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, PROVIDER_ID, Found
@@ -24,7 +25,7 @@ FIRST_LIST_S = 10.0
 
 
 class KubernetesInventory:
-    """ports.Inventory over one cluster.
+    """ports.Inventory and ports.Examined over one cluster.
 
     `labels` maps label keys of the fleet to those of the cluster; `address` is
     the type of node address that Ansible and ssh are told, none when empty.
@@ -52,8 +53,13 @@ class KubernetesInventory:
 
     async def refresh(self) -> Sequence[Found]:
         """Return all nodes of the cluster; raises SourceFailed when it cannot be seen."""
-        views = await self._list() if self._watch is None else await self._watched(self._watch)
+        watch = self._watch
+        views = await self._list() if watch is None or not watch.wanted else await self._watched(watch)
         return [self._found(each) for each in sorted(views, key=lambda each: each.name)]
+
+    async def lacks(self) -> Sequence[str]:
+        """Name the rights that are missing in the cluster; see ports.Examined."""
+        return await missing_rights(self._cluster)
 
     async def _watched(self, watch: NodeWatch) -> Sequence[NodeView]:
         try:

@@ -31,7 +31,8 @@ class Fleet:
         for source in sources:
             cluster = Cluster(source["name"], source["kubeconfig"], source.get("context"))
             self.clusters.add(cluster)
-            self.watches[cluster.name] = NodeWatch(cluster, clock, prefix=source["prefix"])
+            watch = self.watches[cluster.name] = NodeWatch(cluster, clock, prefix=source["prefix"])
+            watch.wanted = False
 
     async def close(self) -> None:
         """Close the connections to all clusters."""
@@ -53,7 +54,9 @@ def make_inventory(kit: Kit) -> KubernetesInventory:
 
 def make_watch(kit: Kit) -> NodeWatch:
     """Return the watch of the source that `kit.params` describe."""
-    return _fleet(kit).watches[kit.params["name"]]
+    watch = _fleet(kit).watches[kit.params["name"]]
+    watch.wanted = True
+    return watch
 
 
 def make_observer(kit: Kit) -> WatchObserver:

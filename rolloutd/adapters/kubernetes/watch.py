@@ -40,6 +40,7 @@ class NodeWatch:
         self.nodes: dict[str, NodeView] = {}
         self.why_blind = f"cluster {cluster.name} has not answered yet"
         self.failing = False
+        self.wanted = True
         self.synced = asyncio.Event()
         self._clock = clock
         self._beat_s = beat_s
