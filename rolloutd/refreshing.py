@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from machines.events import Event, NodesGone, NodesSeen
-from machines.node import Node
+from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
 from rolloutd.merging import Merged, merge
 from rolloutd.ports import Found, Inventory
@@ -108,6 +108,9 @@ class Refreshing:
                 # A source that has not answered in this life may still have its say: nothing is taken back.
                 nodes[name] = node
                 connections[name] = dict(self._state.connections.get(name, connections[name]))
+        for name in [name for name, node in nodes.items() if _has_left_its_cluster(known.get(name), node)]:
+            # Another source may list the machine for ever; by the next refresh it is a plain host of that one.
+            del nodes[name], connections[name]
         changed = tuple(
             node
             for name, node in nodes.items()
@@ -154,3 +157,7 @@ def _fail(source: SourceState, why: str, now: float) -> None:
         log.error("inventory %s: %s", source.source, why)
     source.error = why
     source.failing_since = source.failing_since or now
+
+
+def _has_left_its_cluster(known: Node | None, node: Node) -> bool:
+    return known is not None and known.kind is Kind.KUBERNETES and node.kind is not Kind.KUBERNETES

@@ -173,3 +173,17 @@ async def test_sources_agree_on_a_node_by_its_provider_id(tmp_path: Path) -> Non
         # It keeps its name when the source that named it is silent after a restart.
         cloud.nodes = None
         assert list(await told(inside, ams, cloud)) == ["web-1"]
+
+
+async def test_a_node_that_left_its_cluster_is_gone_though_another_source_lists_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        hosts, ams = Source("hosts", {"w1": {}, "w2": {}}), Cluster("ams", {"w1": {}, "w2": {}})
+        assert list(await told(inside, hosts, ams)) == ["w1", "w2"]
+        ams.nodes = {"w2": {}}
+        assert list(await told(inside, hosts, ams)) == ["w2"]
+        await told(inside, hosts, ams)
+        assert inside.state.index.nodes["w1"].kind is Kind.HOST
+        # A cluster that is away has not lost its nodes.
+        ams.nodes = None
+        await told(inside, hosts, ams)
+        assert inside.state.index.nodes["w2"].kind is Kind.KUBERNETES
