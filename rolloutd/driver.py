@@ -232,8 +232,7 @@ class Driver:
             groups=self._state.groups(),
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
-            # Both numbers only grow, whatever rollout and whichever daemon begins the run.
-            fence=f"{self._state.epoch}.{self._state.feed.latest}",
+            fence=await self._state.token(),
             fence_dir=self._state.settings.ansible.fence_dir,
         )
 

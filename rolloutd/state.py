@@ -32,6 +32,10 @@ class InvariantBroken(StoreFailed):
     """A change was refused because it would break what must never happen; nothing was written."""
 
 
+FENCE_NAME_LENGTH = 16
+"""Hexadecimal digits by which a node tells two databases apart."""
+
+
 @dataclass(slots=True)
 class Live:
     """What a node in flight is doing this moment; never stored."""
@@ -96,6 +100,15 @@ class State:
             for group in named if isinstance(named, list) else ():
                 found.setdefault(str(group), []).append(node)
         return found
+
+    async def token(self) -> str:
+        """Return what a run shows the fence: two numbers that only grow, whose they are, the second it is.
+
+        Whose they are is the database's, known by the hash of its first audit entry.
+        """
+        first = await self.store.audit(limit=1)
+        whose = first[0].hash[:FENCE_NAME_LENGTH] if first else "unnamed"
+        return f"{self.epoch}.{self.feed.latest} {whose} {int(self.now())}"
 
     def troubles(self) -> tuple[str, ...]:
         """Return what hinders the daemon: what a person must see to first, then what the last write met.

@@ -19,7 +19,7 @@ class RunRequest:
     `run` names the run for ever (safe as a file name); `inventory` is the whole
     static inventory, node name to host variables; `tree` is the working
     directory; `playbook` is relative to it.  The limit counts from the start of
-    the run and is kept by the run itself.  `fence` is a token `epoch.number` that
+    the run and is kept by the run itself.  `fence` is a token `epoch.number WHOSE SECOND` that
     grows with every run: a node that has seen a greater one refuses the run; it
     is kept in `fence_dir` on the node, or in the user's home.
     """

@@ -65,6 +65,21 @@ async def test_the_node_itself_refuses_a_run_older_than_one_that_was_there(world
     assert world.starts() == ["r1", "r4"]
 
 
+async def test_a_daemon_that_lost_its_state_is_not_fenced_out_for_ever(world: World) -> None:
+    """Numbers of two databases say nothing of each other; there a run is refused that began long before."""
+    runner = world.runner()
+    for run, fence, passes in (
+        ("r1", "3.10 aaaa 1000", True),
+        ("r2", "1.2 bbbb 1001", True),
+        ("r3", "3.11 aaaa 900", False),
+        ("r4", "1.1 bbbb 1002", False),
+        ("r5", "3.12 aaaa 1002", True),
+    ):
+        state = await ended(runner, await runner.start(world.request("ok.yml", run, fence=fence)))
+        assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
+    assert world.starts() == ["r1", "r2", "r5"]
+
+
 async def test_the_time_limit_is_kept_and_named(world: World) -> None:
     runner = world.runner()
     state = await ended(runner, await runner.start(world.request("long.yml", timeout_s=4.0)))

@@ -4,6 +4,11 @@ Claims keep a late run from beginning on this machine.  The fence is for what no
 claim can reach: two state directories, a restored backup, a wrapper that slept.
 It is one `raw` task (no Python is needed) in a play of ours before the user's,
 on the same command line, and compares the run's token with the one in a file.
+
+A token is `epoch.number`, and may be followed by whose numbers these are and by
+the second in which the run began.  Numbers of one database are compared; those of
+two say nothing of each other, so there a run is refused only that began long before:
+a daemon that lost its state, or took over nodes, must not be refused for ever.
 """
 
 from __future__ import annotations
@@ -11,30 +16,50 @@ from __future__ import annotations
 from rolloutd.adapters.ansible.callback.rolloutd_events import FENCE_PLAY
 from rolloutd.ports import JSON, RunRequest
 
+SLACK_S = 60
+"""By how much two machines' clocks, and the time from a run's beginning to its fence, may differ."""
+
 SCRIPT = r"""
 set -u
-new=$1 dir=$2 node=$3
+new=$1 dir=$2 node=$3 slack=$4
 for place in "$dir" "${HOME:-/}/.rolloutd-fence"; do
     mkdir -p "$place" 2>/dev/null && [ -w "$place" ] && break
     place=
 done
 [ -n "$place" ] || { echo "neither $dir nor the home directory can be written" >&2; exit 3; }
 file=$place/$node
-old=$(cat "$file" 2>/dev/null) || old=
-old=${old:-0.0}
-case $old in *[!0-9.]* | *.*.*) echo "$file holds no token: $old" >&2; exit 3 ;; esac
-if [ "${old%%.*}" -gt "${new%%.*}" ] ||
-    { [ "${old%%.*}" -eq "${new%%.*}" ] && [ "${old#*.}" -gt "${new#*.}" ]; }; then
+full=$new
+set -f
+set -- $new
+new=$1 whose=${2:-} at=${3:-0}
+set -- $(cat "$file" 2>/dev/null)
+old=${1:-0.0} theirs=${2:-} then=${3:-0}
+case $old in
+*[!0-9.]* | .* | *. | *..*) echo "$file holds no token: $old" >&2; exit 3 ;;
+*.*) ;;
+*) echo "$file holds no token: $old" >&2; exit 3 ;;
+esac
+case $then in *[!0-9]*) echo "$file holds no token: $old" >&2; exit 3 ;; esac
+old_number=${old#*.} new_number=${new#*.}
+newer=
+if [ -n "$whose" ] && [ -n "$theirs" ] && [ "$whose" != "$theirs" ]; then
+    [ "$then" -gt "$((at + slack))" ] && newer=yes
+elif [ "${old%%.*}" -gt "${new%%.*}" ]; then
+    newer=yes
+elif [ "${old%%.*}" -eq "${new%%.*}" ] && [ "${old_number%%.*}" -gt "${new_number%%.*}" ]; then
+    newer=yes
+fi
+if [ -n "$newer" ]; then
     echo "a newer run ($old) has been on this node: this one ($new) is refused" >&2
     exit 4
 fi
-printf '%s\n' "$new" > "$file.$$" && mv -f "$file.$$" "$file"
+printf '%s\n' "$full" > "$file.$$" && mv -f "$file.$$" "$file"
 """
 
 
 def playbook(request: RunRequest) -> list[dict[str, JSON]]:
     """Return the play that goes before the user's, as YAML that is also JSON."""
-    words = " ".join(_quoted(word) for word in (request.fence, request.fence_dir, request.node))
+    words = " ".join(_quoted(word) for word in (request.fence, request.fence_dir, request.node, str(SLACK_S)))
     task = {
         "name": "refuse a run that is older than one that was here",
         "ansible.builtin.raw": f"sh -c {_quoted(SCRIPT)} fence {words}",

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rolloutd.adapters.ansible.fence import SLACK_S
 from rolloutd.errors import NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Unknown
 
@@ -64,6 +65,10 @@ class FakeRun:
             self.changed.set()
 
 
+Fence = tuple[tuple[int, ...], str, int]
+"""What a node remembers of the newest run: its numbers, whose they are, the second it began."""
+
+
 @dataclass(slots=True)
 class FakeWorld:
     """The machine and the nodes: they go on while no daemon looks."""
@@ -71,16 +76,20 @@ class FakeWorld:
     scripts: Mapping[str, Script]
     runs: dict[str, FakeRun] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)
-    fences: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fences: dict[str, Fence] = field(default_factory=dict)
 
     def passes(self, request: RunRequest) -> bool:
         """Say whether the node's fence lets a run through, and remember the newest."""
         if not request.fence:
             return True
-        token = tuple(int(part) for part in request.fence.split("."))
-        if token < self.fences.get(request.node, (0, 0)):
+        number, *named = request.fence.split()
+        token = tuple(int(part) for part in number.split("."))
+        whose, at = (named[0], int(named[1])) if named else ("", 0)
+        known, theirs, then = self.fences.get(request.node, ((0, 0), "", 0))
+        strange = bool(whose and theirs and whose != theirs)
+        if then > at + SLACK_S if strange else token < known:
             return False
-        self.fences[request.node] = token
+        self.fences[request.node] = (token, whose, at)
         return True
 
     def kill(self, run: str) -> None:
