@@ -25,6 +25,7 @@ from rolloutd.errors import StoreFailed, TenureLost
 from rolloutd.gear import Gear
 from rolloutd.observing import Observing
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
+from rolloutd.privacy import guarded
 from rolloutd.refreshing import Refreshing
 from rolloutd.rehearsing import Rehearsing
 from rolloutd.soaking import Soaking
@@ -196,7 +197,7 @@ class Daemon:
             for spec in checks_of(plan, target):
                 result = await self._soaking.judge(key, spec)
                 if not isinstance(result, Ok):
-                    red = f"{spec.name}: {result.text}"
+                    red = f"{spec.name}: {guarded(result, spec.team).text}"
                     break
             await self._tell_look(target, red)
         except StoreFailed as failure:

@@ -14,6 +14,7 @@ from typing import Any
 from machines import records
 from machines.events import StepAction, StepRecord, StepRecorded, StepState
 from rolloutd.ports import Busy, Failed, Ok, StepResult, Unknown
+from rolloutd.privacy import guarded
 from rolloutd.state import State
 
 OUTPUT_KEPT = 64 * 1024
@@ -79,7 +80,8 @@ class Logbook:
         return next((known for known in self.records if records.key(known) == records.key(record)), record)
 
     async def ended(self, record: StepRecord, result: StepResult, *, isolated: bool | None = None) -> None:
-        """Write how a step ended."""
+        """Write how a step ended; what a team's own check has said is for its members."""
+        result = guarded(result, record.visible_to)
         output = result.output[-OUTPUT_KEPT:] if isinstance(result, Ok | Failed) else ""
         state = _STATES[type(result)]
         over = replace(record, state=state, at=self._state.now(), text=result.text, output=output)

@@ -19,6 +19,7 @@ from rolloutd.contexts import step_context
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.gear import Gear
 from rolloutd.ports import Failed, Ok, Unknown
+from rolloutd.privacy import guarded
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.soaking")
@@ -70,7 +71,7 @@ class Soaking:
             for spec in checks_of(self._state.index.rollout(target.rollout).plan, target):
                 result = await self._lasting(key, spec)
                 if not isinstance(result, Ok):
-                    await self._redden(target, spec, result.text)
+                    await self._redden(target, spec, guarded(result, spec.team).text)
                     return
         except StoreFailed as failure:
             self._state.trouble = str(failure)

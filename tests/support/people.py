@@ -23,6 +23,9 @@ from typing import Any
 LOCK = Path("/tmp/rolloutd-test-users.lock")
 """useradd locks /etc/passwd and gives up when it has to wait; so tests wait for each other here."""
 
+_ACCOUNT = ("-M", "-N", "-g", "nogroup", "-s", "/usr/sbin/nologin", "-p", "*")
+"""No home and no shell; `*` is no password, and sshd, unlike of `!`, does not take the account for locked."""
+
 _CALLER = r"""
 import http.client, json, os, pwd, socket, sys
 name, path = sys.argv[1:]
@@ -119,17 +122,7 @@ def people(roles: Mapping[str, Sequence[str]]) -> Iterator[tuple[dict[str, Perso
                 _run("groupadd", name)
             for role, named in roles.items():
                 more = ",".join(groups[group] for group in named)
-                _run(
-                    "useradd",
-                    "-M",
-                    "-N",
-                    "-g",
-                    "nogroup",
-                    "-s",
-                    "/usr/sbin/nologin",
-                    *_more(more),
-                    users[role],
-                )
+                _run("useradd", *_ACCOUNT, *_more(more), users[role])
                 made[role] = Person(users[role])
         yield made, groups
     finally:
