@@ -15,7 +15,8 @@ from typing import Any
 from tests.sim import plans
 from tests.sim.faults import Fate, Scripted, Way
 from tests.sim.seeds import Chances
-from tests.sim.simulation import Scene, Simulation, Verdict, workplace
+from tests.sim.simulation import Scene, Simulation, Verdict
+from tests.sim.workplace import workplace
 from tests.sim.world import Machine
 
 TROUBLE_S = 86_400.0

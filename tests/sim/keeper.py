@@ -106,15 +106,15 @@ class Keeper:
         async with self.state.deciding():
             known, remembered = self.state.index.snapshot(), await self._inner.load()
         kept = {rollout.id for rollout in remembered.rollouts}
-        mine = {
+        mine: dict[str, Sequence[Any]] = {
             "rollouts": [each for each in known.rollouts if each.id in kept],
             "targets": [each for each in known.targets if each.rollout in kept],
         }
         for name in ("nodes", "holds", "freezes", "rollouts", "targets"):
-            here, there = mine.get(name, getattr(known, name)), getattr(remembered, name)
-            for odd in [each for each in here if each not in there] + [
-                each for each in there if each not in here
-            ]:
+            here: Sequence[Any] = mine.get(name, getattr(known, name, ()))
+            there: Sequence[Any] = getattr(remembered, name)
+            odds = [each for each in here if each not in there] + [each for each in there if each not in here]
+            for odd in odds:
                 self._world.court.accuse(f"{name} that are known are not those that are remembered: {odd}")
 
     def _remember(self, at: float) -> None:

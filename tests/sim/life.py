@@ -15,8 +15,8 @@ from machines.events import DaemonStarted
 from machines.index import Index
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.daemon import Daemon
-from rolloutd.driver import Gear
 from rolloutd.feed import Feed
+from rolloutd.gear import Gear
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import SqliteStore, open_store
@@ -83,7 +83,8 @@ class Life:
         store = await open_store(self._state_dir, compile=self.compile, inline=True, now=world.now)
         writer = store._writer
         assert writer is not None
-        self._close += [store._reader.connection.close, writer._lane.connection.close, writer._lock.release]
+        lanes: tuple[Any, Any] = (store._reader, writer._lane)
+        self._close += [*(lane.connection.close for lane in lanes), writer._lock.release]
         try:
             await self._serve(store, writer)
         finally:

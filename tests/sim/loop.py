@@ -27,7 +27,7 @@ BURIAL_STEPS = 20_000
 
 
 _UNDEAD: list[asyncio.Task[Any]] = []
-"""Tasks that would not end, kept for ever: to collect one would run its `finally` in the midst of another life."""
+"""Tasks that would not end, kept for ever: to collect one would run its `finally` in another's life."""
 
 
 class Process:
@@ -144,13 +144,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Return the virtual monotonic clock, seconds."""
         return self._now
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]  # asyncio itself is the only caller
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         context = copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append((handle, context.get(CURRENT)))
         return handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         context = copy_context() if context is None else context
@@ -158,7 +160,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, next(self._serial), handle, context.get(CURRENT)))
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)

@@ -9,29 +9,27 @@ nothing left isolated.
 from __future__ import annotations
 
 import asyncio
-import logging
-import shutil
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from machines.states import BUSY
-from rolloutd.daemon import Daemon
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.journal import verify
 from rolloutd.settings import Settings
-from rolloutd.state import InvariantBroken, State
+from rolloutd.state import State
 from rolloutd.store import database
 from tests.sim import plans
+from tests.sim.caretaker import Caretaker
 from tests.sim.faults import Mischief, Seeded
-from tests.sim.life import Life, remove_lock
+from tests.sim.life import Life
 from tests.sim.loop import SimLoop
+from tests.sim.meddler import Meddler
 from tests.sim.people import SAM, People
 from tests.sim.seeds import Chances, Marks
+from tests.sim.trouble import Trouble
+from tests.sim.workplace import Ear, heard, workplace
 from tests.sim.world import Machine, World
 
 RESTART_S = 5.0
@@ -85,18 +83,19 @@ class Simulation:
         state_dir: Path,
     ) -> None:
         self.marks = Marks()
-        self.loop = SimLoop(chances.schedule)
+        self.loop = SimLoop(chances.schedule)  # type: ignore[abstract]  # what it lacks must raise
         self._mischief = mischief(self.marks)
         self.world = World(self.loop, chances, self._mischief, self.marks)
         self.name = name
         self._scene = scene
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._lives: list[Life] = []
-        self._people = People(self.world, self._newest)
-        self._crash_in = -1
-        self._peace = False
+        self._people = People(self.world, self.newest)
+        self._caretaker = Caretaker(self._people)
+        self.crash_in = -1
+        self.peace = False
         self._contents: dict[str, dict[str, Any]] = {}
-        self._restart_at = 0.0
+        self.restart_at = 0.0
         for machine in scene.machines:
             self.world.machines[machine.name] = machine
         court = self.world.court
@@ -141,11 +140,11 @@ class Simulation:
         return verdict
 
     def _on_step(self) -> None:
-        if self._crash_in > 0:
-            self._crash_in -= 1
-        elif self._crash_in == 0:
-            self._crash_in = -1
-            life = self._newest()
+        if self.crash_in > 0:
+            self.crash_in -= 1
+        elif self.crash_in == 0:
+            self.crash_in = -1
+            life = self.newest()
             if life is not None:
                 self.world.note(f"crash {life.process.name}")
                 self.marks.hit("fault:crash")
@@ -157,13 +156,13 @@ class Simulation:
         meddler = None
         if self._scene.pace_s:
             people = self.world.chances.people
-            meddler = self.loop.create_task(self._people.meddle(people, self._scene.pace_s))
+            meddler = self.loop.create_task(Meddler(self._people).meddle(people, self._scene.pace_s))
         trouble = self.loop.create_task(self._trouble())
         tidier = self.loop.create_task(self._tidy())
         await trouble
         if meddler is not None:
             meddler.cancel()
-        self._peace, self._crash_in = True, -1
+        self.peace, self.crash_in = True, -1
         self.world.note("peace")
         self.world.make_peace()
         for life in self._lives:
@@ -180,19 +179,22 @@ class Simulation:
 
     # -- lives
 
-    def _newest(self) -> Life | None:
+    def newest(self) -> Life | None:
         """Return the daemon that answers people now."""
         return next((life for life in reversed(self._lives) if life.alive), None)
+
+    def begin_life(self) -> None:
+        """Start the daemon."""
+        number = len(self._lives) + 1
+        self._lives.append(Life(self.world, number, self.state_dir, self._scene.settings))
 
     async def _keep_alive(self) -> None:
         """Be the service manager: start the daemon whenever there is none."""
         while True:
             for life in self._lives:
                 self._bury(life)
-            if self._newest() is None and self.loop.time() >= self._restart_at:
-                self._lives.append(
-                    Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings)
-                )
+            if self.newest() is None and self.loop.time() >= self.restart_at:
+                self.begin_life()
             await asyncio.sleep(RESTART_S)
 
     def _bury(self, life: Life) -> None:
@@ -221,7 +223,7 @@ class Simulation:
                 await asyncio.sleep(10.0)
 
     async def _submitted(self, name: str) -> bool:
-        life = self._newest()
+        life = self.newest()
         if life is None or life.state is None or not life.state.refreshed.is_set():
             return False
         if name in life.state.index.rollouts:
@@ -247,102 +249,12 @@ class Simulation:
         return await self._people.ask(SAM, "submit", submit)
 
     async def _trouble(self) -> None:
-        """Let things happen until the time of trouble is over or all is done."""
+        """Let things happen until the time of trouble is over, or where nothing happens until all is done."""
         until = self.loop.time() + self._scene.trouble_s
-        faults = self.world.chances.faults
-        while self.loop.time() < until:
-            await asyncio.sleep(faults.expovariate(1.0 / 60.0) if self._scene.pace_s else 30.0)
-            if not self._scene.pace_s:
-                if self._lives and not self._unfinished():
-                    return
-            elif faults.random() < self._scene.storm:
-                _HAPPENINGS[int(faults.random() * len(_HAPPENINGS))](self)
-
-    def _some(self) -> Machine:
-        return self.world.chances.faults.choice(list(self.world.machines.values()))
-
-    def _crash(self) -> None:
-        faults = self.world.chances.faults
-        self._crash_in = faults.randrange(1, 400)
-        self._restart_at = self.loop.time() + faults.choice((0.0, 0.0, 60.0, 1800.0))
-        if faults.random() < 0.2:
-            self.world.lose_power()
-
-    def _stop(self) -> None:
-        """Let somebody restart the service."""
-        life = self._newest()
-        if life is not None:
-            self.marks.hit("fault:stopped")
-            life.stop()
-
-    def _second_daemon(self) -> None:
-        """Let somebody remove the lock and start the daemon a second time."""
-        if self._newest() is None:
-            return
-        if self.world.chances.faults.random() < 0.7:
-            remove_lock(self._state_dir)
-            self.marks.hit("fault:two-daemons")
-        else:
-            self.marks.hit("fault:started-twice")
-        self._lives.append(Life(self.world, len(self._lives) + 1, self._state_dir, self._scene.settings))
-
-    def _for_a_while(self, thing: Any, name: str, value: Any) -> None:
-        """Let something be otherwise, and after a while as it was."""
-        before, length_s = getattr(thing, name), self.world.chances.faults.choice((20.0, 120.0, 900.0))
-        setattr(thing, name, value)
-        if isinstance(thing, Machine):
-            self.world.court.blemished[thing.name] = self.loop.time() + length_s
-        self.loop.apart(length_s, lambda: None if self._peace else setattr(thing, name, before))
-
-    def _outage(self) -> None:
-        self._for_a_while(self._some(), "up", False)
-        self.marks.hit("fault:node-down")
-
-    def _old_boot(self) -> None:
-        self._for_a_while(self._some(), "red", True)
-        self.marks.hit("fault:old-boot-id")
-
-    def _stick(self) -> None:
-        self._for_a_while(self._some(), "stuck", True)
-        self.marks.hit("fault:isolation-never-ends")
-
-    def _shrink(self) -> None:
-        """Let a node vanish from the inventory, mostly one that we are at, and let somebody refresh it."""
-        ours = [machine for machine in self.world.machines.values() if machine.ours or machine.looked]
-        self._for_a_while(self.world.chances.faults.choice(ours) if ours else self._some(), "listed", False)
-        life = self._newest()
-        if life is not None and life.daemon is not None:
-            life.ask(_refresh(life.daemon))
-        self.marks.hit("fault:inventory-shrinks")
-
-    def _relabel(self) -> None:
-        faults = self.world.chances.faults
-        machine = self._some()
-        key, value = faults.choice((("team", "a"), ("team", "b"), ("rack", "r2"), ("zone", "z1")))
-        self._for_a_while(machine, "labels", {**machine.labels, key: value})
-        self.marks.hit("fault:label-changes")
-
-    def _lose_source(self) -> None:
-        self._for_a_while(self.world, "source_fails", True)
-        self.marks.hit("fault:source-fails")
-
-    def _jump(self) -> None:
-        self.world.skew_s += self.world.chances.faults.choice((-600.0, -30.0, 30.0, 600.0, 7200.0))
-        self.marks.hit("fault:clock-jumps")
-
-    def _lock_database(self) -> None:
-        """Let somebody's shell keep the database locked for a while."""
-        self.marks.hit("fault:database-locked")
-        path = self._state_dir / database.FILE_NAME
-        if not path.exists():
-            return
-        held = database.sqlite3.connect(path, isolation_level=None, timeout=0.0)
-        try:
-            held.execute("BEGIN IMMEDIATE")
-        except database.sqlite3.Error:
-            held.close()
-            return
-        self.loop.apart(self.world.chances.faults.choice((1.0, 20.0, 90.0)), held.close)
+        if self._scene.pace_s:
+            await Trouble(self).happen(until, self._scene.storm)
+        while self.loop.time() < until and self._unfinished():
+            await asyncio.sleep(30.0)
 
     # -- peace
 
@@ -350,40 +262,44 @@ class Simulation:
         """Tidy up: at once where nobody else asks for anything, else once there is peace."""
         while True:
             await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
-            if self._peace or not self._scene.pace_s:
+            if self.peace or not self._scene.pace_s:
                 for machine in self.world.machines.values():
                     self.world.uncordon(machine)
-                await self._people.tidy()
+                await self._caretaker.tidy()
             elif self.world.chances.people.random() < self._scene.care:
-                await self._people.care()
+                await self._caretaker.care()
 
     def _unfinished(self) -> list[str]:
         """Return what has not come to its end yet."""
-        life = self._newest()
+        life = self.newest()
         if life is None or life.state is None:
             return ["there is no daemon"]
         index = life.state.index
         found = [f"{name} has not ended" for name, rollout in index.rollouts.items() if not rollout.closed]
         for rollout in index.rollouts:
-            for target in index.targets(rollout):
-                if target.phase in BUSY or target.order is not None or target.isolated:
-                    found.append(f"{target.node} of {rollout} is {target.phase}, isolated: {target.isolated}")
-        for machine in self.world.machines.values():
-            if any(bit.is_set for bit in machine.bits.values()):
-                found.append(f"{machine.name} is left isolated: {machine.bits}")
+            found += [
+                f"{target.node} of {rollout} is {target.phase}, isolated: {target.isolated}"
+                for target in index.targets(rollout)
+                if target.phase in BUSY or target.order is not None or target.isolated
+            ]
+        found += [
+            f"{machine.name} is left isolated: {machine.bits}"
+            for machine in self.world.machines.values()
+            if any(bit.is_set for bit in machine.bits.values())
+        ]
         if life.state.trouble and found:
             found.append(f"its trouble: {life.state.trouble}")
         return found
 
     async def _look_back(self) -> None:
         """Judge what is left when all is over."""
-        life = self._newest()
+        life = self.newest()
         court = self.world.court
         if life is None or life.keeper is None:
             return
         life.keeper.judge()
         await life.ask(life.keeper.compare())
-        verdict = verify(self._state_dir / database.FILE_NAME)
+        verdict = verify(self.state_dir / database.FILE_NAME)
         if not verdict.ok:
             court.accuse(f"the audit is broken: {verdict.message}")
         for rollout, acknowledged in self._people.votes.items():
@@ -394,38 +310,6 @@ class Simulation:
             for vote in acknowledged:
                 if vote not in kept:
                     court.accuse(f"vote {vote} was acknowledged and lost")
-
-
-_HAPPENINGS = (
-    *(Simulation._crash, Simulation._crash, Simulation._crash, Simulation._stop, Simulation._second_daemon),
-    Simulation._outage,
-    *(Simulation._old_boot, Simulation._stick, Simulation._shrink, Simulation._relabel),
-    *(Simulation._lose_source, Simulation._jump, Simulation._lock_database),
-)
-
-
-class Ear(logging.Handler):
-    """Hears what the daemon logs as unexpected: an error that nobody thought of is an accusation.
-
-    So is a change of the daemon's own that its invariants refused: they are there for bugs.
-    """
-
-    def __init__(self, accuse: Callable[[str], None]) -> None:
-        super().__init__(logging.ERROR)
-        self._accuse = accuse
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Listen to one line."""
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, OSError):
-            self._accuse(f"unexpected: {record.getMessage()}: {error!r}")
-        refused = isinstance(record.args, tuple) and any(isinstance(e, InvariantBroken) for e in record.args)
-        if refused or "was refused" in record.getMessage():
-            self._accuse(f"refused by the invariants: {record.getMessage()}")
-
-
-async def _refresh(daemon: Daemon) -> None:
-    daemon.refresh()
 
 
 def seeded(seed: int) -> Verdict:
@@ -448,39 +332,6 @@ def seeded(seed: int) -> Verdict:
         return Simulation(
             f"seed {seed}", chances, lambda marks: Seeded(chances.faults, marks), scene, state_dir
         ).run()
-
-
-@contextmanager
-def workplace() -> Iterator[Path]:
-    """Yield a state directory; in memory where the machine has such a place, because syncing costs most."""
-    memory = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=memory if memory.is_dir() else None))
-    timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "coroutine .* was never awaited"
-            )  # what a dying daemon was poked to
-            yield directory / "state"
-    finally:
-        database.BUSY_TIMEOUT_S = timeout_s
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def heard(ear: Ear) -> Iterator[None]:
-    """Let the ear, and nobody else, hear what the daemon logs."""
-    logger = logging.getLogger("rolloutd")
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(ear)
-    logger.setLevel(logging.ERROR)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(ear)
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

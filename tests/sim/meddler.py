@@ -1,0 +1,227 @@
+"""Somebody who does all sorts of things at any time: what a person may ask, in no good order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+from machines.events import VoteCast
+from machines.plan import GateName
+from machines.rollout import Rollout, Target, Vote
+from machines.states import Phase
+from rolloutd import locking, orders, voting
+from rolloutd.orders import Events
+from rolloutd.state import State
+from rolloutd.voting import Ballot
+from tests.sim.people import EVERYBODY, OLGA, PATIENCE_S, SAM, People, Person
+
+
+class Meddler:
+    """One person, or many; which of them does what is drawn."""
+
+    def __init__(self, people: People) -> None:
+        self._people = people
+        self._freezes = 0
+
+    async def meddle(self, people: random.Random, pace_s: float) -> None:
+        """Do something now and then."""
+        deeds = [getattr(self, f"_{name}") for name in _DEEDS]
+        while True:
+            await asyncio.sleep(people.expovariate(1.0 / pace_s))
+            state = self._people.state()
+            if state is not None and state.index.rollouts:
+                await people.choice(deeds)(people, state)
+
+    async def _vote(self, people: random.Random, state: State) -> None:
+        rollout, who = self._people.some(people, state), people.choice(EVERYBODY)
+        ballot = Ballot(people.choice(list(GateName)), people.random() < 0.93, "tests")
+        if people.random() < 0.1:
+            ballot = replace(ballot, digest="of another plan")
+        await self._people.ask(
+            who, "vote", lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot)
+        )
+
+    async def _vote_of_old(self, people: random.Random, state: State) -> None:
+        """Let a vote for another digest come from somewhere: an older version, a restored backup."""
+        rollout, who = self._people.some(people, state), people.choice((SAM, OLGA))
+        gate = people.choice(list(GateName))
+
+        def cast(now: State) -> Events:
+            votes = now.index.rollout(rollout).votes
+            failures = tuple(each.id for each in now.index.rollout(rollout).failures)
+            name = f"{rollout}#v{len(votes) + 1}"
+            wave = voting.wave_of(now, now.index.rollout(rollout), gate, None)
+            vote = Vote(
+                name,
+                gate,
+                "of another plan",
+                who.actor,
+                True,
+                "",
+                now.now(),
+                ("infra", "a", "b"),
+                wave,
+                failures,
+            )
+            return (VoteCast(rollout, vote),)
+
+        await self._people.ask(who, "vote-of-old", cast)
+
+    async def _withdraw(self, people: random.Random, state: State) -> None:
+        rollout = self._people.some(people, state)
+        votes = [each for each in state.index.rollout(rollout).votes if each.withdrawn_at is None]
+        if not votes:
+            return
+        vote = people.choice(votes)
+        who = next(each for each in EVERYBODY if each.uid == vote.actor.uid)
+        wave = vote.wave or None
+        await self._people.ask(
+            who,
+            "withdraw",
+            lambda now: voting.withdraw(
+                now, who, now.index.rollout(rollout), vote.gate, "tests", team=None, wave=wave
+            ),
+        )
+
+    async def _pause(self, people: random.Random, state: State) -> None:
+        await self._people.steer(orders.pause, self._people.some(people, state))
+
+    async def _resume(self, people: random.Random, state: State) -> None:
+        await self._people.steer(orders.resume, self._people.some(people, state))
+
+    async def _cancel(self, people: random.Random, state: State) -> None:
+        if people.random() < 0.15:
+            await self._people.steer(
+                people.choice((orders.cancel, _cancel_now)), self._people.some(people, state)
+            )
+
+    async def _delete(self, people: random.Random, state: State) -> None:
+        closed = [each.id for each in state.index.rollouts.values() if each.closed]
+        if closed and people.random() < 0.3:
+            await self._people.ask(OLGA, "delete", lambda now: _deleted(now, closed[0]))
+
+    async def _stop(self, people: random.Random, state: State) -> None:
+        await self._people.steer(_stop, self._people.some(people, state))
+
+    async def _advance(self, people: random.Random, state: State) -> None:
+        rollout = self._people.some(people, state)
+        waiting = [t.node for t in state.index.targets(rollout) if t.phase is Phase.PENDING]
+        if waiting:
+            await self._people.ordered(orders.advance, rollout, people.choice(sorted(waiting)))
+
+    async def _retry(self, people: random.Random, state: State) -> None:
+        await self._order(people, state, orders.retry)
+
+    async def _rollback(self, people: random.Random, state: State) -> None:
+        await self._order(people, state, orders.rollback)
+
+    async def _skip(self, people: random.Random, state: State) -> None:
+        await self._order(people, state, people.choice((_skip, _return, _leave)))
+
+    async def _return(self, people: random.Random, state: State) -> None:
+        await self._people.give_back(people.choice(sorted(self._people.world.machines)))
+
+    async def _hold(self, people: random.Random, state: State) -> None:
+        node = people.choice(sorted(self._people.world.machines))
+        until = None if people.random() < 0.5 else state.now() + 300.0
+        await self._people.ask(
+            OLGA, "hold", lambda now: locking.hold(now, OLGA, node, "tests", until=until)[1]
+        )
+
+    async def _release(self, people: random.Random, state: State) -> None:
+        node = people.choice(sorted(self._people.world.machines))
+        await self._people.ask(OLGA, "release", lambda now: locking.release(now, OLGA, node))
+
+    async def _freeze(self, people: random.Random, state: State) -> None:
+        scope = people.choice(("all", "team/a", "rack/r1"))
+        until = None if people.random() < 0.5 else state.now() + 300.0
+        self._freezes += 1
+        fresh = f"f{self._freezes}"
+        await self._people.ask(
+            OLGA, "freeze", lambda now: locking.freeze(now, OLGA, scope, "tests", until, fresh)
+        )
+
+    async def _unfreeze(self, people: random.Random, state: State) -> None:
+        scopes = [freeze.id for freeze in state.index.freezes]
+        if scopes:
+            await self._people.ask(OLGA, "unfreeze", lambda now: locking.unfreeze(now, OLGA, scopes[0]))
+
+    async def _cordon(self, people: random.Random, state: State) -> None:
+        machine = self._people.world.machines[people.choice(sorted(self._people.world.machines))]
+        if self._people.world.cordon(machine):
+            self._people.world.marks.hit("fault:foreign-cordon")
+
+    async def _uncordon(self, people: random.Random, state: State) -> None:
+        self._people.world.uncordon(
+            self._people.world.machines[people.choice(sorted(self._people.world.machines))]
+        )
+
+    async def _refresh(self, people: random.Random, state: State) -> None:
+        life = self._people.life()
+        if life is not None and life.daemon is not None:
+            daemon = life.daemon
+
+            async def refresh() -> None:
+                if not self._people.world.over:
+                    daemon.refresh()
+
+            life.ask(refresh())
+
+    async def _read(self, people: random.Random, state: State) -> None:
+        """Look around, as whoever watches does."""
+        life = self._people.life()
+        if life is None or life.keeper is None:
+            return
+        keeper, rollout = life.keeper, self._people.some(people, state)
+
+        async def read() -> None:
+            await keeper.audit(after=3, limit=10, rollout=rollout)
+            await keeper.closed_rollouts()
+            await keeper.targets(rollout)
+            await keeper.rollout(rollout)
+            digest = state.index.rollout(rollout).digest
+            await keeper.done_before(digest.change)
+            await keeper.find_identical(digest.change, "", digest.policy)
+            await life.look_in()
+
+        task = life.ask(read())
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+
+    async def _order(self, people: random.Random, state: State, order: Any) -> None:
+        rollout = self._people.some(people, state)
+        targets = sorted(state.index.targets(rollout), key=lambda t: t.node)
+        failed = [t for t in targets if t.phase is Phase.FAILED] or targets
+        await self._people.ordered(order, rollout, people.choice(failed).node)
+
+
+def _deleted(now: State, rollout: str) -> Events:
+    return orders.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
+
+
+def _stop(*args: Any) -> Events:
+    return orders.pause(*args, stop=True)
+
+
+def _cancel_now(*args: Any) -> Events:
+    return orders.cancel(*args, stop=True)
+
+
+def _skip(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
+    return orders.skip(state, who, rollout, target, reason, None)
+
+
+def _return(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
+    return orders.skip(state, who, rollout, target, reason, "return")
+
+
+def _leave(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
+    return orders.skip(state, who, rollout, target, reason, "leave")
+
+
+_DEEDS = (
+    *("vote", "vote", "vote", "vote", "vote_of_old", "withdraw", "pause", "resume", "resume", "cancel"),
+    *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete"),
+)
