@@ -109,7 +109,7 @@ class Refreshing:
                 nodes[name] = node
                 connections[name] = dict(self._state.connections.get(name, connections[name]))
         for name in [name for name, node in nodes.items() if _has_left_its_cluster(known.get(name), node)]:
-            # Another source may list the machine for ever; by the next refresh it is a plain host of that one.
+            # Another source may list the machine for ever; at the next refresh it is a plain host.
             del nodes[name], connections[name]
         changed = tuple(
             node

@@ -275,8 +275,10 @@ class World:
 
     async def _start(self, pod: JSON) -> None:
         await asyncio.sleep(self.ready_s)
+        path = f"{self.pods_path}/{pod['metadata']['name']}"
         with contextlib.suppress(Said):
-            await self.api.patch(f"{self.pods_path}/{pod['metadata']['name']}/status", {"status": _running()})
+            if (await self.api.get(path))["status"].get("phase", "Pending") == "Pending":
+                await self.api.patch(f"{path}/status", {"status": _running()})
 
     async def _end(self, pod: JSON) -> None:
         await asyncio.sleep(self.end_s)
