@@ -26,7 +26,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from rolloutd.control.client import Client, path_of  # noqa: E402
-from tests.support.replay import Fleet, Voice  # noqa: E402
+from tests.support.replay import Voice  # noqa: E402
+from tests.support.replayed import Fleet  # noqa: E402
 
 POOLS, PER_POOL = 500, 20
 EVENTS_PER_S = 1_000
@@ -232,9 +233,8 @@ def _measure(socket: Path, speaker: subprocess.Popen[str]) -> None:
     print(f"first screen                 {first:8.2f} s      (aim 1)")
     print(f"event to screen      median  {late[len(late) // 2] * 1000:8.0f} ms")
     print(f"                     p99     {late[int(len(late) * 0.99)] * 1000:8.0f} ms     (aim 150)")
-    print(
-        f"                     most    {late[-1] * 1000:8.0f} ms     of {len(late):,} events in {SECONDS:.0f} s"
-    )
+    counted_events = f"of {len(late):,} events in {SECONDS:.0f} s"
+    print(f"                     most    {late[-1] * 1000:8.0f} ms     {counted_events}")
     print(f"key to its answer    median  {keys[len(keys) // 2] * 1000:8.0f} ms")
     print(f"                     most    {keys[-1] * 1000:8.0f} ms     of {len(keys)} keys (aim 100)")
     print(f"memory               warm    {warm:8.0f} MiB    (aim 200)")

@@ -22,8 +22,11 @@ def main(argv: list[str] | None = None) -> int:
         print("rolloutctl tui needs a terminal; rolloutctl status and watch do not", file=sys.stderr)  # noqa: T201
         return 2
     if chosen.web:
-        from tui.web import serve
-
+        try:
+            from tui.web import serve
+        except ModuleNotFoundError as missing:
+            print(f"{missing}: pip install 'rolloutd[web]'", file=sys.stderr)  # noqa: T201
+            return 2
         looks = ["--theme", chosen.theme] if chosen.theme else []
         looks += [f"--{name}" for name in ("ascii", "still") if getattr(chosen, name)]
         return serve(chosen.socket, chosen.port, looks)

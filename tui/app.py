@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual.app import App
@@ -18,18 +17,21 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, path_of
-from tui import actions, glance, theme, wording
-from tui.actions import Action, Request, Subject
+from tui import actions, glance, standing, theme, wording
+from tui.actions import Action
 from tui.commands import Commands
 from tui.dialog import Dialog
 from tui.glance import Survey
-from tui.lines import Line, clean, fit
+from tui.lines import Line, clean
 from tui.link import ASK_LIMIT_S, Asker, Listener, Live, Lost, Mailbox, Said
 from tui.logs import LogReader, Told
-from tui.model import Model, RolloutState, Wish, nodes_of
+from tui.model import Model
 from tui.page import Page
 from tui.prompt import Prompt
+from tui.question import Request, Subject
 from tui.screens.fleet import FleetPage
+from tui.values import RolloutState
+from tui.wishes import SHARE, Wishes
 
 FRAME_S = 0.06
 """Between two frames while something happens: soon enough to feel immediate, more than anybody reads."""
@@ -37,35 +39,8 @@ FRAME_S = 0.06
 LOOK_S = 0.25
 """How often it is looked whether a question may be asked again, and a clock has moved on."""
 
-AGAIN_S: Mapping[str, float] = {
-    "status": 0.5,
-    "nodes": 2.0,
-    "locks": 1.0,
-    "closed": 2.0,
-    "rollout": 1.0,
-    "plan": 1.0,
-}
-"""The least time between two answers to the same question, while nobody waits for it."""
-
-URGENT_S = 0.1
-"""The same where a person waits."""
-
-MOST_FREEZES = 2
-"""Freezes told on every screen; the locks screen has all."""
-
 HINT_S = 20.0
 """How long a hint for somebody new stays."""
-
-SHARE = 20
-"""What takes long, a question or a survey, is repeated so many times more seldom than it takes."""
-
-
-PREPARED: Mapping[str, Callable[[Any], Any]] = {"nodes": nodes_of}
-"""Answers that are long are made into what the model keeps while they are still in the thread that asked."""
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer
 
 
 class Console(App[None]):
@@ -108,8 +83,7 @@ class Console(App[None]):
         self._asker: Asker | None = None
         self._bell = asyncio.Event()
         self._surveys: dict[str, tuple[int, float, Survey]] = {}
-        self._asking: set[tuple[str, str]] = set()
-        self._answered_at: dict[tuple[str, str], tuple[float, float]] = {}
+        self._wishes = Wishes(self.model, self._questions, self.ask)
         for each in theme.THEMES:
             self.register_theme(each)
         self.theme = theme.chosen(theme_name)
@@ -212,50 +186,13 @@ class Console(App[None]):
 
     def _serve(self) -> None:
         """Ask what the model wishes for, where it is time."""
-        if self.lost is not None or not self.is_known:
-            return
-        now = time.monotonic()
-        for key, wish in list(self.model.wishes.items()):
-            answered, took = self._answered_at.get(key, (0.0, 0.0))
-            pause = URGENT_S if wish.urgent else max(AGAIN_S[wish.what], took * SHARE)
-            if key not in self._asking and now - answered >= pause:
-                del self.model.wishes[key]
-                self._asking.add(key)
-                self.run_worker(self._fulfil(key, wish), group="questions", exit_on_error=True)
+        if self.lost is None and self.is_known:
+            for work in self._wishes.due():
+                self.run_worker(self._fulfil(work), group="questions")
 
-    async def _fulfil(self, key: tuple[str, str], wish: Wish) -> None:
-        began = time.monotonic()
-        path, take = self._questioned(wish)
-        prepare = PREPARED.get(wish.what)
-        said = await self.ask(lambda: (prepare or _as_it_is)(self._questions.get(path)))
-        self._asking.discard(key)
-        self._answered_at[key] = (time.monotonic(), time.monotonic() - began)
-        if said.answer is not None:
-            take(said.answer)
-            self._bell.set()
-        elif said.refused is not None and said.refused.status == 404:
-            self.model.rollouts.pop(wish.rollout, None)
-
-    def _questioned(self, wish: Wish) -> tuple[str, Callable[[Any], None]]:
-        model, rollout = self.model, wish.rollout
-        match wish.what:
-            case "status":
-                return path_of("status"), model.status_answered
-            case "locks":
-                return path_of("locks"), model.locks_answered
-            case "closed":
-                return path_of("rollouts"), model.closed_answered
-            case "nodes":
-                return path_of("rollouts", rollout, "nodes"), partial(model.nodes_answered, rollout)
-            case "plan":
-                return path_of("rollouts", rollout, "plan"), partial(model.plan_answered, rollout)
-            case _:
-                seq = model.seq
-                return path_of("rollouts", rollout), lambda answer: self._rollout_known(answer, seq)
-
-    def _rollout_known(self, answer: Any, seq: int) -> None:
-        self.model.rollout_answered(answer, seq)
-        self.model.wish_for("nodes", answer["rollout"])
+    async def _fulfil(self, work: Callable[[], Awaitable[None]]) -> None:
+        await work()
+        self._bell.set()
 
     def survey(self, rollout: RolloutState) -> Survey:
         """Return what is told of a rollout's nodes together; of a large fleet somewhat old, for a moment."""
@@ -454,34 +391,8 @@ class Console(App[None]):
 
     def standing(self, width: int) -> Line:
         """Return the connection and who we are, for the right end of the top line."""
-        me = self.model.me
-        where = f"{self.reach} " if self.reach else ""
-        who = "" if me is None else f"{me['user']}{' (admin)' if me['admin'] and width >= 110 else ''} "
-        if self.lost is not None:
-            return [("✖ lost ", "alert"), (" ", ""), (where + who, "dim")]
-        if not self.is_known:
-            return [("○ connecting ", "warn")]
-        seq = f"{self.model.seq:,} " if width >= 100 else ""
-        return [("● live ", "live"), (seq, "dim"), (where + who, "dim")]
+        return standing.line(self.model, self.lost, width, is_known=self.is_known, reach=self.reach)
 
     def alerts(self, width: int) -> Sequence[Line]:
         """Return what everybody must see, on every screen."""
-        texts = (
-            [(f" ✖ {self._stale()}{self.lost.why}; trying again", "alert")] if self.lost is not None else []
-        )
-        locks, health = self.model.locks, self.model.health
-        texts += [
-            (f" ⏸ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
-            for freeze in (locks["freezes"][:MOST_FREEZES] if locks is not None else ())
-        ]
-        if self.model.trouble:
-            texts.append((f" ! {self.model.trouble}", "alert"))
-        if health is not None and health["observe_only"]:
-            texts.append((" ○ observe only: this daemon decides and explains, and touches nothing", "mine"))
-        return [[(fit(clean(text), width), role)] for text, role in texts]
-
-    def _stale(self) -> str:
-        if self.lost is None or not self.is_known:
-            return ""
-        since = self.lost.since
-        return f"stale: what is shown is of {wording.hour(since)}, {wording.span(self.now() - since)} ago. "
+        return standing.alerts(self.model, self.lost, width, self.now(), is_known=self.is_known)

@@ -15,7 +15,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
-from tui.actions import Field, Question
+from tui.question import Field, Question
 
 
 class Dialog(ModalScreen[Mapping[str, str] | None]):

@@ -13,7 +13,8 @@ from typing import Any
 
 from rolloutd.control import wire
 from tui import rights, wording
-from tui.model import BUSY, Model, NodeState, RolloutState, instant
+from tui.model import Model
+from tui.values import BUSY, NodeState, RolloutState, instant
 
 RATE_WINDOW_S = 900.0
 """A rate is that of the last quarter of an hour: older ends say little of now."""

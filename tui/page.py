@@ -7,18 +7,21 @@ changed, at most once per frame, and draws what it shows of that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from textual.app import ComposeResult
+from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
 from tui import actions, glance, rights, wording
-from tui.actions import Action, Subject
+from tui.actions import Action
 from tui.glance import Waiting
 from tui.lines import Line, beside, width_of, wrapped
 from tui.listing import Banner, Listing
-from tui.model import RolloutState
+from tui.question import Subject
+from tui.values import RolloutState
 
 if TYPE_CHECKING:
     from tui.app import Console
@@ -74,6 +77,7 @@ class Page(Screen[None]):
     Page > #body { height: 1fr; }
     """
     place = ""
+    _is_laid_out = False
 
     @property
     def console(self) -> Console:
@@ -107,6 +111,7 @@ class Page(Screen[None]):
 
     def on_mount(self) -> None:
         """Draw for the first time."""
+        self._is_laid_out = True
         self.changed()
 
     def on_screen_resume(self) -> None:
@@ -115,11 +120,13 @@ class Page(Screen[None]):
 
     def changed(self) -> None:
         """Draw what is different."""
-        if not self.is_mounted or not self.size.width:
+        if not self._is_laid_out or not self.size.width:
             return
-        self.redraw()
-        for name in ("top", "alerts", "keys"):
-            self.query_one(f"#{name}", Banner).again()
+        # An answer may come while the page is being taken down: then there is nothing left to draw it on.
+        with suppress(NoMatches):
+            self.redraw()
+            for name in ("top", "alerts", "keys"):
+                self.query_one(f"#{name}", Banner).again()
 
     def on_listing_moved(self, message: Listing.Moved) -> None:
         """What can be done depends on where the cursor is."""

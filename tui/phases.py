@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from tui.lines import Line, runs, width_of
-from tui.model import BUSY, NodeState
+from tui.values import BUSY, NodeState
 
 Look = tuple[str, str]
 """A glyph and its role."""

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rolloutd.control import wire
-from tui.model import Model, RolloutState
+from tui.model import Model
+from tui.values import RolloutState
 
 NAMED = 3
 """Members of a team that are named; the teams screen has them all."""

@@ -10,7 +10,8 @@ from typing import Any
 from textual.pilot import Pilot
 
 from rolloutd.control.client import Client
-from tests.support.replay import Fleet, Voice
+from tests.support.replay import Voice
+from tests.support.replayed import Fleet
 from tui.app import Console
 from tui.lines import plain
 from tui.listing import Listing

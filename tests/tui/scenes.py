@@ -20,7 +20,7 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from tests.support.replay import Fleet
+from tests.support.replayed import Fleet
 from tests.tui.house import NOON, broken, console, running, shows, small, until
 from tui.app import Console
 

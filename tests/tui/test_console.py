@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.replay import DIGEST, Fleet, Voice
+from tests.support.replay import Voice
+from tests.support.replayed import DIGEST, Fleet
 from tests.tui.house import broken, console, rows, running, screen, shows, small, until
 from tui import actions
 from tui.listing import Listing

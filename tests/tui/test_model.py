@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.replay import Fleet
-from tui.model import KEPT_ENTRIES, Model, nodes_of
+from tests.support.replayed import Fleet
+from tui.model import KEPT_ENTRIES, Model
+from tui.values import nodes_of
 
 NEXT: dict[str, list[tuple[str, str | None]]] = {
     "pending": [("isolating", None), ("done", "skipped"), ("done", "already-current"), ("done", "left")],

@@ -8,11 +8,11 @@ from textual.widget import Widget
 
 from rolloutd.control import wire
 from tui import glance, lines, wording
-from tui.actions import Subject
 from tui.lines import Line, fit
 from tui.listing import Listing
-from tui.model import RolloutState, instant
 from tui.page import Items, Page, fixed, gate_of, heading
+from tui.question import Subject
+from tui.values import RolloutState, instant
 
 MOST_CLOSED = 50
 """Closed rollouts listed below those that live; the audit has all."""

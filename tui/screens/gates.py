@@ -9,14 +9,14 @@ from textual.containers import Container
 from textual.widget import Widget
 
 from tui import glance, lines, rights, wording
-from tui.actions import Subject
 from tui.glance import Waiting
 from tui.lines import Line, fit
 from tui.listing import Listing
-from tui.model import NodeState, instant
 from tui.page import Items, Page, fixed, gate_lines, heading
 from tui.phases import look, strip
+from tui.question import Subject
 from tui.screens.rollout import WIDE
+from tui.values import NodeState, instant
 
 MOST_DIFFERENCES = 200
 """Differences listed; a plan with more is another plan."""

@@ -8,11 +8,11 @@ from textual.widget import Widget
 
 from rolloutd.control import wire
 from tui import lines, wording
-from tui.actions import Subject
 from tui.lines import Line, beside, fit
 from tui.listing import Listing
-from tui.model import instant
 from tui.page import Items, Page, fixed, heading
+from tui.question import Subject
+from tui.values import instant
 
 MOST_NAMED = 8
 """Nodes named in one line of those that are down for the same reason."""

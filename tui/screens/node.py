@@ -16,14 +16,14 @@ from textual.widget import Widget
 
 from rolloutd.control import wire
 from tui import lines, wording
-from tui.actions import Subject
 from tui.lines import Line, beside, fit
 from tui.listing import Banner, Listing
 from tui.logs import LogReader
-from tui.model import NodeState, RolloutState, instant
 from tui.page import Items, Page, fixed, heading
 from tui.phases import look
+from tui.question import Subject
 from tui.screens.rollout import WIDE
+from tui.values import NodeState, RolloutState, instant
 
 KEPT_LINES = 20_000
 """Lines of a log that are kept: more than anybody scrolls, some megabytes."""
@@ -149,8 +149,7 @@ class NodePage(Page):
 
     def _log_told(self, told: Sequence[dict[str, Any]]) -> None:
         self.log_lines.extend(told)
-        if self.is_mounted:
-            self._show_log()
+        self.changed()
 
     # -- moves
 
@@ -280,10 +279,11 @@ class NodePage(Page):
     def _show_log(self) -> None:
         listing = self.query_one("#log", Listing)
         shown = [each for each in self.log_lines if self._matches(each)]
+        was_last = listing.rows is None or listing.cursor >= len(listing.rows) - 1
         which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
         end = self._reader.standing if self._reader is not None else ""
         listing.show(LogRows(shown, f"{which}{f', containing “{self.text}”' if self.text else ''}  {end}"))
-        if self.follows and (not listing.has_focus or listing.cursor >= len(shown) - 1 or not listing.cursor):
+        if self.follows and (was_last or not listing.has_focus):
             listing.action_jump(-1)
 
     def _matches(self, line: dict[str, Any]) -> bool:

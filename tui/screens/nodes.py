@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from textual.widget import Widget
 
 from tui import lines, wording
-from tui.actions import Subject
 from tui.lines import Line, fit
 from tui.listing import Banner, Listing
-from tui.model import BUSY, NodeState, RolloutState
 from tui.page import Page
 from tui.phases import look
+from tui.question import Subject
+from tui.values import BUSY, NodeState, RolloutState
 
 
 class NodesPage(Page):

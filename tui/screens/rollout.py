@@ -13,14 +13,14 @@ from textual.containers import Container
 from textual.widget import Widget
 
 from tui import glance, lines, wording
-from tui.actions import Subject
 from tui.glance import Leg
 from tui.lines import Line, beside, fit
 from tui.listing import Banner, Listing
-from tui.model import PoolState, RolloutState, Work
 from tui.page import Items, Page, fixed, gate_lines, gate_of, heading
 from tui.phases import LOOKS, legend, strip
+from tui.question import Subject
 from tui.screens.fleet import progress
+from tui.values import PoolState, RolloutState, Work
 
 WIDE = 132
 """Cells from which the two halves stand side by side."""

@@ -9,8 +9,8 @@ from textual.widget import Widget
 from tui import lines, wording
 from tui.lines import Line, fit
 from tui.listing import Listing
-from tui.model import instant
 from tui.page import Items, Page, fixed, heading
+from tui.values import instant
 
 Item = tuple[str, Callable[[int], Line]]
 
