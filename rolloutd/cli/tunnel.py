@@ -23,6 +23,9 @@ LOOK_S = 2.0
 ALIVE_S = 5
 """Between ssh's own signs of life; three that stay away end the connection."""
 
+CONNECT_LIMIT_S = 15
+"""How long the other machine may take to answer at all."""
+
 ANSWER_LIMIT_S = 30.0
 """How long ssh may take without asking anybody anything."""
 
@@ -33,13 +36,17 @@ def tunnel(host: str, remote: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="rolloutctl-"))
     over = threading.Event()
     link = _Link(host, remote, directory)
+    keeper = threading.Thread(target=_keep, args=(link, over), name="tunnel", daemon=True)
     try:
         if link.connect(asks=True) != 0:
             raise exits.Stop(exits.NO_DAEMON, f"ssh {host}: {link.log_tail()}")
-        threading.Thread(target=_keep, args=(link, over), name="tunnel", daemon=True).start()
+        keeper.start()
         yield link.local
     finally:
         over.set()
+        if keeper.is_alive():
+            # It may be connecting: what it makes must be there to be ended.
+            keeper.join(ANSWER_LIMIT_S)
         link.end()
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -61,6 +68,7 @@ class _Link:
             "StreamLocalBindUnlink": "yes",
             "ServerAliveInterval": str(ALIVE_S),
             "ControlPersist": "no",
+            "ConnectTimeout": str(CONNECT_LIMIT_S),
             "BatchMode": "no" if asks else "yes",
         }
         words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
