@@ -134,6 +134,11 @@ class Lanes:
         """Say whether any node waits for a slot of the pool."""
         return pool in self._in_pool
 
+    def has_rivals(self, pool: str) -> bool:
+        """Say whether more than one node waits for a slot of the pool."""
+        waiting = self._in_pool.get(pool, {})
+        return len(waiting) > 1 or any(len(lane.places) > 1 for lane in waiting)
+
     def rollouts_in(self, pool: str) -> list[str]:
         """Return the rollouts of which a node waits for a slot of the pool."""
         return sorted({lane.rollout for lane in self._in_pool.get(pool, ())})

@@ -3,12 +3,13 @@
 A prospect is a hint for the order and never a rule: of nodes that all could not
 go, the first one starts all the same, because what holds it may let it go while
 it is asked for.  Only nodes that would start otherwise are rehearsed, a few of
-each lane.
+each pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from machines.moments import stamp
@@ -22,7 +23,7 @@ GOOD_FOR_S = 30.0
 """How long a rehearsal is believed: budgets change with every pod that becomes ready."""
 
 AHEAD = 4
-"""Nodes of a lane that are rehearsed for one start: each costs the API server a request per pod."""
+"""Nodes of a pool that are rehearsed for one start: each costs the API server a request per pod."""
 
 KEPT_S = 3600.0
 """How long it is told of a node that it was passed over."""
@@ -66,27 +67,33 @@ class Prospects:
 
 @dataclass(slots=True)
 class Queue:
-    """The nodes of one lane that were passed over in one decision; `unsure` while one is being rehearsed."""
+    """The nodes that were passed over in one decision; `unsure` are pools in which one is being rehearsed."""
 
     passed: list[Target] = field(default_factory=list)
-    unsure: bool = False
+    unsure: set[str] = field(default_factory=set)
+    _asked: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def full(self) -> bool:
-        """Whether no more of the lane are worth a rehearsal."""
-        return len(self.passed) >= AHEAD
+    def is_full(self, pools: Collection[str]) -> bool:
+        """Say whether no more nodes of one of these pools are worth a rehearsal."""
+        return any(self._asked[pool] >= AHEAD for pool in pools)
 
-    def pass_over(self, target: Target, told: Prospect | None) -> bool:
+    def is_unsure(self, pools: Collection[str]) -> bool:
+        """Say whether somebody before is being rehearsed for a slot of one of these pools."""
+        return not self.unsure.isdisjoint(pools)
+
+    def pass_over(self, target: Target, pools: Collection[str], told: Prospect | None) -> bool:
         """Say whether the node lets others go first: it cannot go now, or that must be found out."""
         if told is not None and told.can is not False:
             return False
-        self.unsure |= told is None
+        if told is None:
+            self.unsure.update(pools)
+        self._asked.update(pools)
         self.passed.append(target)
         return True
 
 
-def is_rehearsed(plan: Plan, target: Target, waiting: Iterable[object]) -> bool:
-    """Say whether the node's turn depends on a rehearsal: there is one, and somebody else could go first."""
+def is_rehearsed(plan: Plan, target: Target) -> bool:
+    """Say whether the node's turn depends on a rehearsal, where somebody else could go first."""
     if target.isolated or target.rolling_back:
         return False
-    return any(spec.kind in REHEARSED_KINDS for spec in plan.isolate) and len(tuple(waiting)) > 1
+    return any(spec.kind in REHEARSED_KINDS for spec in plan.isolate)

@@ -190,6 +190,19 @@ def _sight_block(index: Index, target: Target) -> Reason | None:
     return Reason(code, seen.text, seen.since, seen.lifted_by)
 
 
+def standing(target: Target) -> Reason:
+    """Say where a node stands that does not wait to start."""
+    if target.phase is Phase.FAILED:
+        told = target.failure
+        text = f"{target.node} failed" + ("" if told is None else f" in {told.step}: {told.message}")
+        by = f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
+        return Reason("failed", text, target.since, by)
+    if target.phase in BUSY:
+        return Reason(target.phase.value, f"{target.node} is {target.phase}", target.since)
+    outcome = target.outcome.value if target.outcome is not None else "done"
+    return Reason(outcome, f"{target.node} is done: {outcome}", target.since)
+
+
 # -- room ----------------------------------------------------------------------------
 
 

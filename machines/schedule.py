@@ -23,7 +23,7 @@ from machines.node import natural
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
 from machines.slots import Pool
-from machines.states import BUSY, Phase
+from machines.states import Phase
 from machines.waves import Course
 
 OBSERVE_MOST: Final = 256
@@ -83,7 +83,7 @@ def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     index.advance(now)
     target = index.target(rollout_id, node)
     if target.phase is not Phase.PENDING:
-        return _standing(target)
+        return rules.standing(target)
     rollout = index.rollout(rollout_id)
     shared = rules.rollout_block(index, rollout, now)
     course = waves.course(index, rollout, now)
@@ -101,7 +101,7 @@ def why_all(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
     found = {}
     for target in index.targets(rollout_id):
         if target.phase is not Phase.PENDING:
-            found[target.node] = _standing(target)
+            found[target.node] = rules.standing(target)
             continue
         reason = _waiting(index, rollout, target, shared, course, now)
         found[target.node] = index.prospects.explain(target, reason or _turn(index, target, decision))
@@ -153,7 +153,7 @@ def _left_over(index: Index, rollout: Rollout) -> Reason | None:
     nodes = dict.fromkeys(failure.node for failure in rollout.failures)
     failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
     first = next(failed, None)
-    return None if first is None else _standing(first)
+    return None if first is None else rules.standing(first)
 
 
 # -- starting --------------------------------------------------------------------
@@ -213,16 +213,17 @@ def _walk(
     for number, lane in enumerate(index.lanes.hot(rollout.id, wave.name)):
         heads.append((lane.places[0], number, lane, _Asked()))
     heapify(heads)
+    queue = prospects.Queue()
     while heads and rules.has_room(index, rollout, wave, draft.room):
         place, number, lane, asked = heappop(heads)
-        if _ask(index, rollout, lane, index.target(rollout.id, place[2]), now, draft, asked, quiet):
+        if _ask(index, rollout, index.target(rollout.id, place[2]), now, draft, asked, queue, quiet):
             asked.at += 1
             if asked.at < len(lane.places):
                 heappush(heads, (lane.places[asked.at], number, lane, asked))
                 continue
-        _start_passed(index, rollout, wave, draft, asked.queue)
         if not asked.hot:
             index.lanes.park(lane, asked.until)
+    _start_passed(index, rollout, wave, draft, queue)
 
 
 @dataclass(slots=True)
@@ -232,17 +233,16 @@ class _Asked:
     at: int = 0
     hot: bool = False
     until: float = math.inf
-    queue: prospects.Queue = field(default_factory=prospects.Queue)
 
 
 def _ask(
     index: Index,
     rollout: Rollout,
-    lane: Lane,
     target: Target,
     now: float,
     draft: _Draft,
     asked: _Asked,
+    queue: prospects.Queue,
     quiet: Reason | None,
 ) -> bool:
     """Start the node if every rule lets it go; say whether the next one of its lane is worth asking."""
@@ -261,21 +261,26 @@ def _ask(
         asked.hot |= _ask_to_observe(index, target, draft) or pools.blocked_by(index, target) != blocked
         return blocked is None or target.isolated
     asked.hot = True
-    if quiet is not None or asked.queue.full:
+    if quiet is not None:
         return False
     if target.maybe_current:
         draft.looks.append(Look(target.rollout, target.node))
-    elif prospects.is_rehearsed(rollout.plan, target, lane.places):
-        told = index.prospects.fresh(target, now)
-        if asked.queue.pass_over(target, told):
-            if told is None:
-                draft.rehearse.append(Rehearse(target.rollout, target.node))
-                draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
-            return True
-        if asked.queue.unsure:
-            return False
-        draft.starts.append(Start(target.rollout, target.node))
     else:
+        if prospects.is_rehearsed(rollout.plan, target):
+            told, mine = (
+                index.prospects.fresh(target, now),
+                [pool.id for pool in index.all_pools(target.node)],
+            )
+            rivals = any(index.lanes.has_rivals(pool) for pool in mine)
+            if queue.is_full(mine):
+                return False
+            if rivals and queue.pass_over(target, mine, told):
+                if told is None:
+                    draft.rehearse.append(Rehearse(target.rollout, target.node))
+                    draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
+                return True
+            if queue.is_unsure(mine):
+                return False
         draft.starts.append(Start(target.rollout, target.node))
     draft.room.take(index, target)
     return True
@@ -285,7 +290,9 @@ def _start_passed(
     index: Index, rollout: Rollout, wave: WaveSpec, draft: _Draft, queue: prospects.Queue
 ) -> None:
     """Start nodes that were passed over where nobody else took their slots."""
-    for target in () if queue.unsure else queue.passed:
+    for target in queue.passed:
+        if queue.is_unsure([pool.id for pool in index.all_pools(target.node)]):
+            continue
         blocked = pools.blocked_by(index, target, draft.room.taken)
         if blocked is None and rules.has_room(index, rollout, wave, draft.room):
             draft.room.take(index, target)
@@ -363,19 +370,6 @@ def _retractable(index: Index, pool: Pool) -> list[Target]:
 
 
 # -- explaining ------------------------------------------------------------------
-
-
-def _standing(target: Target) -> Reason:
-    """Say where a node stands that does not wait to start."""
-    if target.phase is Phase.FAILED:
-        told = target.failure
-        text = f"{target.node} failed" + ("" if told is None else f" in {told.step}: {told.message}")
-        by = f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
-        return Reason("failed", text, target.since, by)
-    if target.phase in BUSY:
-        return Reason(target.phase.value, f"{target.node} is {target.phase}", target.since)
-    outcome = target.outcome.value if target.outcome is not None else "done"
-    return Reason(outcome, f"{target.node} is done: {outcome}", target.since)
 
 
 def _turn(index: Index, target: Target, decision: Decision) -> Reason:

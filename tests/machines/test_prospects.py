@@ -133,3 +133,13 @@ def test_after_a_put_back_another_goes_first_and_it_is_tried_again_later() -> No
     later = back + 61
     index.observed(seen_up(index.nodes, later), later)
     assert started(index, later) == ["n1"]
+
+
+def test_mates_of_other_racks_go_first_as_well() -> None:
+    pools = {"team": PoolRule(), "rack": PoolRule(Budget(2))}
+    nodes = nodes_of({"a": ("n1", "n2")}, rack={"n1": "r1", "n2": "r2"})
+    index = index_of(nodes, Limits(pools=pools))
+    submit(index, isolate=(CORDON,))
+    assert rehearsed(index) == ["n1", "n2"]
+    foresee(index, n1=False, n2=True)
+    assert started(index) == ["n2"]
