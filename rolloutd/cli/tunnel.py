@@ -63,6 +63,8 @@ class _Link:
 
     def connect(self, *, asks: bool) -> int:
         """Connect in the background and return ssh's exit status."""
+        # A master that was killed leaves its socket, and beside it the next one would not be a master.
+        self._control.unlink(missing_ok=True)
         options = {
             "ExitOnForwardFailure": "yes",
             "StreamLocalBindUnlink": "yes",
