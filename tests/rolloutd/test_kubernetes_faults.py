@@ -84,6 +84,11 @@ class Seen:
 
     def __init__(self) -> None:
         self.last: dict[str, Observation] = {}
+        self.changes = 0
+
+    def changed(self) -> None:
+        """Count how often the inventory is to be asked again."""
+        self.changes += 1
 
     def seen(self, observations: Sequence[Observation]) -> None:
         """Keep the latest of each node."""
@@ -98,7 +103,7 @@ class Seen:
 async def watching(*watches: NodeWatch) -> AsyncIterator[Seen]:
     """Run watches beside the test."""
     seen = Seen()
-    tasks = [asyncio.create_task(watch.run(seen.seen, lambda: None)) for watch in watches]
+    tasks = [asyncio.create_task(watch.run(seen.seen, seen.changed)) for watch in watches]
     try:
         yield seen
     finally:
@@ -232,9 +237,12 @@ async def test_a_cluster_without_credentials_holds_back_only_its_own_nodes(
             assert core.sight("n1") is Sight.UP
             with pytest.raises(SourceFailed, match="fra"):
                 await inventory.refresh()
+            asked = core.changes
             other.access.tokens["renewed"] = rules
             other.kubeconfig(tmp_path / "fra", token="renewed")
             await until(lambda: core.sight("m1") is Sight.UP)
+            await until(lambda: core.changes > asked)
+            assert [found.name for found in await inventory.refresh()] == ["m1"]
         await good.close()
         await bad.close()
 
