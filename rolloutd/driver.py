@@ -53,7 +53,7 @@ GONE_LOOK_S = 5.0
 """How long to wait for the word that a node has left, once the inventory no longer has it."""
 
 FOLLOW_TRIES = 3
-"""How often a run is looked for whose following failed: what passes (no memory, no file left) has passed by then."""
+"""How often a run is looked for whose following failed: what passes (no memory left) has passed by then."""
 
 FOLLOW_RETRY_S = 5.0
 """How long to wait before that: the run goes on meanwhile."""
@@ -193,8 +193,6 @@ class Driver:
                 await self._settle(action)
             case actions.Idle():
                 pass
-
-    # -- the playbook
 
     async def _clear(self, action: actions.Clear) -> None:
         record = self._book.intend("clear", StepAction.CLEAR, action.number)
