@@ -18,7 +18,7 @@ NODES, TEAMS, RACKS = 10_000, 400, 100
 SETTLE_S = 3.0
 AIM_MIB = 150
 
-IMPORTS = "import asyncio, aiohttp, asyncssh, aiosqlite, apscheduler.schedulers.asyncio, pydantic, jinja2, yaml"
+IMPORTS = "import aiohttp, asyncssh, aiosqlite, apscheduler.schedulers.asyncio, pydantic, jinja2, yaml"
 
 
 def main() -> None:

@@ -117,7 +117,7 @@ class Freeze:
     until: float | None = None
 
     def is_active(self, at: float) -> bool:
-        """Say whether the freeze holds at the instant; it holds from when it was said, also if the clock is set back."""
+        """Say whether the freeze holds at the instant; a clock that was set back does not lift it."""
         return self.until is None or at < self.until
 
     def covers(self, team: str | None, pools: Iterable[str]) -> bool:

@@ -262,7 +262,7 @@ def _ordered(state: State, who: Asker, target: Target, reason: str) -> NodeOrder
 
 
 def _is_left(state: State, target: Target) -> bool:
-    """Say whether a skipped node still has the hold of one that was left; its return may have stopped halfway."""
+    """Say whether a skipped node has still the hold of one that was left: it may be half returned."""
     name = f"{target.rollout}/{target.node}"
     return any(hold.source == LEFT and hold.id == name for hold in state.index.holds_on(target.node))
 

@@ -44,7 +44,7 @@ def test_two_consoles_see_a_rollout_through_a_double_vote_a_killed_daemon_and_a_
 def _to_the_end(small: Terminal, large: Terminal, stage: Stage, rollout: str) -> None:
     _continue(small, large)
     for window in (small, large):
-        window.shows("FAILED 1", f"✖ {BROKEN}", "IN FLIGHT 0", "paused")
+        window.shows("FAILED 1", f"✗ {BROKEN}", "IN FLIGHT 0", "paused")
     settle(large, stage)
     for window in (small, large):
         window.press("1")
@@ -75,10 +75,10 @@ def _kill_and_return(windows: tuple[Terminal, Terminal], stage: Stage) -> subpro
     health = Client(stage.socket).get(path_of("health"))
     os.kill(health["pid"], signal.SIGKILL)
     for window in windows:
-        window.shows("✖ lost", "stale: what is shown is of")
+        window.shows("✗ lost", "stale: what is shown is of")
     daemon = _start(stage, "daemon", "rolloutd", "--config", str(stage.directory / "config.yaml"))
     for window in windows:
-        window.shows("● live", "of 12 done", without="✖ lost")
+        window.shows("● live", "of 12 done", without="✗ lost")
     assert Client(stage.socket).get(path_of("health"))["epoch"] == health["epoch"] + 1
     return daemon
 

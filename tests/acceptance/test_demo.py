@@ -152,7 +152,11 @@ def test_interrupted_it_leaves_nothing_behind(
 def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:
     primary, secondary = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "--plain", "--nodes", "1"], cwd=ROOT, env={**away, "TERM": "xterm"}, stdin=secondary, stdout=secondary
+        [*COMMAND, "--plain", "--nodes", "1"],
+        cwd=ROOT,
+        env={**away, "TERM": "xterm"},
+        stdin=secondary,
+        stdout=secondary,
     )
     os.close(secondary)
     said = b""

@@ -1,4 +1,4 @@
-"""A run is killed while its command goes on on the node; nothing runs there twice, and nothing stays behind."""
+"""A run is killed while its command goes on on the node; nothing runs twice, nothing stays behind."""
 
 from __future__ import annotations
 

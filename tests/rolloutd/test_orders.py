@@ -46,9 +46,16 @@ async def test_only_those_who_are_asked_may_vote(tmp_path: Path) -> None:
         gate = await inside.vote("oscar", rollout, "start")
         assert (gate["state"], gate["needs"]["owner"]) == ("open", {"want": 1, "have": 1})
         assert gate["votes"][0] | {"at": "", "id": ""} == {
-            "id": "", "by": "oscar", "uid": 1002, "yes": True, "teams": ["infra"], "reason": "because",
-            "at": "", "digest": inside.state.index.rollout(rollout).digest.whole,
-            "withdrawn": None, "counts": True,
+            "id": "",
+            "by": "oscar",
+            "uid": 1002,
+            "yes": True,
+            "teams": ["infra"],
+            "reason": "because",
+            "at": "",
+            "digest": inside.state.index.rollout(rollout).digest.whole,
+            "withdrawn": None,
+            "counts": True,
         }
 
 
