@@ -85,7 +85,7 @@ def release(
         _team(state, node)
         return ()
     _mind_mine(who, there, "release")
-    if there.source == LEFT:
+    if there.source == LEFT and there.id.partition("/")[0] in state.index.rollouts:
         raise Refused(
             "isolated", f"{node} was skipped and left isolated: rolloutctl return {node} releases it"
         )
