@@ -38,7 +38,8 @@ class Caretaker:
             await self._help(state, rollout)
         for rollout in state.index.rollouts.values():
             for target in state.index.targets(rollout.id):
-                if rollout.closed and target.phase is Phase.PENDING and target.isolated:
+                waits = target.phase is Phase.PENDING and target.isolated
+                if rollout.closed and target.order is None and (waits or target.phase is Phase.FAILED):
                     await self._people.ordered(_return, rollout.id, target.node)
         left = {hold.node for hold in state.index.holds if hold.source == orders.LEFT}
         for node in sorted(self._people.world.machines):

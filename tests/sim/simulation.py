@@ -272,7 +272,7 @@ class Simulation:
     def _unfinished(self) -> list[str]:
         """Return what has not come to its end yet."""
         life = self.newest()
-        if life is None or life.state is None:
+        if life is None or life.state is None or life.task.cancelling():
             return ["there is no daemon"]
         index = life.state.index
         found = [f"{name} has not ended" for name, rollout in index.rollouts.items() if not rollout.closed]
