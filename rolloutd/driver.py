@@ -328,10 +328,8 @@ class Driver:
 
     def _stopped(self, moved: PhaseMoved) -> list[Event]:
         """Return the end of a person's order to stop, which every move out of a busy phase is."""
-        by = self._target.order_by
-        if self._target.order is not Order.STOP or by is None:
-            return []
-        return [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
+        by = self._target.order_by if self._target.order is Order.STOP else None
+        return [] if by is None else [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
 
     async def _halt(self, action: actions.Halt) -> None:
         """End a run by a person's order, and record that it was ended."""
