@@ -24,11 +24,11 @@ LEAST_RATE_S = 30.0
 
 STATE_LOOKS: Mapping[str, tuple[str, str]] = {
     "awaiting-approval": ("◆", "accent"),
-    "running": ("▶", "run"),
+    "running": ("►", "run"),
     "soaking": ("◷", "run"),
-    "paused": ("⏸", "bad"),
-    "done": ("✔", "ok"),
-    "cancelled": ("✖", "dim"),
+    "paused": ("‖", "bad"),
+    "done": ("✓", "ok"),
+    "cancelled": ("✗", "dim"),
 }
 """Glyph and role of a rollout's state."""
 

@@ -213,7 +213,7 @@ def gate_lines(page: Page, waiting: Waiting, width: int) -> list[Line]:
     model, gate = page.console.model, waiting.gate
     for_me: Line = [(" yours ", "mine")] if waiting.for_me else []
     head: Line = [
-        ("◆ " if gate["state"] == "waiting" else "✖ ", "accent" if gate["state"] == "waiting" else "bad"),
+        ("◆ " if gate["state"] == "waiting" else "✗ ", "accent" if gate["state"] == "waiting" else "bad"),
         (wording.gate_name(gate), "bold"),
         (f" of {waiting.rollout.id} ", ""),
         *for_me,

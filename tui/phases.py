@@ -22,9 +22,9 @@ LOOKS: dict[str, Look] = {
     "maintaining": ("◑", "maintaining"),
     "verifying": ("◕", "verifying"),
     "done": ("■", "ok"),
-    "failed": ("✖", "bad"),
+    "failed": ("✗", "bad"),
     "already-current": ("□", "ok"),
-    "skipped": ("▫", "dim"),
+    "skipped": ("»", "dim"),
     "rolled-back": ("↺", "warn"),
     "left": ("-", "dim"),
 }
@@ -36,11 +36,11 @@ ASCII: dict[str, str] = {
     "◑": "m",
     "◕": "v",
     "■": "#",
-    "✖": "X",
+    "✗": "X",
     "□": "=",
-    "▫": "s",
+    "»": "s",
     "↺": "r",
-    "▪": "+",
+    "▣": "+",
     "━": "=",
     "─": "-",
     "│": "|",
@@ -49,11 +49,11 @@ ASCII: dict[str, str] = {
     "●": "*",
     "○": "o",
     "◆": "!",
-    "✔": "y",
+    "✓": "y",
     "→": ">",
     "▌": "|",
-    "⏸": "=",
-    "▶": ">",
+    "‖": "=",
+    "►": ">",
     "◷": "%",
     "↵": "<",
     "↑": "^",
@@ -64,7 +64,7 @@ ASCII: dict[str, str] = {
 }
 """What stands for our glyphs on terminals without them."""
 
-PARTLY: Look = ("▪", "ok")
+PARTLY: Look = ("▣", "ok")
 """Some of the cell's nodes are done, and nothing else is to be told of the others."""
 
 _URGENT = ("failed", "verifying", "maintaining", "isolating")

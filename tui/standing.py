@@ -19,7 +19,7 @@ def line(model: Model, lost: Lost | None, width: int, *, is_known: bool, reach: 
     where = f"{reach} " if reach else ""
     who = "" if me is None else f"{me['user']}{' (admin)' if me['admin'] and width >= 110 else ''} "
     if lost is not None:
-        return [("✖ lost ", "alert"), (" ", ""), (where + who, "dim")]
+        return [("✗ lost ", "alert"), (" ", ""), (where + who, "dim")]
     if not is_known:
         return [("○ connecting ", "warn")]
     seq = f"{model.seq:,} " if width >= 100 else ""
@@ -32,9 +32,9 @@ def alerts(model: Model, lost: Lost | None, width: int, now: float, *, is_known:
     texts: list[tuple[str, str]] = []
     if lost is not None:
         stale = f"stale: what is shown is of {wording.hour(lost.since)}, {wording.ago(lost.since, now)}. "
-        texts.append((f" ✖ {stale if is_known else ''}{lost.why}; trying again", "alert"))
+        texts.append((f" ✗ {stale if is_known else ''}{lost.why}; trying again", "alert"))
     texts += [
-        (f" ⏸ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
+        (f" ‖ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
         for freeze in (locks["freezes"][:MOST_FREEZES] if locks is not None else ())
     ]
     if model.trouble:

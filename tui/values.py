@@ -115,15 +115,19 @@ class NodesAnswer:
 
 def nodes_of(answer: wire.Nodes) -> NodesAnswer:
     """Return an answer's nodes as they are kept."""
-    return NodesAnswer({each["node"]: _node_of(each) for each in answer["nodes"]}, answer["seq"])
+    seen: dict[Any, Any] = {}
+    return NodesAnswer({each["node"]: _node_of(each, seen) for each in answer["nodes"]}, answer["seq"])
 
 
-def _node_of(each: wire.Node) -> NodeState:
-    reason = each["reason"]
+def _node_of(each: wire.Node, seen: dict[Any, Any]) -> NodeState:
+    """Return a node; `seen` are pools and reasons that nodes share, of which one is kept for all."""
+    pools, reason = tuple(each["pools"]), each["reason"]
+    if reason is not None:
+        reason = seen.setdefault(tuple(reason.values()), reason)
     return NodeState(
         node=each["node"],
         team=each["team"],
-        pools=tuple(each["pools"]),
+        pools=seen.setdefault(pools, pools),
         wave=each["wave"],
         phase=each["phase"],
         outcome=each["outcome"],

@@ -73,7 +73,7 @@ async def test_nodes_are_found_by_any_word(place: Path) -> None:
     async with console(running(), place) as (app, pilot, _):
         await pilot.press("enter", "n")
         await shows(pilot, "12 nodes")
-        await pilot.press("slash", *"media full", "enter")
+        await pilot.press("slash", *"media", "space", *"pending", "enter")
         await shows(pilot, "1 node,")
         assert "med002-02" in screen(app)
 
@@ -244,7 +244,7 @@ async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbe
         await pilot.press("enter")
         await shows(pilot, "4 of 12 done, 3 in flight")
         voice.close()
-        await shows(pilot, "✖ lost", "stale: what is shown is of")
+        await shows(pilot, "✗ lost", "stale: what is shown is of")
         world.move("sea001-01", "done", outcome="changed")
         world.at += 5
         world.move("sea001-02", "isolating")
@@ -265,7 +265,7 @@ async def test_a_daemon_with_another_history_is_read_anew(place: Path) -> None:
     async with console(world, place) as (_, pilot, voice):
         await shows(pilot, "kernel-x7k2p")
         voice.close()
-        await shows(pilot, "✖ lost")
+        await shows(pilot, "✗ lost")
         other = Fleet(pools=1, per_pool=1, at=world.at, name="firmware")
         again = Voice(other, place / "s")
         try:

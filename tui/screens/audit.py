@@ -95,7 +95,7 @@ class AuditPage(Page):
         if said.answer is not None:
             whole = said.answer["ok"]
             self.verdict = [
-                ("✔ whole: " if whole else "✖ NOT WHOLE: ", "ok" if whole else "bad"),
+                ("✓ whole: " if whole else "✗ NOT WHOLE: ", "ok" if whole else "bad"),
                 (said.answer["message"], ""),
             ]
         else:

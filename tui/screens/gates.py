@@ -164,7 +164,7 @@ class GatesPage(Page):
                 ),
             )
         for vote in gate["votes"]:
-            glyph, role = ("✔", "ok") if vote["yes"] else ("✖", "bad")
+            glyph, role = ("✓", "ok") if vote["yes"] else ("✗", "bad")
             if not vote["counts"]:
                 role = "dim"
             gone = " (taken back)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
@@ -266,7 +266,7 @@ def row(key: str, line: Line) -> Item:
 
 def _need(name: str, have: int, want: int, who: str) -> Line:
     enough = have >= want
-    mark: Line = [("  ✔ " if enough else "  ○ ", "ok" if enough else "accent")]
+    mark: Line = [("  ✓ " if enough else "  ○ ", "ok" if enough else "accent")]
     return [
         *mark,
         (fit(name, 22), "" if enough else "bold"),

@@ -124,7 +124,7 @@ def _freeze_row(freeze: wire.Freeze, now: float) -> Callable[[int], Line]:
         ]
         return beside(
             [
-                ("  ⏸ ", "bad"),
+                ("  ‖ ", "bad"),
                 (freeze["scope"], "bold"),
                 (f" by {freeze['by']}: ", ""),
                 (lines.clean(freeze["reason"]), ""),

@@ -29,8 +29,8 @@ KEPT_LINES = 20_000
 """Lines of a log that are kept: more than anybody scrolls, some megabytes."""
 
 STEP_LOOKS = {
-    "ok": ("✔", "ok"),
-    "failed": ("✖", "bad"),
+    "ok": ("✓", "ok"),
+    "failed": ("✗", "bad"),
     "intended": ("▸", "run"),
     "busy": ("◷", "warn"),
     "unknown": ("?", "warn"),

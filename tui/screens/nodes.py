@@ -103,9 +103,9 @@ class NodesPage(Page):
 
 
 def _words(node: NodeState) -> str:
-    reason = node.reason["text"] if node.reason is not None else ""
+    """Return by what a node is found: not by its reason, which may name other nodes and what became of them."""
     pools = " ".join(node.pools)
-    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {reason} {pools}".lower()
+    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}".lower()
 
 
 class NodeRows:

@@ -259,7 +259,7 @@ def pool_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
     tail = f" {pool.done:,}/{pool.total:,} "
     room = width - lines.width_of([(name, "")]) - len(slots) - len(tail) - 4
     cells = strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
-    failed: Line = [(" ✖", "bad")] if pool.failed else [("  ", "")]
+    failed: Line = [(" ✗", "bad")] if pool.failed else [("  ", "")]
     role = "warn" if taken >= pool.max_unavailable else "" if taken else "dim"
     right: Line = [
         *failed,
@@ -277,7 +277,7 @@ def timeline(legs: Sequence[Leg]) -> Line:
             line.append((" ─ ", "faint"))
         over = leg.total > 0 and leg.done == leg.total
         role = "bad" if leg.failed else "ok" if over else "bold" if leg.is_current else "dim"
-        mark = "✖ " if leg.failed else "✔ " if over else "▸ " if leg.is_current else ""
+        mark = "✗ " if leg.failed else "✓ " if over else "▸ " if leg.is_current else ""
         line.append((f"{mark}{leg.wave} {leg.done}/{leg.total}", role))
         if leg.soak_left is not None:
             line.append((f" ─ ◷ soaks {wording.clock(leg.soak_left)}", "run"))
@@ -289,7 +289,7 @@ def timeline(legs: Sequence[Leg]) -> Line:
 
 
 def _gate_mark(state: str, name: str) -> tuple[str, str]:
-    glyph, role = {"open": ("✔", "ok"), "waiting": ("◆", "accent"), "rejected": ("✖", "bad")}.get(
+    glyph, role = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}.get(
         state, ("○", "dim")
     )
     return (f"{glyph} {name}", role)
@@ -329,7 +329,7 @@ def work_row(work: Work, usual_s: float, now: float) -> Callable[[int], Line]:
 
 def _failed_row(node: str, text: str, attempt: int) -> Callable[[int], Line]:
     again = f" (attempt {attempt})" if attempt > 1 else ""
-    return fixed([(" ✖ ", "bad"), (fit(node, 12), "bold"), (f" {lines.clean(text)}{again}", "bad")])
+    return fixed([(" ✗ ", "bad"), (fit(node, 12), "bold"), (f" {lines.clean(text)}{again}", "bad")])
 
 
 def _group_row(number: int, text: str, names: str) -> Callable[[int], Line]:
