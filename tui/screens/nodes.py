@@ -103,7 +103,7 @@ class NodesPage(Page):
 
 
 def _words(node: NodeState) -> str:
-    """Return by what a node is found: not by its reason, which may name other nodes and what became of them."""
+    """Return by what a node is found: not by its reason, which may tell of other nodes."""
     pools = " ".join(node.pools)
     return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}".lower()
 
