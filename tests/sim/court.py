@@ -52,6 +52,9 @@ _MOVES = {
     Trigger.REDDENED: "redden",
 }
 
+UNSEEN = "without having been seen up"
+"""What the oracle says of a node that began unseen; one that we may have isolated has its slot already."""
+
 LATE = "not isolated within"
 """How a put-back begins whose reason is that the isolation took too long."""
 
@@ -76,6 +79,7 @@ class Court:
         self._labels: dict[str, dict[str, str]] = {}
         self._begun: dict[str, str] = {}
         self._finished: set[str] = set()
+        self._perhaps_out: set[tuple[str, str]] = set()
         self._turned: dict[tuple[str, str, int], float] = {}
 
     def accuse(self, text: str) -> None:
@@ -85,6 +89,8 @@ class Court:
     def tell(self, kind: str, **fields: Any) -> None:
         """Tell the oracle."""
         for text in self._oracle.hear({"kind": kind, "at": self._now(), **fields}):
+            if text.endswith(UNSEEN) and (fields["rollout"], fields["node"]) in self._perhaps_out:
+                continue
             self.accuse(f"{kind}: {text}")
 
     # -- what the world saw
@@ -158,8 +164,12 @@ class Court:
                 self.tell("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
             case Unfrozen():
                 self.tell("unfreeze", id=event.freeze)
-            case StepRecorded(record=record) if record.action is StepAction.UNDO:
-                self._turned.setdefault((record.rollout, record.node, record.attempt), record.at)
+            case StepRecorded(record=record, isolated=isolated):
+                place = (record.rollout, record.node)
+                if record.action is StepAction.UNDO:
+                    self._turned.setdefault((*place, record.attempt), record.at)
+                if isolated is not None:
+                    (self._perhaps_out.add if isolated else self._perhaps_out.discard)(place)
             case _:
                 pass
 
