@@ -130,15 +130,17 @@ def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]
     if not rollout.closed:
         raise Refused("not-closed", f"{rollout.id} is still going: cancel it first")
     for target in targets:
-        isolated = (
-            target.isolated and target.node in state.index.nodes
-        )  # nobody can return a node that is gone
-        if target.phase in BUSY or isolated or target.order is not None:
-            raise Refused(
-                "not-settled",
-                f"{target.node} of {rollout.id} is {_standing(target)}: "
-                + ("wait for it" if target.phase in BUSY else f"rolloutctl return {target.node} first"),
-            )
+        if target.phase in BUSY or target.order is not None:
+            todo = "wait for it"
+        elif target.node not in state.index.nodes:
+            continue  # nobody can do anything for a node that is gone
+        elif target.isolated:
+            todo = f"rolloutctl return {target.node} first"
+        elif target.phase is Phase.FAILED:
+            todo = f"rolloutctl skip {rollout.id} {target.node} first: its slot would be free"
+        else:
+            continue
+        raise Refused("not-settled", f"{target.node} of {rollout.id} is {_standing(target)}: {todo}")
     return (RolloutDeleted(rollout.id, who.actor, state.now()),)
 
 
