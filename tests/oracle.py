@@ -63,6 +63,7 @@ class Court:
         self.current_failure: dict[tuple[str, str], str] = {}
         self.out_of_service: dict[str, str] = {}
         self.running: dict[str, str] = {}
+        self.began_out: set[str] = set()
 
     def hear(self, entry: Entry) -> Iterator[str]:
         """Take one entry in; yield what is wrong with it."""
@@ -151,6 +152,7 @@ class Court:
         if node in self.at_work:
             yield f"{node} is already worked on in {self.at_work[node]}"
         self.failed.pop(node, None)
+        (self.began_out.add if node in self.out_of_service else self.began_out.discard)(node)
         self.at_work[node] = name
         self.standing[name, node] = ("working", now)
 
@@ -178,7 +180,8 @@ class Court:
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
         node, name = entry["node"], entry["rollout"]
-        if any(failure["node"] == node for failure in self.failures[name]):
+        failed = any(failure["node"] == node for failure in self.failures[name])
+        if failed and node in self.began_out:
             yield f"{node} was put back in service although it failed before and has passed nothing since"
         self._end(entry, "waiting")
         self.out_of_service.pop(node, None)
