@@ -197,7 +197,7 @@ class Court:
             if 0.0 <= turned_at - self.alive_since < limit_s:
                 self.accuse(f"{event.node} was put back as late, counting time in which no daemon was there")
         if event.trigger is Trigger.REDDENED:
-            unwell = machine.red or not machine.up
+            unwell = machine.red or not machine.up or machine.version != "new"
             if not unwell and self.blemished.get(event.node, 0.0) < self._uptime() - BLEMISH_S:
                 self.accuse(f"{event.node} was said to turn red and was well")
 

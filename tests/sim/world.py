@@ -177,7 +177,7 @@ class World:
         if bit.foreign and not was_set:
             self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
             bit.foreign = False
-        bit.is_set = was_set
+        bit.is_set = bit.foreign = was_set
         had, bit.ours = bit.ours, ""
         if machine.ours:
             return
