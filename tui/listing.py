@@ -229,6 +229,8 @@ class Listing(Drawing, ScrollView, can_focus=True):
         """Move to the first or the last row."""
         if self._rows is not None and len(self._rows):
             self._put_cursor(self._nearest(row % len(self._rows), 1 if row == 0 else -1))
+            # Rows that came just now can be scrolled to only once they are laid out.
+            self.call_after_refresh(self._keep_in_view)
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor where the mouse is; twice opens."""

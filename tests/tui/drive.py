@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 from rolloutd.demo import story
@@ -26,6 +27,8 @@ from tests.tui.terminal import ROOT, Terminal, rolloutctl, terminal
 SIZES = ((80, 24), (200, 50))
 BROKEN = "n7"
 HOLD = "--hold"
+GROUND = TerminalTheme((22, 24, 29), (213, 217, 226), [(0, 0, 0)] * 8)
+"""What a captured screen leaves out: the ground of lines that end early."""
 
 Snap = Callable[[str], None]
 
@@ -122,7 +125,7 @@ def picture(text: str, size: tuple[int, int], title: str) -> str:
     """Return a captured screen as SVG."""
     console = Console(record=True, width=size[0], file=io.StringIO(), color_system="truecolor")
     console.print(Text.from_ansi(text, no_wrap=True), end="", soft_wrap=True)
-    return console.export_svg(title=title)
+    return console.export_svg(title=title, theme=GROUND)
 
 
 def main(into: Path) -> None:
