@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: docs help demo test test-web screenshots check bench lock clean
+.PHONY: sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench lock clean
 
 export PYTHON
 RUN := .venv/bin
@@ -24,6 +24,7 @@ help:
 	@echo "make demo    a small fleet and a real daemon, in a temporary directory: a change walks to done"
 	@echo "             (DEMO='--fault n3:maintaining' breaks a node; DEMO=--help shows what else)"
 	@echo "make test    all tests (TESTS=tests/machines for some)"
+	@echo "make test-long    whole stories over many nodes; a daemon killed KILLS=50 times"
 	@echo "make test-web     the console in a headless Chromium"
 	@echo "make screenshots  draw the pictures in docs/console/ anew, some of them by driving the demo in tmux"
 	@echo "make check   what needs no running: style, types, import contracts, documents"
@@ -39,7 +40,13 @@ demo: .venv/installed
 
 test: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime tmux
-	$(DEV)/python -m pytest -n auto --dist worksteal --durations=15 $(TESTS)
+	$(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -m "not long" $(TESTS)
+
+# Whole stories over many nodes, and a daemon that is killed fifty times.
+KILLS ?= 50
+test-long: .venv-dev/installed
+	@.ci/packages --try sshd systemd faketime tmux
+	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -rP -m long $(TESTS)
 
 test-web: .venv-dev/installed
 	@.ci/packages chromium

@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 def test_two_consoles_see_a_rollout_through_a_double_vote_a_killed_daemon_and_a_failure(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

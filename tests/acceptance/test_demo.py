@@ -78,6 +78,7 @@ def test_twelve_nodes_end_done(away: dict[str, str]) -> None:
     assert "nobody is asked" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["isolating", "maintaining", "verifying"])
 def test_a_fault_is_shown_and_settled(away: dict[str, str], phase: str) -> None:
     ended = run(away, "--headless", "--json", "--nodes", "5", "--fault", f"n3:{phase}")
@@ -92,6 +93,7 @@ def test_a_fault_is_shown_and_settled(away: dict[str, str], phase: str) -> None:
     assert any("retry" in line for line in told)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["k", "k" * 100])
 def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path: Path, name: str) -> None:
     kept = tmp_path / name

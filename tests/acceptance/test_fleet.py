@@ -23,6 +23,7 @@ def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.long
 def test_24_nodes_within_all_budgets(playground: World) -> None:
     """Never two of a team or rack at once; then, with room in the racks, teams side by side."""
     playground.kill_daemon()

@@ -48,6 +48,7 @@ def test_a_full_disk_stops_writing_and_loses_nothing(tmp_path: Path) -> None:
         assert verdict.ok, verdict.message
 
 
+@pytest.mark.long
 @pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime (Debian: faketime)")
 def test_a_clock_that_jumps_runs_nothing_twice(tmp_path: Path) -> None:
     """An hour back and two hours forth while a playbook runs: each node once, the audit in order."""

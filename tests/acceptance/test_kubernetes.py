@@ -148,6 +148,7 @@ class Outside:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_40_nodes_of_4_pools_and_no_budget_violated(tmp_path_factory: pytest.TempPathFactory) -> None:
     async with stage(tmp_path_factory.mktemp("k"), NODES) as made:
         for number in range(WORKLOADS):
@@ -264,6 +265,7 @@ def uncordoned(made: Stage, asked: Asked) -> bool:
     return asked.name == made.nodes[0] and "unschedulable" in wanted and wanted["unschedulable"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "moment", [cordoned_and_full, drained_and_looked_at, uncordoned], ids=lambda moment: moment.__name__
 )
