@@ -52,7 +52,8 @@ def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> N
     assert status["failed"] == 1
     assert "n1" in status["reason"]["text"]
     locks = {pool["pool"]: pool for pool in made.client.get("/v1/locks")["pools"]}
-    assert [holder["node"] for holder in locks["team/t1"]["holders"]] == ["n1"]
+    # Its mate may be a holder too, for as long as nobody has looked at it again.
+    assert "n1" in [holder["node"] for holder in locks["team/t1"]["holders"]]
     made.sshds["n1"].start(made.sshds["n1"].directory)
     made.client.post(f"/v1/rollouts/{rollout}/nodes/n1/retry", {"reason": "sshd is back"})
     made.vote(rollout, "proceed", reason="retried")

@@ -20,7 +20,7 @@ import yaml
 from machines.node import Sight
 from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.adapters.ssh.reachable import ReachableObserver
-from rolloutd.demo.fleet import MARK, Fleet, heal, labels_of, set_fault
+from rolloutd.demo.fleet import Fleet, heal, labels_of, set_fault
 from rolloutd.demo.node import Fault
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Host
@@ -295,7 +295,10 @@ async def test_a_fleet_process_ends_with_all_that_it_started(
     shell = SshShell()
     node = Host("n1", connection={**inventory["vars"], **inventory["hosts"]["n1"]})
     await shell.run(node, "setsid sleep 3600 > /dev/null 2>&1 & echo", timeout_s=LIMIT_S)
-    assert len(_marked(directory)) == 1, MARK
+    await shell.close()
+    async with asyncio.timeout(LIMIT_S):
+        while len(_marked(directory)) != 1:  # it shows its mark once it has become `sleep`
+            await asyncio.sleep(0.02)
     if how == "parent":
         parent.kill()
         parent.wait()
@@ -304,4 +307,3 @@ async def test_a_fleet_process_ends_with_all_that_it_started(
     await gone(pid)
     assert _marked(directory) == []
     assert not (directory / "fleet.json").exists()
-    await shell.close()
