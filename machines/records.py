@@ -45,6 +45,12 @@ def in_service_since(target: Target, records: Sequence[StepRecord]) -> float:
     return max(undone, default=target.since)
 
 
+def did(step: str, records: Sequence[StepRecord]) -> bool:
+    """Say whether an isolator is known to have ended well since it was last undone."""
+    ended = (r for r in reversed(records) if r.step == step and r.state is StepState.OK)
+    return next((r.action is StepAction.DO for r in ended if r.action is not StepAction.LOOK), False)
+
+
 def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
     """Return the records with this one added, or in the place of its own intent."""
     kept = list(records)

@@ -68,7 +68,8 @@ class Isolation:
         prior = action.prior if action.prior_known else look.prior
         record = replace(record, prior=prior)
         await self._book.write(record, isolated=True)
-        if look.done and action.prior_known:
+        # Out of service may be somebody else's doing: only what we know to have done need not be done again.
+        if look.done and action.prior_known and records.did(spec.name, self._book.records):
             result: StepResult = Ok(look.text or "still isolated")
         else:
             result = await self._try(isolator.do(replace(ctx, prior=prior)))
