@@ -96,6 +96,8 @@ def _options() -> argparse.Namespace:
 
 def _smalls(which: str) -> Iterator[str]:
     cases = [] if which == "none" else [*exhaustive.singles(), *exhaustive.pairs()]
+    if which != "none":
+        yield from (exhaustive.name_of(small, {}) for small in (*exhaustive.SMALL, exhaustive.TWO))
     for small, ways in cases[:: 1 if which == "all" else 25]:
         yield exhaustive.name_of(small, ways)
 

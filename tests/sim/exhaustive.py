@@ -35,6 +35,7 @@ class Small:
     spec: Mapping[str, Any]
     fates: Mapping[int, Fate]
     stuck: bool = False
+    cordoned: bool = False
 
 
 def _small(**more: Any) -> dict[str, Any]:
@@ -49,6 +50,7 @@ SMALL = (
     Small(
         "orphaned", 1, _small(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}), {0: Fate.ORPHANED}
     ),
+    Small("cordoned", 1, _small(), {}, cordoned=True),
     Small("stuck", 1, _small(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -73,6 +75,11 @@ def scripted(small: Small, ways: Mapping[int, Way]) -> Verdict:
             scene,
             state_dir,
         )
+        if small.cordoned:
+            # Between the look at the fleet and the look at the node somebody else takes it out of service.
+            world = simulation.world
+            world.upon["commit admitted:n1"] = lambda: world.cordon(machines[0])
+            world.upon["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
         if small.stuck:
             simulation.loop.apart(600.0, lambda: setattr(machines[0], "stuck", False))
         return simulation.run()

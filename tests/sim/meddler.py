@@ -153,7 +153,11 @@ class Meddler:
             await self._people.ask(OLGA, "unfreeze", lambda now: locking.unfreeze(now, OLGA, scopes[0]))
 
     async def _cordon(self, people: random.Random, state: State) -> None:
-        machine = self._people.world.machines[people.choice(sorted(self._people.world.machines))]
+        pending = {
+            t.node for name in state.index.rollouts for t in state.index.targets(name) if not t.attempt
+        }
+        names = sorted(pending) or sorted(self._people.world.machines)
+        machine = self._people.world.machines[people.choice(names)]
         if self._people.world.cordon(machine):
             self._people.world.marks.hit("fault:foreign-cordon")
 

@@ -38,7 +38,10 @@ def _is_caught(patch: Path) -> bool:
             shutil.copytree(
                 ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
             )
-        _run(["git", "apply", "--whitespace=nowarn", str(patch)], copy).check_returncode()
+        applied = _run(["git", "apply", "-C1", "--whitespace=nowarn", str(patch)], copy)
+        if applied.returncode:
+            print(f"{patch.name} does not apply any more: {applied.stderr}")
+            return False
         command = [sys.executable, "-m", "tests.sim", "--stop", "--small", "some", "--first", "0"]
         found = _run([*command, "--seeds", str(SEEDS)], copy)
         said = [line.removeprefix("!! ") for line in found.stdout.splitlines() if line.startswith("!! ")]

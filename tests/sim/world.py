@@ -28,6 +28,9 @@ FOREIGN_KIND = "command"
 SLOW_S = 55.0
 """How long a slow answer takes: just within what is waited for."""
 
+UNDOING_S = 120.0
+"""So long after an undo it may be repeated, because its answer was lost."""
+
 TAKEOVER_GRACE_S = 1.0
 """An act that was begun when another daemon took over is on its way; a later one has no excuse."""
 
@@ -69,6 +72,7 @@ class Machine:
     bits: dict[str, Bit] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     looked: bool = False
+    undone_at: float = -UNDOING_S
 
     def bit(self, kind: str) -> Bit:
         """Return one kind of isolation."""
@@ -102,6 +106,7 @@ class World:
         self.source_fails = False
         self.over = False
         self.trace: list[str] = []
+        self.upon: dict[str, Callable[[], object]] = {}
         self.court = Court(self.now, loop.time)
 
     # -- time and luck
@@ -123,8 +128,10 @@ class World:
             self.uncordon(machine)
 
     def note(self, what: str) -> None:
-        """Write a line of the trace."""
+        """Write a line of the trace, and let happen what waits for it."""
         self.trace.append(f"{self.loop.time():.3f} {what}")
+        if what in self.upon:
+            self.upon[what]()
 
     async def cut(self, process: Process) -> NoReturn:
         """End a process here and now, as a power cut does: nothing after this line is ever run."""
@@ -143,8 +150,6 @@ class World:
             self.court.accuse(f"{by.name} acts ({label}) although another daemon has taken over")
         way = self.mischief.way(label)
         await self.latency(0.5)
-        if way is Way.SLOW:
-            await asyncio.sleep(SLOW_S)
         if way is Way.CUT_BEFORE:
             await self.cut(by)
         if way is Way.FAILS:
@@ -156,6 +161,9 @@ class World:
             result = act()
         if way is Way.CUT_AFTER:
             await self.cut(by)
+        # What is slow is the answer.  An act that lands long after its daemon was deposed, as slow ones
+        # would, nothing but a fence on the node could refuse; there is one for runs.
+        await asyncio.sleep(SLOW_S if way is Way.SLOW else 0.0)
         await self.latency(0.2)
         if way is Way.LOST:
             raise TimeoutError(f"no answer to {label}")
@@ -178,6 +186,7 @@ class World:
             self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
             bit.foreign = False
         bit.is_set = bit.foreign = was_set
+        machine.undone_at = self.loop.time()
         had, bit.ours = bit.ours, ""
         if machine.ours:
             return
@@ -186,8 +195,11 @@ class World:
             self.court.tell("back", rollout=rollout, node=node)
 
     def cordon(self, machine: Machine) -> bool:
-        """Let somebody else take a node out of service, unless we are at it; say whether they did."""
-        if machine.looked or machine.ours:
+        """Let somebody else take a node out of service, unless we are at it; say whether they did.
+
+        A bit has no owner: what is set while an undo is still being repeated cannot be told from ours.
+        """
+        if machine.looked or machine.ours or self.loop.time() < machine.undone_at + UNDOING_S:
             return False
         bit = machine.bit(FOREIGN_KIND)
         bit.is_set = bit.foreign = True
