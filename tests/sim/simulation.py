@@ -24,7 +24,7 @@ from tests.sim import plans
 from tests.sim.caretaker import Caretaker
 from tests.sim.faults import Mischief, Seeded
 from tests.sim.life import Life
-from tests.sim.loop import SimLoop
+from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.meddler import Meddler
 from tests.sim.people import SAM, People
 from tests.sim.seeds import Chances, Marks
@@ -112,7 +112,7 @@ class Simulation:
     def run(self) -> Verdict:
         """Run it to its end, or to the first accusation, and return what it showed."""
         accusations = self.world.court.accusations
-        with self.loop.entered(), heard(Ear(self.world.court.accuse)):
+        with self.loop.entered(), heard(Ear(self._logged)):
             script = self.loop.create_task(self._script())
             while not script.done() and not accusations and self.loop.steps < MAX_STEPS:
                 self._on_step()
@@ -138,6 +138,12 @@ class Simulation:
         for life in self._lives:
             life.release()
         return verdict
+
+    def _logged(self, text: str) -> None:
+        """Accuse the daemon that logs this; one that was deposed and has not noticed knows old facts."""
+        logging_life = next((life for life in self._lives if life.process is CURRENT.get()), None)
+        if logging_life is None or logging_life.epoch == self.world.epoch:
+            self.world.court.accuse(text)
 
     def _on_step(self) -> None:
         if self.crash_in > 0:
