@@ -30,6 +30,8 @@ help:
 	@echo "make check   what needs no running: style, types, import contracts, documents"
 	@echo "make sim     the daemon under a virtual clock, in a world of faults: known seeds and 500 new ones"
 	@echo "             (SEEDS=100000 for a night; sim-planted: bugs that it must find; sim-coverage: what it reaches)"
+	@echo "make sim-planted  prove that the simulation catches six planted bugs"
+	@echo "make sim-coverage how much of the loop, the driver and the store the simulation reaches"
 	@echo "make bench   all measurements"
 	@echo "make docs    write the tables of keys into docs/ anew, from the types"
 	@echo "make lock    write requirements.lock and requirements-dev.lock anew"

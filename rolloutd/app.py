@@ -131,7 +131,6 @@ async def _serving(
     desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe)
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
     caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
-    daemon.turned = lambda decision_s: caretaker.turned()
     notifying = _notifying(state)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caretaker.wish_reload)
     if service.feed_every_s is not None:
@@ -144,6 +143,9 @@ async def _serving(
                 for watch in watches
             ]
             await server.start()
+            # Only now, so that whoever hears READY is answered.
+            daemon.turned = lambda decision_s: caretaker.turned()
+            daemon.turn()
             beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
             beside.append(tasks.create_task(notifying.run(), name="notify"))
