@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from rolloutd import __version__
 from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
         if options.check:
             return 0
-        asyncio.run(serve(settings))
+        _run(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.mistakes:
             sys.stderr.write(f"{mistake}\n")
@@ -55,6 +57,22 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"rolloutd: {error}\n")
         return EXIT_REFUSED
     return 0
+
+
+def _run(serving: Coroutine[Any, Any, None]) -> None:
+    """Serve until the end; what ended it on purpose is told by itself, out of the group of its tasks."""
+    try:
+        asyncio.run(serving)
+    except BaseExceptionGroup as group:
+        wished, unexpected = group.split(RolloutdError)
+        if wished is None or unexpected is not None:
+            raise
+        raise _first(wished) from group
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    one = group.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 if __name__ == "__main__":
