@@ -27,7 +27,7 @@ def main(wanted: list[str]) -> int:
     for name in wanted or known:
         print(f"-- {name}", flush=True)
         ended = subprocess.run(
-            [sys.executable, str(known[name])], cwd=HERE.parent, timeout=LIMIT_S, check=False
+            [sys.executable, "-m", f"bench.{name}"], cwd=HERE.parent, timeout=LIMIT_S, check=False
         )
         if ended.returncode:
             failed.append(name)
