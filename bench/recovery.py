@@ -38,7 +38,7 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd import planfile
 from rolloutd.app import serve
 from rolloutd.journal import entry_hash
-from rolloutd.reloading import Compiler
+from rolloutd.service.reloading import Compiler
 from rolloutd.settings import load
 from rolloutd.store import open_store
 from rolloutd.store.entries import draft, numbered

@@ -11,7 +11,7 @@ from typing import Any
 
 from rolloutd import __version__
 from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
-from rolloutd.logs import FORMS, set_up
+from rolloutd.service.logs import FORMS, set_up
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 

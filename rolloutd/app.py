@@ -22,14 +22,13 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.sources.trees import TreeSources
 from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.adapters.timers import ApschedulerAlarm
-from rolloutd.caretaking import Caretaker
 from rolloutd.compile import compile_limits
 from rolloutd.control.routes import Desk
 from rolloutd.control.server import ControlServer
 from rolloutd.daemon import Daemon
+from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.feed import Feed
-from rolloutd.gear import Gear
 from rolloutd.kit import (
     CHECKS,
     INVENTORIES,
@@ -43,14 +42,15 @@ from rolloutd.kit import (
     make,
 )
 from rolloutd.notifying import Notifying
-from rolloutd.observing import PlainHosts
 from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
-from rolloutd.reloading import Compiler, Reloading, digest
-from rolloutd.service import Service, handed_socket
+from rolloutd.service.caretaking import Caretaker
+from rolloutd.service.reloading import Compiler, Reloading, digest
+from rolloutd.service.systemd import Service, handed_socket
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
+from rolloutd.watching.observing import PlainHosts
 
 log = logging.getLogger("rolloutd")
 
@@ -176,7 +176,7 @@ async def _meter(state: State, daemon: Daemon) -> None:
     if place.listen is None and place.path is None:
         return
     # Loaded here: who asks for no metrics pays for none.
-    from rolloutd.metrics import Meter, serving
+    from rolloutd.service.metrics import Meter, serving
 
     meter = Meter(state, __version__)
     state.committed = meter.committed

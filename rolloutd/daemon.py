@@ -20,16 +20,16 @@ from machines.moves import move
 from machines.rollout import Order, Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
-from rolloutd.driver import Driver
+from rolloutd.driving.driver import Driver
+from rolloutd.driving.gear import Gear
 from rolloutd.errors import StoreFailed, TenureLost
-from rolloutd.gear import Gear
-from rolloutd.observing import Observing
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
 from rolloutd.privacy import guarded
-from rolloutd.refreshing import Refreshing
-from rolloutd.rehearsing import Rehearsing
-from rolloutd.soaking import Soaking
 from rolloutd.state import State
+from rolloutd.watching.observing import Observing
+from rolloutd.watching.refreshing import Refreshing
+from rolloutd.watching.rehearsing import Rehearsing
+from rolloutd.watching.soaking import Soaking
 
 log = logging.getLogger("rolloutd.daemon")
 

@@ -21,8 +21,8 @@ from machines.rollout import DAEMON, Reason
 from rolloutd.errors import NotFound, StoreFailed, TenureLost
 from rolloutd.feed import Feed
 from rolloutd.ports import GROUPS, JSON, Clock, Entry, Host, Store
+from rolloutd.service.telling import tell
 from rolloutd.settings import Settings
-from rolloutd.telling import tell
 
 Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
 """Commits events with their cause."""

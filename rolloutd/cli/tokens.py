@@ -41,7 +41,7 @@ def sign(call: Call) -> int:
     """Print a token for the digest, and the failures, that the rollout has now."""
     import secrets
 
-    from rolloutd import tokens
+    from rolloutd.orders import tokens
 
     args = call.args
     shown = call.get(path_of("rollouts", args.rollout))

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
+from rolloutd.orders.tokens import LONGEST as LONGEST_TOKEN
 from rolloutd.planfile.model import WindowSpec
-from rolloutd.tokens import LONGEST as LONGEST_TOKEN
 
 LONGEST_REASON = 2_000
 """Characters of a reason: a paragraph; the audit keeps every one for ever."""

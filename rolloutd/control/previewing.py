@@ -14,8 +14,8 @@ from machines.index import Index
 from machines.plan import GateName
 from machines.rollout import Actor, Reason, Rollout, Target
 from rolloutd.control import views, wire
+from rolloutd.orders.submit import Draft
 from rolloutd.state import State
-from rolloutd.submit import Draft
 
 DRAFT = "(preview)"
 """The id of a rollout that is none; no plan's name can make it."""

@@ -163,7 +163,7 @@ def parse_pattern(text: str) -> str:
 def check_template(text: str) -> str:
     """Return the text if its `{{ ... }}` can be rendered; jinja2 is imported only where one stands."""
     if "{{" in text or "}}" in text:
-        from rolloutd import render
+        from rolloutd.planfile import render
 
         render.check(text)
     return text

@@ -26,8 +26,8 @@ from machines.events import (
 )
 from machines.windows import Window
 from rolloutd.journal import canonical
+from rolloutd.orders.tokens import SPENT
 from rolloutd.store.statement import Statement, actor_text, list_text
-from rolloutd.tokens import SPENT
 
 # -- rollouts ---------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.kit import INVENTORIES, InventorySnapshot, Kit, make
 from rolloutd.ports import Examined, Inventory
-from rolloutd.reloading import Compiler
+from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
 from rolloutd.store import database, open_store
 from rolloutd.upkeep.copies import damage_of

@@ -22,9 +22,9 @@ import pytest
 from machines.events import GateOpened
 from machines.node import Node, Observation, Sight
 from machines.plan import GateName
-from rolloutd import tokens
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import NameService
+from rolloutd.orders import tokens
 from tests.rolloutd.control_house import NODES, PLAN, House, house
 from tests.rolloutd.test_control_routes import archive
 from tests.support.people import Person, may_make_users, people

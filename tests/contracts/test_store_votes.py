@@ -16,8 +16,8 @@ from machines.rollout import Actor, ActorKind, Order
 from machines.states import Phase, Trigger
 from machines.windows import Window
 from rolloutd.errors import Conflict
+from rolloutd.orders.tokens import SPENT
 from rolloutd.ports import Store
-from rolloutd.tokens import SPENT
 from tests.contracts.store_worlds import (
     ALICE,
     BOB,

@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 
 from machines.index import Index
-from rolloutd import tokens
 from rolloutd.compile import compile_limits
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import document
+from rolloutd.orders import tokens
 from rolloutd.store import open_store
 from tests.rolloutd.control_house import NODES, PEOPLE, PLAN, House, house
 from tests.rolloutd.test_control_routes import SECRET

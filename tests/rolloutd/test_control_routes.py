@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from machines.states import Trigger
-from rolloutd import tokens
 from rolloutd.control.client import Answer
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import document, schema
+from rolloutd.orders import tokens
 from rolloutd.store import open_store
 from tests.rolloutd.control_house import PLAN, House, house
 from tests.support.shapes import problems

@@ -11,7 +11,7 @@ from machines.events import StepAction, StepRecord, StepState
 from machines.rollout import Actor, ActorKind, Order, Target
 from machines.states import Outcome, Phase
 from machines.stopping import stopping
-from rolloutd.interruption import Interruptible
+from rolloutd.driving.interruption import Interruptible
 
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.render import MAX_RENDERED, RenderFailed, TemplateInvalid, check, render
+from rolloutd.planfile.render import MAX_RENDERED, RenderFailed, TemplateInvalid, check, render
 
 LABELS = {"site": "ams", "example.com/gpu": "a100", "evil": "x; rm -rf /"}
 VARIABLES = {"somaxconn": 65535, "net": {"mtu": 9000}, "ports": [80, 443]}

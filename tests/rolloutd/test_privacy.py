@@ -9,7 +9,7 @@ import pytest
 
 from machines.events import StepAction
 from machines.reconcile import next_action
-from rolloutd.logbook import Logbook
+from rolloutd.driving.logbook import Logbook
 from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.privacy import guarded
 from tests.rolloutd.control_house import house

@@ -13,7 +13,7 @@ import pytest
 from machines.node import Kind
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, PROVIDER_ID, Found
-from rolloutd.refreshing import Refreshing
+from rolloutd.watching.refreshing import Refreshing
 from tests.rolloutd.control_house import House, house
 
 
@@ -117,7 +117,7 @@ async def nothing() -> None:
 async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolloutd.refreshing.SOON_S", 0.01)
+    monkeypatch.setattr("rolloutd.watching.refreshing.SOON_S", 0.01)
     async with house(tmp_path) as inside:
         slow, quick = Slow("slow", {"s9": {}}), Source("quick", {"q9": {}})
         refreshing = Refreshing(inside.state, (slow, quick), nothing)
@@ -135,7 +135,7 @@ async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
 async def test_a_source_that_hangs_is_given_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolloutd.refreshing.SOURCE_LIMIT_S", 0.01)
+    monkeypatch.setattr("rolloutd.watching.refreshing.SOURCE_LIMIT_S", 0.01)
     async with house(tmp_path) as inside:
         await Refreshing(inside.state, (Slow("slow", {}), Source("quick", {"q9": {}})), nothing).refresh()
         assert "q9" in inside.state.index.nodes

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from machines.schedule import decide
+from rolloutd.driving.gear import Gear
 from rolloutd.errors import NodeUnreachable
-from rolloutd.gear import Gear
 from rolloutd.ports import Busy, Ok, StepContext
-from rolloutd.rehearsing import Rehearsing
+from rolloutd.watching.rehearsing import Rehearsing
 from tests.contracts.twins.isolator import FakeIsolator
 from tests.contracts.twins.runner import FakeRunner
 from tests.rolloutd.control_house import PLAN, House, house
@@ -64,7 +64,7 @@ async def test_who_can_go_now_goes_first_and_who_cannot_be_asked_is_not_held_up(
 async def test_an_isolator_that_cannot_say_or_does_not_in_time_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolloutd.rehearsing.LIMIT_S", 0.01)
+    monkeypatch.setattr("rolloutd.watching.rehearsing.LIMIT_S", 0.01)
     async with house(tmp_path) as inside:
         inside.see()
         await inside.start(text=CORDONED)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rolloutd import logs
 from rolloutd.control.client import Client
-from rolloutd.logs import JournalHandler
-from rolloutd.service import Service, handed_socket
+from rolloutd.service import logs
+from rolloutd.service.logs import JournalHandler
+from rolloutd.service.systemd import Service, handed_socket
 
 LIMIT_S = 120.0
 """A loaded machine starts the daemon late; what is waited for needs a second elsewhere."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from machines.states import Phase
-from rolloutd.gear import Gear
+from rolloutd.driving.gear import Gear
 from rolloutd.ports import Failed, Ok, Unknown
-from rolloutd.soaking import RED_PAUSE_S, Soaking
+from rolloutd.watching.soaking import RED_PAUSE_S, Soaking
 from tests.contracts.twins.check import FakeCheck
 from tests.contracts.twins.runner import FakeRunner
 from tests.rolloutd.control_house import PLAN, House, house

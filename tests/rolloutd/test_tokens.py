@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutd import tokens
 from rolloutd.control.client import Answer
+from rolloutd.orders import tokens
 from rolloutd.store import open_store
 from tests.rolloutd.control_house import PEOPLE, PLAN, House, house
 

@@ -18,7 +18,7 @@ import yaml
 from machines.events import CallRefused
 from machines.rollout import DAEMON
 from rolloutd import journal
-from rolloutd.reloading import Compiler
+from rolloutd.service.reloading import Compiler
 from rolloutd.store import open_store
 from rolloutd.upkeep.copies import EPOCH_LEAP
 from tests.support.kubetwin import Twin

@@ -6,10 +6,10 @@ from machines import gates
 from machines.plan import GateName
 from machines.rollout import Rollout, Target
 from machines.states import BUSY, Phase
-from rolloutd import locking, orders, voting
-from rolloutd.orders import Events
+from rolloutd.orders import locking, steering, voting
+from rolloutd.orders.steering import Events
+from rolloutd.orders.voting import Ballot
 from rolloutd.state import State
-from rolloutd.voting import Ballot
 from tests.sim.people import EVERYBODY, OLGA, People, Person
 
 STUCK_S = 3600.0
@@ -32,7 +32,7 @@ class Caretaker:
             scope = freeze.id
             await self._people.ask(OLGA, "thaw", lambda now, scope=scope: locking.unfreeze(now, OLGA, scope))  # type: ignore[misc]
         for hold in state.index.holds:
-            if hold.source != orders.LEFT:
+            if hold.source != steering.LEFT:
                 await self._released(hold.node, hold.source, hold.id)
         for rollout in list(state.index.rollouts.values()):
             await self._help(state, rollout)
@@ -41,7 +41,7 @@ class Caretaker:
                 waits = target.phase is Phase.PENDING and target.isolated
                 if rollout.closed and target.order is None and (waits or target.phase is Phase.FAILED):
                     await self._people.ordered(_return, rollout.id, target.node)
-        left = {hold.node for hold in state.index.holds if hold.source == orders.LEFT}
+        left = {hold.node for hold in state.index.holds if hold.source == steering.LEFT}
         for node in sorted(self._people.world.machines):
             isolated = any(t.isolated and t.phase not in BUSY for t in state.index.targets_on(node))
             if isolated or node in left:
@@ -54,7 +54,7 @@ class Caretaker:
             return
         for rollout in list(state.index.rollouts.values()):
             if rollout.paused is not None:
-                await self._people.steer(orders.resume, rollout.id)
+                await self._people.steer(steering.resume, rollout.id)
             await self._approve(state, rollout)
 
     async def _approve(self, state: State, rollout: Rollout) -> None:
@@ -73,7 +73,7 @@ class Caretaker:
         if rollout.closed:
             return
         if rollout.paused is not None:
-            await self._people.steer(orders.resume, name)
+            await self._people.steer(steering.resume, name)
         await self._approve(state, rollout)
         for target in list(state.index.targets(name)):
             if target.phase is Phase.FAILED and target.order is None:
@@ -108,8 +108,8 @@ class Caretaker:
         """Try a failed node again, and after that leave it out."""
         key = (target.rollout, target.node)
         self._retries[key] = self._retries.get(key, 0) + 1
-        await self._people.ordered(orders.retry if self._retries[key] <= 2 else _return, *key)
+        await self._people.ordered(steering.retry if self._retries[key] <= 2 else _return, *key)
 
 
 def _return(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
-    return orders.skip(state, who, rollout, target, reason, "return")
+    return steering.skip(state, who, rollout, target, reason, "return")

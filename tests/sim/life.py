@@ -15,8 +15,8 @@ from machines.events import DaemonStarted
 from machines.index import Index
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.daemon import Daemon
+from rolloutd.driving.gear import Gear
 from rolloutd.feed import Feed
-from rolloutd.gear import Gear
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import SqliteStore, open_store

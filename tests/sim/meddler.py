@@ -11,10 +11,10 @@ from machines.events import VoteCast
 from machines.plan import GateName
 from machines.rollout import Rollout, Target, Vote
 from machines.states import Phase
-from rolloutd import locking, orders, voting
-from rolloutd.orders import Events
+from rolloutd.orders import locking, steering, voting
+from rolloutd.orders.steering import Events
+from rolloutd.orders.voting import Ballot
 from rolloutd.state import State
-from rolloutd.voting import Ballot
 from tests.sim.people import EVERYBODY, OLGA, PATIENCE_S, SAM, People, Person
 
 
@@ -86,15 +86,15 @@ class Meddler:
         )
 
     async def _pause(self, people: random.Random, state: State) -> None:
-        await self._people.steer(orders.pause, self._people.some(people, state))
+        await self._people.steer(steering.pause, self._people.some(people, state))
 
     async def _resume(self, people: random.Random, state: State) -> None:
-        await self._people.steer(orders.resume, self._people.some(people, state))
+        await self._people.steer(steering.resume, self._people.some(people, state))
 
     async def _cancel(self, people: random.Random, state: State) -> None:
         if people.random() < 0.15:
             await self._people.steer(
-                people.choice((orders.cancel, _cancel_now)), self._people.some(people, state)
+                people.choice((steering.cancel, _cancel_now)), self._people.some(people, state)
             )
 
     async def _delete(self, people: random.Random, state: State) -> None:
@@ -113,13 +113,13 @@ class Meddler:
         rollout = self._people.some(people, state)
         waiting = [t.node for t in state.index.targets(rollout) if t.phase is Phase.PENDING]
         if waiting:
-            await self._people.ordered(orders.advance, rollout, people.choice(sorted(waiting)))
+            await self._people.ordered(steering.advance, rollout, people.choice(sorted(waiting)))
 
     async def _retry(self, people: random.Random, state: State) -> None:
-        await self._order(people, state, orders.retry)
+        await self._order(people, state, steering.retry)
 
     async def _rollback(self, people: random.Random, state: State) -> None:
-        await self._order(people, state, orders.rollback)
+        await self._order(people, state, steering.rollback)
 
     async def _skip(self, people: random.Random, state: State) -> None:
         await self._order(people, state, people.choice((_skip, _return, _leave)))
@@ -205,27 +205,27 @@ class Meddler:
 
 
 def _deleted(now: State, rollout: str) -> Events:
-    return orders.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
+    return steering.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
 
 
 def _stop(*args: Any) -> Events:
-    return orders.pause(*args, stop=True)
+    return steering.pause(*args, stop=True)
 
 
 def _cancel_now(*args: Any) -> Events:
-    return orders.cancel(*args, stop=True)
+    return steering.cancel(*args, stop=True)
 
 
 def _skip(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
-    return orders.skip(state, who, rollout, target, reason, None)
+    return steering.skip(state, who, rollout, target, reason, None)
 
 
 def _return(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
-    return orders.skip(state, who, rollout, target, reason, "return")
+    return steering.skip(state, who, rollout, target, reason, "return")
 
 
 def _leave(state: State, who: Person, rollout: Rollout, target: Target, reason: str) -> Events:
-    return orders.skip(state, who, rollout, target, reason, "leave")
+    return steering.skip(state, who, rollout, target, reason, "leave")
 
 
 _DEEDS = (

@@ -15,11 +15,11 @@ from typing import Any
 
 from machines.events import VoteCast
 from machines.rollout import Actor, ActorKind
-from rolloutd import orders, voting
 from rolloutd.errors import RolloutdError
-from rolloutd.orders import Events
+from rolloutd.orders import steering, voting
+from rolloutd.orders.steering import Events
+from rolloutd.orders.voting import Ballot
 from rolloutd.state import InvariantBroken, State
-from rolloutd.voting import Ballot
 from tests.sim.life import Life
 from tests.sim.world import World
 
@@ -29,7 +29,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody with an account (orders.Asker)."""
+    """Somebody with an account (steering.Asker)."""
 
     user: str
     uid: int
@@ -114,7 +114,7 @@ class People:
 
     async def give_back(self, node: str) -> None:
         """Ask for a node to be returned."""
-        await self.ask(OLGA, "return", lambda now: orders.give_back(now, OLGA, node, "tests")[1])
+        await self.ask(OLGA, "return", lambda now: steering.give_back(now, OLGA, node, "tests")[1])
 
     def state(self) -> State | None:
         """Return what the daemon knows that answers now."""

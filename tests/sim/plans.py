@@ -116,7 +116,7 @@ def labels_of(shape: random.Random, number: int) -> dict[str, str]:
 def opening(
     rollout: str, content: dict[str, Any], plan: Plan, index: Index, by: Actor, at: float, *, looked: bool
 ) -> RolloutOpened:
-    """Return the submit of a plan for all nodes that it selects, as rolloutd.submit makes it."""
+    """Return the submit of a plan for all nodes that it selects, as rolloutd.orders.submit makes it."""
     matching = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]
     keys = tuple(dict.fromkeys((*index.limits.pools, *plan.pool_keys)))
     targets = tuple(

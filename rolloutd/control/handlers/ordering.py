@@ -14,13 +14,13 @@ from functools import partial
 from machines import gates
 from machines.plan import GateName
 from machines.rollout import Rollout, Target
-from rolloutd import locking, orders, voting
 from rolloutd.control import bodies, views, wire
 from rolloutd.control.finding import Found, find
 from rolloutd.control.identity import Identity
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.errors import Refused
-from rolloutd.orders import Events
+from rolloutd.orders import locking, steering, voting
+from rolloutd.orders.steering import Events
 from rolloutd.state import State
 
 OWNERS = "members of the team that owns the plan, and admins"
@@ -77,17 +77,17 @@ async def withdraw(desk: Desk, call: Call) -> wire.Gate:
 
 async def pause(desk: Desk, call: Call) -> wire.Rollout:
     """Start no node of a rollout until it is resumed."""
-    return await _steer(desk, call, partial(orders.pause, stop=call.body.now))
+    return await _steer(desk, call, partial(steering.pause, stop=call.body.now))
 
 
 async def resume(desk: Desk, call: Call) -> wire.Rollout:
     """Lift a person's pause."""
-    return await _steer(desk, call, orders.resume)
+    return await _steer(desk, call, steering.resume)
 
 
 async def cancel(desk: Desk, call: Call) -> wire.Rollout:
     """End a rollout: nothing of it starts any more."""
-    return await _steer(desk, call, partial(orders.cancel, stop=call.body.now))
+    return await _steer(desk, call, partial(steering.cancel, stop=call.body.now))
 
 
 async def delete(desk: Desk, call: Call) -> wire.Deleted:
@@ -96,7 +96,7 @@ async def delete(desk: Desk, call: Call) -> wire.Deleted:
     async with desk.state.deciding(call.who.actor) as commit:
         rollout = _current(desk.state, found)
         targets = tuple(found.index.targets(rollout.id))
-        await commit(orders.delete(desk.state, call.who, rollout, targets), "delete")
+        await commit(steering.delete(desk.state, call.who, rollout, targets), "delete")
     return {"rollout": found.rollout.id}
 
 
@@ -105,17 +105,17 @@ async def delete(desk: Desk, call: Call) -> wire.Deleted:
 
 async def advance(desk: Desk, call: Call) -> wire.Node:
     """Let a waiting node go before the others of its wave."""
-    return await _steer_node(desk, call, orders.advance)
+    return await _steer_node(desk, call, steering.advance)
 
 
 async def retry(desk: Desk, call: Call) -> wire.Node:
     """Try a failed node again."""
-    return await _steer_node(desk, call, orders.retry)
+    return await _steer_node(desk, call, steering.retry)
 
 
 async def rollback(desk: Desk, call: Call) -> wire.Node:
     """Run the rollback playbook on a failed node."""
-    return await _steer_node(desk, call, orders.rollback)
+    return await _steer_node(desk, call, steering.rollback)
 
 
 async def skip(desk: Desk, call: Call) -> wire.Node:
@@ -123,7 +123,7 @@ async def skip(desk: Desk, call: Call) -> wire.Node:
     body: bodies.SkipNode = call.body
 
     def skipped(state: State, who: Identity, rollout: Rollout, target: Target, reason: str) -> Events:
-        return orders.skip(state, who, rollout, target, reason, body.put_back)
+        return steering.skip(state, who, rollout, target, reason, body.put_back)
 
     return await _steer_node(desk, call, skipped)
 
@@ -133,7 +133,7 @@ async def give_back(desk: Desk, call: Call) -> wire.Node:
     body: bodies.MaybeBecause = call.body
     reason = body.reason or NO_REASON
     async with desk.state.deciding(call.who.actor) as commit:
-        target, events = orders.give_back(desk.state, call.who, call.names["n"], reason)
+        target, events = steering.give_back(desk.state, call.who, call.names["n"], reason)
         await commit(events, _cause("return", reason))
     return _node(
         desk, Found(desk.state.index, desk.state.index.rollout(target.rollout), live=True), target.node
@@ -198,7 +198,7 @@ async def unfreeze(desk: Desk, call: Call) -> wire.Released:
 
 async def refresh(desk: Desk, call: Call) -> wire.Refreshing:
     """Ask the inventory sources again; the answer does not wait for theirs."""
-    orders.mind_administering(call.who, "refresh the inventory")
+    steering.mind_administering(call.who, "refresh the inventory")
     desk.refresh()
     return {"sources": sorted(desk.state.sources)}
 

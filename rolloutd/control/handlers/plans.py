@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 from machines.progress import progress
-from rolloutd import orders, planfile, submit
+from rolloutd import planfile
 from rolloutd.control import bodies, wire
 from rolloutd.control.answers import mistake_of
 from rolloutd.control.finding import find
 from rolloutd.control.previewing import preview
 from rolloutd.control.routes import Call, Created, Desk, Route
 from rolloutd.errors import InvalidFile
+from rolloutd.orders import steering, submit
 from rolloutd.planfile import PlanFile
 
 ANY_TEAM = "members of the teams in the settings, and admins"
@@ -30,7 +31,7 @@ async def validate(desk: Desk, call: Call) -> wire.Validation:
 async def preview_plan(desk: Desk, call: Call) -> wire.Preview:
     """Show what a plan would do."""
     body: bodies.PlanWithSource = call.body
-    orders.mind_trying(call.who)
+    steering.mind_trying(call.who)
     draft = await submit.draft(desk.state, desk.sources, body.file, body.text.encode(), body.upload)
     return preview(desk.state, draft, call.who.actor)
 
@@ -38,7 +39,7 @@ async def preview_plan(desk: Desk, call: Call) -> wire.Preview:
 async def submit_plan(desk: Desk, call: Call) -> Created | wire.Submission:
     """Open a rollout that waits at its start gate, or name the one that this plan has."""
     body: bodies.PlanToSubmit = call.body
-    orders.mind_trying(call.who)
+    steering.mind_trying(call.who)
     file = await _read(body)
     _mind_owner(desk, call, file, takes_over=body.again or body.supersede)
     rollout, existing = await submit.submit(
@@ -64,7 +65,7 @@ async def submit_plan(desk: Desk, call: Call) -> Created | wire.Submission:
 
 async def upload(desk: Desk, call: Call) -> Created:
     """Keep a tree of playbooks under its content hash."""
-    orders.mind_trying(call.who)
+    steering.mind_trying(call.who)
     pinned = await desk.sources.keep_upload(call.content)
     answer: wire.Upload = {"upload": pinned.pin}
     return Created(answer)
@@ -79,12 +80,12 @@ def _mind_owner(desk: Desk, call: Call, file: PlanFile, *, takes_over: bool) -> 
     """Refuse who may not submit for the plan's owner, or end the rollout that it would take over from."""
     metadata = file.content["metadata"]
     if metadata["owner"] in desk.state.settings.teams:
-        orders.mind_submitting(call.who, metadata["owner"])
+        steering.mind_submitting(call.who, metadata["owner"])
     if not takes_over:
         return
     for rollout in desk.state.index.rollouts.values():
         if rollout.plan.name == metadata["name"] and not rollout.closed:
-            orders.mind_steering(call.who, rollout, "take over from")
+            steering.mind_steering(call.who, rollout, "take over from")
 
 
 ROUTES: Sequence[Route] = (

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from machines.limits import TeamRules
 from machines.plan import GateName
-from rolloutd import teaming, voting, vouching
 from rolloutd.compile import compile_windows
 from rolloutd.control import bodies, views, wire
 from rolloutd.control.answers import WrongRequest
@@ -14,7 +13,8 @@ from rolloutd.control.finding import Found, find
 from rolloutd.control.handlers.ordering import gate_of
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.errors import Conflict, NotAllowed, Refused
-from rolloutd.tokens import SPENT
+from rolloutd.orders import teaming, voting, vouching
+from rolloutd.orders.tokens import SPENT
 
 
 async def team(desk: Desk, call: Call) -> wire.Team:

@@ -60,9 +60,9 @@ from machines.states import BUSY, IllegalTransition, Outcome, Phase, edge
 from machines.windows import Freeze
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.journal import GENESIS, Verdict, entry_hash
+from rolloutd.orders.tokens import SPENT
 from rolloutd.ports import JSON, ClosedRollout, Entry
 from rolloutd.store.entries import draft, numbered, rollout_of
-from rolloutd.tokens import SPENT
 
 Compile = Callable[[Mapping[str, Any]], Plan]
 

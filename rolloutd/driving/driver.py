@@ -20,17 +20,17 @@ from machines.moves import move
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from machines.takeover import carried
-from rolloutd.contexts import step_context
+from rolloutd.driving.contexts import step_context
+from rolloutd.driving.gear import Gear
+from rolloutd.driving.interruption import Interruptible, beside
+from rolloutd.driving.isolation import Isolation
+from rolloutd.driving.logbook import Logbook
+from rolloutd.driving.turn import Turn
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.gear import Gear
-from rolloutd.interruption import Interruptible, beside
-from rolloutd.isolation import Isolation
-from rolloutd.logbook import Logbook
 from rolloutd.ports import Check, Failed, Ok, RunRequest, RunState, StepContext, StepResult, Unknown
 from rolloutd.state import InvariantBroken, Live, State
-from rolloutd.turn import Turn
 
-log = logging.getLogger("rolloutd.driver")
+log = logging.getLogger("rolloutd.driving.driver")
 
 T = TypeVar("T")
 

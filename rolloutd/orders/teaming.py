@@ -13,7 +13,7 @@ from machines.events import TeamSet
 from machines.limits import TeamRules
 from machines.windows import Window, next_opening
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.orders import Asker, Events
+from rolloutd.orders.steering import Asker, Events
 from rolloutd.state import State
 
 

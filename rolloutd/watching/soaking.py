@@ -15,14 +15,14 @@ from machines.plan import StepSpec
 from machines.progress import soaking
 from machines.rollout import Target
 from machines.states import Outcome, Trigger
-from rolloutd.contexts import step_context
+from rolloutd.driving.contexts import step_context
+from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.gear import Gear
 from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.privacy import guarded
 from rolloutd.state import State
 
-log = logging.getLogger("rolloutd.soaking")
+log = logging.getLogger("rolloutd.watching.soaking")
 
 WATCH_EVERY_S = 60.0
 """How often a soaking canary's checks are made again: a red one is known within a minute."""

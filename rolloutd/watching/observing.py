@@ -16,7 +16,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import Host, Observer
 from rolloutd.state import State
 
-log = logging.getLogger("rolloutd.observing")
+log = logging.getLogger("rolloutd.watching.observing")
 
 
 class PlainHosts:

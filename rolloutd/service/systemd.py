@@ -16,7 +16,7 @@ from collections.abc import Mapping, MutableMapping
 
 from rolloutd.control.binding import CannotListen, adopt
 
-log = logging.getLogger("rolloutd.service")
+log = logging.getLogger("rolloutd.service.systemd")
 
 FIRST_DESCRIPTOR = 3
 """Where handed-over descriptors begin (SD_LISTEN_FDS_START)."""

@@ -13,7 +13,7 @@ from pydantic import Field
 from rolloutd.planfile.model import MAX_ITEMS
 from rolloutd.planfile.scalars import Limit, TeamName
 from rolloutd.planfile.steps import Part, span
-from rolloutd.sources import FilePath
+from rolloutd.settings.sources import FilePath
 
 PATHS: tuple[tuple[str, ...], ...] = (("service_accounts", "*", "key_file"), ("notify", "urls_file"))
 """Where paths stand; `*` is any key of a mapping."""

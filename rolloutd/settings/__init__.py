@@ -17,10 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
 
 from rolloutd.errors import InvalidFile, Mistake
-from rolloutd.metering import PATHS as METRICS_PATHS
-from rolloutd.metering import Metrics
-from rolloutd.outside import PATHS as OUTSIDE_PATHS
-from rolloutd.outside import Notify, ServiceAccount, ServiceName
 from rolloutd.planfile import rules
 from rolloutd.planfile.check import Breach, Format, check
 from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
@@ -40,8 +36,12 @@ from rolloutd.planfile.steps import (
     step_model,
 )
 from rolloutd.planfile.wording import ROOT
-from rolloutd.sources import INVENTORY_KINDS, FilePath, Word, clusters_differ, read_path
-from rolloutd.sources import PATHS as SOURCE_PATHS
+from rolloutd.settings.metering import PATHS as METRICS_PATHS
+from rolloutd.settings.metering import Metrics
+from rolloutd.settings.outside import PATHS as OUTSIDE_PATHS
+from rolloutd.settings.outside import Notify, ServiceAccount, ServiceName
+from rolloutd.settings.sources import INVENTORY_KINDS, FilePath, Word, clusters_differ, read_path
+from rolloutd.settings.sources import PATHS as SOURCE_PATHS
 
 JSON = Any
 

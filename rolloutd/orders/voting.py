@@ -16,7 +16,7 @@ from machines.events import RolloutCancelled, VoteCast, VoteWithdrawn
 from machines.plan import GateName
 from machines.rollout import ActorKind, Failure, Rollout, Vote
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.orders import Asker, Events
+from rolloutd.orders.steering import Asker, Events
 from rolloutd.state import State
 
 MOST_VOTES = 5_000

@@ -27,7 +27,7 @@ from machines.progress import progress
 from machines.rollout import Rollout
 from machines.states import BUSY, Phase
 from rolloutd.control.binding import CannotListen, bind
-from rolloutd.metering import Metrics
+from rolloutd.settings.metering import Metrics
 from rolloutd.state import State
 
 LAG_LOOK_S = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from machines.plan import Plan, StepSpec
-from rolloutd.gear import Gear
+from rolloutd.driving.gear import Gear
+from rolloutd.planfile.render import render
 from rolloutd.ports import StepContext
-from rolloutd.render import render
 from rolloutd.state import State
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from machines import actions, records
 from machines.events import StepAction
 from machines.plan import Plan, StepSpec
-from rolloutd.contexts import step_context
-from rolloutd.gear import Gear
-from rolloutd.logbook import Logbook
+from rolloutd.driving.contexts import step_context
+from rolloutd.driving.gear import Gear
+from rolloutd.driving.logbook import Logbook
+from rolloutd.driving.turn import Turn
 from rolloutd.ports import Busy, Failed, Look, Ok, StepResult, Unknown
 from rolloutd.state import State
-from rolloutd.turn import Turn
 
-log = logging.getLogger("rolloutd.isolation")
+log = logging.getLogger("rolloutd.driving.isolation")
 
 GUARD_EVERY_S = 15.0
 """How often the isolation is looked at under a run; a change that is seen calls for a look at once."""

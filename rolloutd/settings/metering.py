@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 
 from rolloutd.planfile.scalars import Unreadable, schema_of
 from rolloutd.planfile.steps import Part
-from rolloutd.sources import read_path
+from rolloutd.settings.sources import read_path
 
 PATHS: tuple[tuple[str, ...], ...] = (("metrics", "path"),)
 """Where paths stand."""

@@ -12,7 +12,7 @@ from machines.events import Frozen, HoldReleased, HoldTaken, Unfrozen
 from machines.rollout import Actor, Hold, Reason, Target
 from machines.windows import Freeze
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.orders import LEFT, Asker, Events
+from rolloutd.orders.steering import LEFT, Asker, Events
 from rolloutd.state import State
 
 PERSON = "person"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from machines.decision import Rehearse
 from machines.prospects import Prospect
-from rolloutd.contexts import step_context
+from rolloutd.driving.contexts import step_context
+from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
-from rolloutd.gear import Gear
 from rolloutd.ports import Busy, Rehearsal
 from rolloutd.state import State
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from machines.events import VoteCast, VoteWithdrawn
 from machines.plan import GateName
 from machines.rollout import Actor, ActorKind, Rollout
-from rolloutd import tokens, voting
 from rolloutd.errors import NotAllowed, Refused
-from rolloutd.orders import Asker, Events
-from rolloutd.outside import ServiceAccount
+from rolloutd.orders import tokens, voting
+from rolloutd.orders.steering import Asker, Events
+from rolloutd.orders.tokens import LONGEST_LIFE_S, BadToken, Claims
+from rolloutd.settings.outside import ServiceAccount
 from rolloutd.state import State
-from rolloutd.tokens import LONGEST_LIFE_S, BadToken, Claims
 
 LONGEST_KEY = 65_536
 """Bytes read of a key file; keys have some hundred."""

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from machines.events import Event, NodesGone, NodesSeen
 from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
-from rolloutd.merging import Merged, merge
 from rolloutd.ports import Found, Inventory
 from rolloutd.state import SourceState, State
+from rolloutd.watching.merging import Merged, merge
 
-log = logging.getLogger("rolloutd.refreshing")
+log = logging.getLogger("rolloutd.watching.refreshing")
 
 SOON_S = 2.0
 """How long the slower sources are waited for: a joiner is to be known within five seconds."""

@@ -12,11 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rolloutd import journal, standing
-from rolloutd.service import Service
+from rolloutd import journal
+from rolloutd.service import standing
+from rolloutd.service.systemd import Service
 from rolloutd.state import State
 
-log = logging.getLogger("rolloutd.caretaking")
+log = logging.getLogger("rolloutd.service.caretaking")
 
 AUDIT = "audit"
 """The subject of what is said of the audit's chain."""

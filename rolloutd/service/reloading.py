@@ -23,7 +23,7 @@ from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import Settings, TeamSettings, load
 from rolloutd.state import State
 
-log = logging.getLogger("rolloutd.reloading")
+log = logging.getLogger("rolloutd.service.reloading")
 
 AT_ONCE = frozenset(
     {
