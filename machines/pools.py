@@ -48,6 +48,11 @@ class Stand:
         return self.code != "unknown"
 
     @property
+    def suspect(self) -> bool:
+        """Whether the last look at the node, however old, did not find it up."""
+        return isinstance(self.by, Observation) and (self.by.foreign or self.by.sight is not Sight.UP)
+
+    @property
     def since(self) -> float | None:
         """Since when (epoch seconds), as far as it is known."""
         match self.by:
@@ -226,6 +231,12 @@ def blocked_by(index: Index, target: Target, taken: Taken | None = None) -> tupl
     return unsure
 
 
+def doubted(index: Index, target: Target) -> Stand | None:
+    """Return the mate that is named where only unknown ones are in the target's way."""
+    found = blocked_by(index, target)
+    return None if found is None or found[1] is not None else _first_unknown(index, found[0], target.node)
+
+
 def explain(index: Index, pool: Pool) -> Reason:
     """Return why a full pool is full."""
     return _full(index, pool, "", len(pool.down))
@@ -279,8 +290,12 @@ def _full(index: Index, pool: Pool, node: str, surely: int) -> Reason:
 
 
 def _unknown(index: Index, pool: Pool, target: Target) -> Reason:
-    first = next(iter(_ordered(index, pool.unknown, without=target.node)))
+    first = _first_unknown(index, pool, target.node)
     return Reason("mate-unknown", _mate(first, pool), first.since, first.lifted_by)
+
+
+def _first_unknown(index: Index, pool: Pool, node: str) -> Stand:
+    return next(_ordered(index, pool.unknown, without=node))
 
 
 def _mate(mate: Stand, pool: Pool) -> str:
@@ -288,7 +303,7 @@ def _mate(mate: Stand, pool: Pool) -> str:
 
 
 def _ordered(index: Index, nodes: Iterable[str], without: str = "") -> Iterator[Stand]:
-    """Yield the stands of the nodes: worked on first, unknown last, then by name."""
+    """Yield the stands of the nodes: worked on first, unknown last, but the suspect of those; then by name."""
     stands = [index.stand(node) for node in nodes if node != without]
     known = [each for each in stands if each is not None]
-    yield from sorted(known, key=lambda each: (_RANK[each.code], natural(each.node)))
+    yield from sorted(known, key=lambda each: (_RANK[each.code], not each.suspect, natural(each.node)))

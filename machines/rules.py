@@ -240,6 +240,22 @@ UNSEEN = frozenset({"mate-unknown", "node-unknown"})
 """Reasons that an observation may lift."""
 
 
+def vagueness(index: Index, target: Target, reason: Reason) -> int:
+    """Rank a reason: 0 what is known, 1 who was last seen out of service, 2 who was merely not seen lately.
+
+    Nobody is looked at for a node that could not start anyhow; and of two looks that
+    are too old, the next one rather lifts the one that was good.
+    """
+    match reason.code:
+        case "node-unknown":
+            doubted = pools.sight(index, target.node)
+        case "mate-unknown":
+            doubted = pools.doubted(index, target)
+        case _:
+            return 0
+    return 1 if doubted is not None and doubted.suspect else 2
+
+
 def until(index: Index, rollout: Rollout, target: Target, reason: Reason, now: float) -> float:
     """Return when time alone may lift this reason (epoch seconds); infinity when it cannot."""
     match reason.code:

@@ -123,8 +123,7 @@ def _waiting(
         rules.observe_only(index),
     )
     given = [reason for reason in reasons if reason is not None]
-    # Nobody is looked at for a node that could not start anyhow, so what was not seen lately is said last.
-    return min(given, key=lambda reason: reason.code in rules.UNSEEN, default=None)
+    return min(given, key=lambda reason: rules.vagueness(index, target, reason), default=None)
 
 
 def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:

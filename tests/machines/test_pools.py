@@ -244,3 +244,23 @@ def test_a_full_pool_is_said_before_what_was_not_seen_lately() -> None:
     index.observed([Observation("n1", Sight.UP, later)], later)
     reason = why(index, "R", "n2", later)
     assert (reason.code, "n1 is isolating" in reason.text) == ("pool-full", True)
+
+
+def test_a_mate_last_seen_down_is_named_before_what_is_merely_not_seen_lately() -> None:
+    """Whoever looks between two looks at a dead node is told of it, not of those that were well."""
+    index = index_of(PAYMENTS)
+    submit(index)
+    index.observed([Observation("n3", Sight.DOWN, T0, "connection refused")], T0)
+    later = T0 + 300.0
+    reason = why(index, "R", "n1", later)
+    assert reason.code == "mate-unknown"
+    assert reason.text.startswith("mate n3 of team/payments does not answer: connection refused (obser")
+    assert why(index, "R", "n3", later).code == "node-unknown"
+
+
+def test_a_node_last_seen_down_itself_says_so_before_its_mates() -> None:
+    index = index_of(PAYMENTS)
+    submit(index)
+    index.observed([Observation(node, Sight.DOWN, T0, "gone") for node in ("n1", "n3")], T0)
+    reason = why(index, "R", "n1", T0 + 300.0)
+    assert (reason.code, reason.text.startswith("n1 does not answer: gone")) == ("node-unknown", True)
