@@ -303,7 +303,7 @@ def _mate(mate: Stand, pool: Pool) -> str:
 
 
 def _ordered(index: Index, nodes: Iterable[str], without: str = "") -> Iterator[Stand]:
-    """Yield the stands of the nodes: worked on first, unknown last, but the suspect of those; then by name."""
+    """Yield the stands of the nodes: worked on first, unknown last and suspect ones before those; by name."""
     stands = [index.stand(node) for node in nodes if node != without]
     known = [each for each in stands if each is not None]
     yield from sorted(known, key=lambda each: (_RANK[each.code], not each.suspect, natural(each.node)))
