@@ -141,7 +141,7 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     voices = _voices(rollout, need, counted)
     teams = _teams(need, voices, asked_of(index, rollout, gate, wave, opened))
     owners = len(voices.get(rollout.plan.owner, ()))
-    missing = _missing(rollout, need, owners, teams)
+    missing = _missing(index, rollout, need, owners, teams)
     held_back = not need.per_team and any(have < want for _, want, have in teams)
     if any(not vote.yes for vote in votes):
         state = "rejected"
@@ -220,20 +220,18 @@ def team_waits(index: Index, target: Target) -> Reason | None:
     rollout = index.rollout(target.rollout)
     team = target.needs_vote_of
     if team is not None and not _joiner_voted(rollout, team, target):
-        text = f"{target.node} came after the start was approved; team {team} has not voted for it"
-        return Reason(
-            "needs-vote",
-            text,
-            target.since,
-            f"a member of team {team}: rolloutctl approve {rollout.id} start",
-        )
+        lacks = f"team {team} has not voted for it" if _can_vote(index, team) else _nobody(team)
+        text = f"{target.node} came after the start was approved; {lacks}"
+        by = _voters(index, rollout, team, GateName.START, target.node)
+        return Reason("needs-vote", text, target.since, by)
     for each in rollout.opened:
         need = need_of(rollout, each.gate)
         if each.gate is GateName.PROCEED or not need.per_team or target.team is None:
             continue
         if not has_voted(rollout, need, cast_at(rollout, each.gate, each.wave), target.team):
-            text = f"team {target.team} has not voted at {each.gate}; its nodes wait"
-            by = f"a member of team {target.team}: rolloutctl approve {rollout.id} {each.gate}"
+            lacks = "" if _can_vote(index, target.team) else f": {_nobody(target.team)}"
+            text = f"team {target.team} has not voted at {each.gate}; its nodes wait{lacks}"
+            by = _voters(index, rollout, target.team, each.gate, target.node)
             return Reason("needs-vote", text, each.at, by)
     return None
 
@@ -325,7 +323,7 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
         state, missing = "rejected", _rejection(votes)
     elif open_failures:
         state = "waiting"
-        missing = f"{_named(open_failures)}; {_missing(rollout, need, owners, teams)}"
+        missing = f"{_named(open_failures)}; {_missing(index, rollout, need, owners, teams)}"
     else:
         state = "open" if rollout.failures else "not-asked"
     return GateView(GateName.PROCEED, "", state, need.owner, owners, teams, votes, missing, open_failures)
@@ -342,17 +340,39 @@ def _teams(
     return tuple((team, need.each_team, len(voices.get(team, ()))) for team in teams)
 
 
-def _missing(rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]) -> str:
-    return "; ".join(_wants(rollout, need, owners, teams))
+def _missing(
+    index: Index, rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]
+) -> str:
+    return "; ".join(_wants(index, rollout, need, owners, teams))
 
 
-def _wants(rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]) -> Iterator[str]:
+def _wants(
+    index: Index, rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]
+) -> Iterator[str]:
     if owners < need.owner:
         lacking = need.owner - owners
         yield f"{lacking} of {need.owner} votes of the owner, team {rollout.plan.owner}, are missing"
     for team, want, have in teams:
         if have < want:
-            yield f"{want - have} of {want} votes of team {team} are missing"
+            nobody = "" if _can_vote(index, team) else f" ({_nobody(team)}: an admin adds it)"
+            yield f"{want - have} of {want} votes of team {team} are missing{nobody}"
+
+
+def _can_vote(index: Index, team: str) -> bool:
+    """Say whether the settings know the team, so that somebody can vote for it."""
+    known = index.limits.teams
+    return known is None or team in known
+
+
+def _nobody(team: str) -> str:
+    return f"the settings have no team {team}, so nobody can vote for it"
+
+
+def _voters(index: Index, rollout: Rollout, team: str, gate: GateName, node: str) -> str:
+    """Return who can give a team's vote, or what else lifts the wait for it."""
+    if _can_vote(index, team):
+        return f"a member of team {team}: rolloutctl approve {rollout.id} {gate}"
+    return f"an admin, who adds team {team} to the settings, or rolloutctl skip {rollout.id} {node}"
 
 
 def _rejection(votes: Iterable[Vote]) -> str:

@@ -57,10 +57,14 @@ class TeamRules:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the settings say of pools, windows and the whole fleet."""
+    """What the settings say of pools, windows and the whole fleet.
+
+    `teams` are those that the settings name, of which alone votes can come; None where that is not known.
+    """
 
     pools: Mapping[str, PoolRule] = field(default_factory=lambda: {"team": PoolRule()})
     max_parallel: int = 64
     observe_within_s: float = OBSERVE_WITHIN_S
     team_windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
     observe_only: bool = False
+    teams: frozenset[str] | None = None

@@ -86,6 +86,7 @@ def compile_limits(settings: Settings) -> Limits:
             if team.windows
         },
         observe_only=settings.observe_only,
+        teams=frozenset(settings.teams),
     )
 
 

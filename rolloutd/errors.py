@@ -51,6 +51,10 @@ class Refused(RolloutdError):
         self.text = text
 
 
+class Passed(Refused):
+    """An instant that was to come has passed already: a slip of the asker's, whatever the facts."""
+
+
 class NotAllowed(RolloutdError):
     """This person may not do this; says who may."""
 

@@ -200,7 +200,9 @@ def survey(nodes: Iterable[NodeState], now: float) -> Survey:
             ready.append(node.node)
         elif phase == "pending" and node.reason is not None:
             reason = node.reason
-            waits.setdefault((reason["code"], reason["text"], reason["lifted_by"]), []).append(node.node)
+            waits.setdefault((reason["code"], reason["text"], reason["lifted_by"] or ""), []).append(
+                node.node
+            )
         elif phase == "done" and node.since is not None:
             last_end[node.wave] = max(last_end.get(node.wave, 0.0), node.since)
             if now - node.since < RATE_WINDOW_S:

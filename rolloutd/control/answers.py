@@ -22,6 +22,7 @@ from rolloutd.errors import (
     NodeUnreachable,
     NotAllowed,
     NotFound,
+    Passed,
     Refused,
     RolloutdError,
     SourceFailed,
@@ -82,6 +83,8 @@ def of_error(exc: RolloutdError) -> web.Response:
             return error(413, "too-big", text)
         case InvalidFile():
             return error(422, "invalid-plan", text, exc.mistakes)
+        case Passed():
+            return error(400, exc.code, exc.text)
         case Refused():
             return error(409, exc.code, exc.text)
         case NotAllowed():

@@ -63,6 +63,22 @@ async def find(state: State, named: str) -> Found:
     return await _found(state, next(iter(candidates), named))
 
 
+async def find_in_audit(state: State, named: str) -> str:
+    """Return the id of the rollout that is meant, also of a deleted one, which the audit alone remembers.
+
+    Raises NotFound where the audit has never heard of it, Refused when several could be meant.
+    """
+    try:
+        return (await find(state, named)).rollout.id
+    except NotFound:
+        if await state.store.audit(limit=1, rollout=named):
+            return named
+    raise NotFound(
+        f"neither a rollout nor the audit has the name {named}: rolloutctl rollouts lists those there are,"
+        " and a deleted one is named by its whole id"
+    )
+
+
 async def _found(state: State, rollout: str) -> Found:
     known = state.index.rollouts.get(rollout)
     if known is not None:

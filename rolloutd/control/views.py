@@ -39,7 +39,7 @@ def reason(found: Reason | None) -> wire.Reason | None:
         "code": found.code,
         "text": found.text,
         "since": maybe(found.since),
-        "lifted_by": found.lifted_by,
+        "lifted_by": found.lifted_by or None,
     }
 
 
@@ -170,7 +170,7 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
     ]
     return {
         "gate": view.gate.value,
-        "wave": view.wave,
+        "wave": view.wave or None,
         "team": None,
         "state": cast(wire.GateState, view.state),
         "needs": {
@@ -178,7 +178,7 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
             "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
         },
         "votes": [_vote(each, vote, now) for vote in cast_here],
-        "missing": view.missing,
+        "missing": view.missing or None,
     }
 
 
@@ -368,5 +368,5 @@ def _known(index: Index, each: Node) -> wire.InventoryNode:
         "sources": list(each.sources),
         "sight": (Sight.UNKNOWN if seen is None else seen.sight).value,
         "seen_at": None if seen is None else moment(seen.at),
-        "why": "not observed yet" if seen is None else seen.why,
+        "why": "not observed yet" if seen is None else seen.why or None,
     }

@@ -22,7 +22,7 @@ class Reason(TypedDict):
     code: str
     text: str
     since: str | None
-    lifted_by: str
+    lifted_by: str | None
 
 
 class Need(TypedDict):
@@ -63,15 +63,15 @@ class Vote(TypedDict):
 
 
 class Gate(TypedDict):
-    """A gate as it stands."""
+    """A gate as it stands; `wave` is the one that `continue` comes after."""
 
     gate: str
-    wave: str
+    wave: str | None
     team: str | None
     state: GateState
     needs: Needs
     votes: list[Vote]
-    missing: str
+    missing: str | None
 
 
 class InFlight(TypedDict):
@@ -506,7 +506,7 @@ class InventoryNode(TypedDict):
     sources: list[str]
     sight: str
     seen_at: str | None
-    why: str
+    why: str | None
 
 
 class Source(TypedDict):

@@ -138,7 +138,7 @@ class _Actor:
         )
 
     def _answer(self, gate: Gate, about: tuple[str, ...]) -> None:
-        key = (gate["gate"], gate["wave"], gate["team"] or "", *about)
+        key = (gate["gate"], gate["wave"] or "", gate["team"] or "", *about)
         if key in self._answered:
             return
         self._answered.add(key)

@@ -7,11 +7,13 @@ a function from the facts, the person and the arguments to events.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines import pools
 from machines.events import Frozen, HoldReleased, HoldTaken, Unfrozen
 from machines.rollout import Actor, Hold, Reason, Target
 from machines.windows import Freeze
-from rolloutd.errors import NotAllowed, NotFound, Refused
+from rolloutd.errors import NotAllowed, NotFound, Passed, Refused
 from rolloutd.orders.steering import LEFT, Asker, Events
 from rolloutd.state import State
 
@@ -43,10 +45,11 @@ def hold(
     id: str | None = None,  # noqa: A002  # the API's word
     until: float | None = None,
 ) -> tuple[Hold, Events]:
-    """Take the node's slots; asked again for the same (source, id) it is granted again.
+    """Take the node's slots; asked again for the same (source, id) it is granted again, as asked last.
 
-    Raises SlotUnknown, Refused with the reason why there is no slot, NotAllowed
-    for another team's node.
+    A hold that is renewed keeps its owner and its beginning; its end and its
+    reason are those of the last request.  Raises SlotUnknown, Refused with the
+    reason why there is no slot, Passed, NotAllowed for another team's node.
     """
     team = _team(state, node)
     if not who.admin and (team is None or team not in who.teams):
@@ -63,7 +66,8 @@ def hold(
     if there is not None:
         if _lasts(state, there):
             _mind_mine(who, there, "hold again")
-            return there, ()
+            renewed = replace(there, until=until, reason=reason)
+            return renewed, () if renewed == there else (HoldTaken(renewed),)
         ended = (HoldReleased(node, there.source, there.id, there.actor, state.now()),)
     if len(state.index.holds) >= MOST_HOLDS:
         raise Refused("too-many-holds", f"there are {MOST_HOLDS} holds already: release some")
@@ -178,4 +182,4 @@ def _mind_scope(state: State, who: Asker, scope: str, verb: str) -> None:
 
 def _mind_future(state: State, until: float | None) -> None:
     if until is not None and until <= state.now():
-        raise Refused("past", "the time named by `until` has passed already")
+        raise Passed("past", "the time named by `until` has passed already")

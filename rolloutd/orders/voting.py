@@ -15,7 +15,7 @@ from machines import gates
 from machines.events import RolloutCancelled, VoteCast, VoteWithdrawn
 from machines.plan import GateName
 from machines.rollout import ActorKind, Failure, Rollout, Vote
-from rolloutd.errors import NotAllowed, NotFound, Refused
+from rolloutd.errors import NotAllowed, NotFound, Passed, Refused
 from rolloutd.orders.steering import Asker, Events
 from rolloutd.state import State
 
@@ -243,7 +243,7 @@ def _mind_extent(rollout: Rollout, ballot: Ballot, now: float) -> None:
     if widened and ballot.gate is not GateName.PROCEED:
         raise Refused("proceed-only", "failures, nodes, more and until belong to votes at proceed only")
     if ballot.until is not None and ballot.until <= now:
-        raise Refused("past", "the time named by `until` has passed already")
+        raise Passed("past", "the time named by `until` has passed already")
 
 
 def _same(cast: Vote, who: Asker) -> bool:

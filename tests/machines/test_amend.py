@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from machines.amend import amendments
 from machines.events import GateOpened, NodesGone, NodesSeen, PhaseMoved, TargetChanged, TargetsJoined
+from machines.gates import gate_view
 from machines.index import Index
+from machines.limits import Limits
 from machines.node import Node
 from machines.plan import Enrol, GateName, Need
 from machines.rollout import Target
@@ -84,6 +86,29 @@ def test_a_joiner_of_a_team_that_has_not_voted_waits_for_it() -> None:
     (joined,) = appear(index, *of_team("c", "n9"), at=T0 + 1.0)
     assert joined.needs_vote_of == "c"
     assert [start.node for start in decide(index, T0 + 1.0).starts] == ["n1", "n3"]
+
+
+def test_a_joiner_of_a_team_that_nobody_speaks_for_says_so_and_who_lifts_that() -> None:
+    index = index_of(NODES, Limits(teams=frozenset({"infra", "a", "b"})))
+    submit(index, opened=False, gates={GateName.START: Need(owner=1, each_team=1)})
+    vote(index, GateName.START, ALICE, teams=("infra", "a"))
+    vote(index, GateName.START, BOB, teams=("b",))
+    index.apply(GateOpened("R", GateName.START, "", T0))
+    appear(index, *of_team("c", "n9"), at=T0 + 1.0)
+    waits = why(index, "R", "n9", T0 + 1.0)
+    assert waits.code == "needs-vote"
+    assert "the settings have no team c, so nobody can vote for it" in waits.text
+    assert waits.lifted_by == "an admin, who adds team c to the settings, or rolloutctl skip R n9"
+    index.relimit(Limits(teams=frozenset({"infra", "a", "b", "c"})))
+    assert "a member of team c" in why(index, "R", "n9", T0 + 2.0).lifted_by
+
+
+def test_a_gate_that_asks_a_team_nobody_speaks_for_says_so() -> None:
+    index = index_of(NODES, Limits(teams=frozenset({"infra", "a"})))
+    submit(index, opened=False, gates={GateName.START: Need(owner=1, each_team=1)})
+    missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert "votes of team a are missing;" in missing
+    assert "votes of team b are missing (the settings have no team b, so nobody can vote for it" in missing
 
 
 def test_who_leaves_is_done_and_frees_the_slot_also_when_at_work() -> None:

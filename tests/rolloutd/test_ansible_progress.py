@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible.progress import Progress, duration, verdict
+from rolloutd.adapters.ansible.progress import Progress, duration, told, verdict
 from rolloutd.adapters.ansible.rundir import Status
 from rolloutd.ports import Failed, Ok
 
@@ -34,6 +34,15 @@ def judged(progress: Progress, status: Status = EXITED, output: str = "") -> Ok 
 
 def exited(code: int, left: int = 0) -> Status:
     return Status("exit", code, 0.0, 1.0, left)
+
+
+def test_no_line_of_a_log_is_empty_or_says_a_tasks_name_again() -> None:
+    assert told({"kind": "task", "task": "Make the directory"}) == "Make the directory"
+    assert told(event("changed", text="")) == "changed"
+    assert told(event("ok", text="All assertions passed")) == "ok: All assertions passed"
+    assert told(stats(changed=2)) == "n0: 1 ok, 2 changed"
+    assert told({"kind": "stats", "stats": {}}) == "no host was reached"
+    assert told({"kind": "play", "text": ""}) == "play"
 
 
 def test_done_needs_a_finished_task_the_counts_and_exit_0() -> None:

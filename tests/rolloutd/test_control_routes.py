@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,46 @@ async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
         assert [(each["rollout"], each["state"]) for each in listed] == [(rollout, "cancelled")]
         await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
         assert (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"] == []
+
+
+async def test_the_audit_of_a_deleted_rollout_stays_and_of_an_unknown_one_there_is_none(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.ask("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
+        page = await inside.ask("nora", "get", f"/v1/audit?rollout={rollout}")
+        told = [each["entry"]["event"] for each in page["entries"]]
+        assert told == ["RolloutOpened", "RolloutCancelled", "RolloutDeleted"]
+        assert len(await inside.lines("/v1/events", rollout=rollout, after=0)) == len(told)
+        for path in ("/v1/audit?rollout=moon", "/v1/events?rollout=moon"):
+            with pytest.raises(Answer) as unknown:
+                await inside.ask("nora", "get", path)
+            assert (unknown.value.status, unknown.value.code) == (404, "not-found")
+            assert "moon" in str(unknown.value)
+
+
+async def test_absent_is_null_and_never_an_empty_string(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        await inside.ask("sara", "put", "/v1/holds", {"node": "s1", "reason": "disk"})
+        of_it = [f"/v1/rollouts/{rollout}{rest}" for rest in ("", "/nodes", "/nodes/p1", "/nodes/p2/why")]
+        for path in (*of_it, "/v1/status", "/v1/rollouts", "/v1/locks", "/v1/inventory", "/v1/whoami"):
+            answer = await inside.ask("nora", "get", path)
+            assert [*_empty_strings(answer, path)] == []
+        gates = (await inside.ask("nora", "get", of_it[0]))["gates"]
+        assert [gate["wave"] for gate in gates] == [None, "canary", None]
+
+
+def _empty_strings(value: Any, where: str) -> Iterator[str]:
+    """Yield where in an answer there is an empty string."""
+    if value == "":
+        yield where
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from _empty_strings(inner, f"{where}.{key}")
 
 
 async def test_why_and_nodes_agree(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def test_a_proceed_vote_covers_what_it_was_shown(tmp_path: Path) -> None:
             "nothing-to-settle",
         )
         past = {"until": "2020-01-01T00:00:00Z"}
-        assert await refused(inside.vote("olga", rollout, "proceed", **past)) == (409, "past")
+        assert await refused(inside.vote("olga", rollout, "proceed", **past)) == (400, "past")
         assert await refused(inside.vote("olga", rollout, "start", more=1)) == (409, "proceed-only")
         assert (await inside.vote("olga", rollout, "proceed"))["state"] == "open"
         assert await refused(inside.vote("olga", rollout, "proceed")) == (409, "not-asked")
@@ -387,9 +387,23 @@ async def test_a_hold_that_ran_out_is_taken_anew(tmp_path: Path) -> None:
         inside.clock.advance(7200)
         inside.see()
         assert (await inside.ask("nora", "get", "/v1/locks"))["holds"] == []
-        assert await refused(inside.ask("paul", "put", "/v1/holds", wanted)) == (409, "past")
+        assert await refused(inside.ask("paul", "put", "/v1/holds", wanted)) == (400, "past")
         again = await inside.ask("paul", "put", "/v1/holds", wanted | {"until": None})
         assert again["at"] > first["at"]
+
+
+async def test_a_hold_is_as_it_was_asked_for_last(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        wanted = {"node": "p1", "id": "kured", "reason": "reboot", "until": "2027-01-15T09:00:00Z"}
+        first = await inside.ask("paul", "put", "/v1/holds", wanted)
+        longer = await inside.ask("paul", "put", "/v1/holds", wanted | {"until": "2027-01-15T12:00:00Z"})
+        assert longer == first | {"until": "2027-01-15T12:00:00.000Z"}
+        by_an_admin = await inside.ask("adam", "put", "/v1/holds", wanted | {"until": None})
+        assert by_an_admin == first | {"until": None}
+        assert (await inside.ask("nora", "get", "/v1/locks"))["holds"] == [by_an_admin]
+        assert await inside.ask("adam", "put", "/v1/holds", wanted | {"until": None}) == by_an_admin
+        told = (await inside.ask("nora", "get", "/v1/audit?kind=HoldTaken"))["entries"]
+        assert [each["entry"]["actor"]["name"] for each in told] == ["paul", "paul", "adam"]
 
 
 async def test_freezes_have_scopes_and_owners(tmp_path: Path) -> None:

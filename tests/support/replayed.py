@@ -302,12 +302,12 @@ class Fleet:
         ]
         return {
             "gate": gate,
-            "wave": wave,
+            "wave": wave or None,
             "team": None,
             "state": state,
             "needs": needs,
             "votes": votes,
-            "missing": missing,
+            "missing": missing or None,
         }
 
     def node(self, name: str) -> JSON:

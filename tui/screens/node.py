@@ -230,9 +230,10 @@ class NodePage(Page):
             return [(lines.clean(node.failure), "bad")]
         reason = node.reason or (self.detail["reason"] if self.detail is not None else None)
         if node.phase in ("pending", "failed") and reason is not None:
+            lifted = lines.clean(reason["lifted_by"] or "")
             return [
                 (lines.clean(reason["text"]), "warn"),
-                (f"  (lifted by {lines.clean(reason['lifted_by'])})", "dim"),
+                (f"  (lifted by {lifted})" if lifted else "", "dim"),
             ]
         return [("in pools " + ", ".join(node.pools), "dim")]
 

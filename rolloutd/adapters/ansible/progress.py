@@ -67,6 +67,21 @@ def _percent(event: Mapping[str, Any]) -> float:
     return min(LAST_PERCENT, round(100.0 * done / todo, 1))
 
 
+def told(event: Mapping[str, Any]) -> str:
+    """Return an event as a line of a log, which is never empty and never says the task's name again."""
+    kind, text = str(event.get("kind", "")), str(event.get("text") or "")
+    if kind == "stats":
+        hosts = (event.get("stats") or {}).items()
+        return "; ".join(f"{host}: {_counted(counts)}" for host, counts in hosts) or "no host was reached"
+    if kind in RESULTS:
+        return f"{kind}: {text}" if text else kind
+    return text or str(event.get("task") or kind)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items() if number) or "nothing done"
+
+
 def verdict(progress: Progress, status: Status, playbook: str, limit_s: float, output: str) -> Ok | Failed:
     """Judge a run that is over; the sentence names what failed, where, and what Ansible said."""
     text = _complaint(progress, status, playbook, limit_s, output)

@@ -340,5 +340,6 @@ def _host_of(directory: RunDir) -> Host | None:
 
 def _as_event(line: rundir.Line) -> RunEvent:
     event = dict(line.event)
-    at, kind, text = event.pop("at", 0.0), event.pop("kind", ""), event.pop("text", "")
-    return RunEvent(line.offset, float(at), str(kind), str(text or event.get("task", "")), event)
+    at, kind = event.pop("at", 0.0), event.pop("kind", "")
+    event.pop("text", None)
+    return RunEvent(line.offset, float(at), str(kind), progress.told(line.event), event)

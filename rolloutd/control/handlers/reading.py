@@ -10,11 +10,10 @@ from typing import Any
 from machines.events import StepRecord
 from rolloutd.control import openapi, views, wire
 from rolloutd.control.bodies import AuditQuery, HeadQuery, StatusQuery
-from rolloutd.control.finding import MOST_CLOSED, Found, find
+from rolloutd.control.finding import MOST_CLOSED, Found, find, find_in_audit
 from rolloutd.control.logs import may_see
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.control.times import moment
-from rolloutd.errors import RolloutdError
 from rolloutd.journal import GENESIS
 from rolloutd.ports import Entry
 
@@ -154,7 +153,8 @@ async def audit(desk: Desk, call: Call) -> wire.Audit:
     found: list[wire.AuditEntry] = []
     last = query.after
     scanned = 0
-    async for entry in _entries(desk, query, await _named(desk, query)):
+    named = None if query.rollout is None else await find_in_audit(desk.state, query.rollout)
+    async for entry in _entries(desk, query, named):
         last = entry.seq
         scanned += 1
         parsed = json.loads(entry.text)
@@ -195,16 +195,6 @@ async def document(desk: Desk, call: Call) -> dict[str, Any]:
 
 
 # -- what they share ----------------------------------------------------------
-
-
-async def _named(desk: Desk, query: AuditQuery) -> str | None:
-    """Return the rollout's id; one that was deleted is in the audit alone."""
-    if query.rollout is None:
-        return None
-    try:
-        return (await find(desk.state, query.rollout)).rollout.id
-    except RolloutdError:
-        return query.rollout
 
 
 async def _entries(desk: Desk, query: AuditQuery, rollout_id: str | None) -> AsyncIterator[Entry]:

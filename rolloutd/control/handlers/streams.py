@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from machines.states import Phase
 from rolloutd.control import logs, views, wire
 from rolloutd.control.bodies import EventsQuery, LogQuery
-from rolloutd.control.finding import find
+from rolloutd.control.finding import find, find_in_audit
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.errors import NotFound
 
@@ -34,7 +34,7 @@ PAGE = 500
 async def events(desk: Desk, call: Call) -> AsyncGenerator[wire.EventLine, None]:
     """Stream audit entries, and with `follow` the progress of what runs."""
     query: EventsQuery = call.query
-    rollout = (await find(desk.state, query.rollout)).rollout.id if query.rollout is not None else None
+    rollout = None if query.rollout is None else await find_in_audit(desk.state, query.rollout)
     after = query.after
     if after is None:
         after = desk.state.feed.latest if query.follow else 0
