@@ -17,11 +17,12 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from machines.book import Snapshot
 from machines.events import GateOpened, PhaseMoved, RolloutOpened
-from machines.index import Index, Snapshot
 from machines.limits import Limits, PoolRule
 from machines.node import Node, Observation, Sight
 from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
+from machines.projection import Projection
 from machines.rollout import Actor, ActorKind, Target
 from machines.schedule import decide
 from machines.selector import parse
@@ -39,7 +40,7 @@ T0 = 1_800_000_000.0
 BY = Actor(ActorKind.PERSON, "bench", 1000)
 
 
-def fleet(nodes: int, pools: int, plans: int) -> Index:
+def fleet(nodes: int, pools: int, plans: int) -> Projection:
     """Return an index with every plan under way: half of the pools are teams, half are racks."""
     teams, racks = pools // 2, pools - pools // 2
     known = tuple(
@@ -54,7 +55,7 @@ def fleet(nodes: int, pools: int, plans: int) -> Index:
         for number in range(nodes)
     )
     limits = Limits(pools={"team": PoolRule(), "rack": PoolRule()}, max_parallel=64)
-    index = Index.build(Snapshot(nodes=known), limits, lambda content: content["plan"])
+    index = Projection.build(Snapshot(nodes=known), limits, lambda content: content["plan"])
     index.observed([Observation(node.name, Sight.UP, T0) for node in known], T0)
     for number in range(plans):
         submit(index, f"R{number}", plan(number))
@@ -74,7 +75,7 @@ def plan(number: int) -> Plan:
     )
 
 
-def submit(index: Index, rollout: str, wanted: Plan) -> None:
+def submit(index: Projection, rollout: str, wanted: Plan) -> None:
     """Open a rollout of the plan, with its start gate open."""
     chosen = [node for node in index.nodes.values() if wanted.selector.matches(node.labels)]
     targets = tuple(
@@ -86,7 +87,7 @@ def submit(index: Index, rollout: str, wanted: Plan) -> None:
     index.apply(GateOpened(rollout, GateName.START, "", T0))
 
 
-def carry_out(index: Index, now: float) -> int:
+def carry_out(index: Projection, now: float) -> int:
     """Admit what may start; return how many did."""
     starts = decide(index, now).starts
     for start in starts:
@@ -94,7 +95,7 @@ def carry_out(index: Index, now: float) -> int:
     return len(starts)
 
 
-def move(index: Index, target: Target, trigger: Trigger, now: float) -> None:
+def move(index: Projection, target: Target, trigger: Trigger, now: float) -> None:
     """Let a node take an edge."""
     outcome = Outcome.CHANGED if trigger is Trigger.VERIFIED else None
     way = edge(trigger, target.phase, outcome)
@@ -104,7 +105,7 @@ def move(index: Index, target: Target, trigger: Trigger, now: float) -> None:
     )
 
 
-def steady(nodes: int, pools: int, plans: int) -> tuple[Index, list[float]]:
+def steady(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]:
     """Return the times of decisions, each after one event in a fleet at work."""
     index, times, now = fleet(nodes, pools, plans), [], T0
     while carry_out(index, now):
@@ -137,9 +138,9 @@ def timed(work: Callable[[], object]) -> float:
     return (perf_counter() - began) * 1000
 
 
-def afresh(index: Index) -> None:
+def afresh(index: Projection) -> None:
     """Build the index anew from its snapshot and decide once."""
-    fresh = Index.build(index.snapshot(), index.limits)
+    fresh = Projection.build(index.snapshot(), index.limits)
     fresh.observed(index.observations, index.now)
     decide(fresh, index.now)
 

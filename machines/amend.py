@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from machines import gates
+from machines import ballots
 from machines.events import Event, TargetChanged, TargetsJoined
 from machines.index import Index
 from machines.moves import move
@@ -102,9 +102,9 @@ def _unheard(rollout: Rollout, team: str | None) -> str | None:
     if team is None:
         return None
     for each in rollout.opened:
-        need = gates.need_of(rollout, each.gate)
+        need = ballots.need_of(rollout, each.gate)
         if each.gate is GateName.PROCEED or not need.each_team:
             continue
-        if not gates.has_voted(rollout, need, gates.cast_at(rollout, each.gate, each.wave), team):
+        if not ballots.has_voted(rollout, need, ballots.cast_at(rollout, each.gate, each.wave), team):
             return team
     return None

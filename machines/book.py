@@ -1,6 +1,7 @@
 """The facts as they are remembered: nodes, rollouts, targets, holds, freezes, observations.
 
-They are read here and changed by the index, which knows what follows from them.
+They are read here; projection.py alone changes them, with all that follows from
+them.
 Everything but the observations is what the store keeps; those are as old as the
 daemon.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from machines.limits import Limits, TeamRules
 from machines.node import Node, Observation
 from machines.rollout import Hold, Rollout, Target
+from machines.states import BUSY
 from machines.windows import Freeze
 
 
@@ -104,6 +106,10 @@ class Book:
     def observation(self, node: str) -> Observation | None:
         """Return the last observation of a node."""
         return self._seen.get(node)
+
+    def released_at(self, node: str) -> float:
+        """Return when we last let go of a node (epoch seconds); 0.0 when we never had it."""
+        return max((t.since for t in self.targets_on(node) if t.attempt and t.phase not in BUSY), default=0.0)
 
     def snapshot(self) -> Snapshot:
         """Return the facts as a value, as the store would load them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from machines.book import Snapshot
 from machines.events import (
     Event,
     GateOpened,
@@ -22,7 +23,6 @@ from machines.events import (
     StepRecorded,
     StepState,
 )
-from machines.index import Snapshot
 from machines.ledger import Facts, Ledger
 from machines.limits import Limits
 from machines.node import NO_LABEL, Observation, Sight

@@ -66,6 +66,11 @@ class Lanes:
         self._wakes: list[tuple[float, int, Lane]] = []
         self._parked = 0
 
+    def clear(self) -> None:
+        """Forget all lanes and whoever waits in them."""
+        for table in (self._lanes, self._of, self._in_pool, self._of_rollout, self._hot, self._wakes):
+            table.clear()
+
     def place(self, target: Target, pools: tuple[str, ...]) -> None:
         """Let a pending node wait in the lane of its team and pools."""
         key = (target.rollout, target.wave, target.team, pools)

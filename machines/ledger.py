@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from machines.index import Snapshot
+from machines.book import Snapshot
 from machines.limits import Limits, TeamRules
 from machines.node import NO_LABEL, Node, Observation
 from machines.rollout import Hold, Rollout, Target

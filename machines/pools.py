@@ -1,182 +1,30 @@
-"""The pool lock as a value: who takes the slots of a pool, and whether one is left.
+"""The pool lock: who takes the slots of a pool, and whether one is left.
 
 A node takes a slot of every pool it is in for as long as it is down, for
-whatever reason: worked on, failed and not returned, isolated by us, held, out of
-service by its own or somebody else's doing.  A node of which nobody can say that
-it is up takes one as well.  Which of the waiting nodes gets a free slot is
-decided in schedule.py; this file knows no order, no gate and no window.
+whatever reason (stands.py).  A node of which nobody can say that it is up takes
+one as well.  Which of the waiting nodes gets a free slot is decided in
+schedule.py; this file knows no order, no gate and no window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from machines.moments import stamp
-from machines.node import Observation, Sight, natural
-from machines.rollout import Hold, Reason, Target
-from machines.states import BUSY, Phase
-
-if TYPE_CHECKING:
-    from machines.index import Index
-    from machines.slots import Pool
+from machines.index import Index
+from machines.node import natural
+from machines.rollout import Reason, Target
+from machines.slots import Pool
+from machines.stands import RANK, Stand
 
 NAMED_HOLDERS: Final = 3
 """Nodes named in one sentence: more than three nobody reads."""
-
-_RANK = {"busy": 0, "failed": 1, "isolated": 2, "held": 3, "down": 4, "foreign": 5, "unknown": 6}
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """Why a node counts as down.
-
-    `code` is busy, failed, isolated, held, down, foreign or unknown; `by` is
-    what says so.  `stale` asks for a new observation: the last one is too old,
-    or from before we were done with the node, or there is none.
-    """
-
-    node: str
-    code: str
-    by: Target | Hold | Observation | None = None
-    stale: bool = False
-
-    @property
-    def sure(self) -> bool:
-        """Whether the node is known to be down, not merely unknown."""
-        return self.code != "unknown"
-
-    @property
-    def suspect(self) -> bool:
-        """Whether the last look at the node, however old, did not find it up."""
-        return isinstance(self.by, Observation) and (self.by.foreign or self.by.sight is not Sight.UP)
-
-    @property
-    def since(self) -> float | None:
-        """Since when (epoch seconds), as far as it is known."""
-        match self.by:
-            case Target(since=at) | Hold(at=at) | Observation(at=at):
-                return at
-            case None:
-                return None
-
-    @property
-    def text(self) -> str:
-        """One sentence that names the node and the cause."""
-        match self.by:
-            case Target() as target:
-                return _doing(target)
-            case Hold() as hold:
-                until = "" if hold.until is None else f" until {stamp(hold.until)}"
-                return (
-                    f"{self.node} is held by {hold.actor.name} since {stamp(hold.at)}{until}: {hold.reason}"
-                )
-            case Observation() as seen:
-                return _seen(seen, self.stale)
-            case None:
-                return f"{self.node} has not been observed yet"
-
-    @property
-    def lifted_by(self) -> str:
-        """Who or what can end it."""
-        match self.by:
-            case Target(phase=phase) as target if phase in BUSY:
-                return f"{target.node}, when it is done in {target.rollout}"
-            case Target(phase=Phase.FAILED) as target:
-                return f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
-            case Target(phase=Phase.PENDING) as target:
-                return f"rolloutctl skip {target.rollout} {target.node} --return"
-            case Target() as target:
-                return f"rolloutctl return {target.node}"
-            case Hold() as hold:
-                return _releasing(hold)
-            case _:
-                return f"{self.node}, once it is seen up"
-
-
-def _releasing(hold: Hold) -> str:
-    """Say how a hold ends: by the very command, where there is one."""
-    match hold.source:
-        case "person":
-            named = "" if hold.id == hold.actor.name else f" --as {hold.id}"
-            return f"{hold.actor.name}: rolloutctl release {hold.node}{named}"
-        case "left":
-            return f"rolloutctl return {hold.node}"
-        case source:
-            return f"{source}, which holds it as {hold.id}"
-
-
-def _doing(target: Target) -> str:
-    where = f"in {target.rollout} since {stamp(target.since)}"
-    if target.phase is Phase.FAILED:
-        why = "" if target.failure is None else f": {target.failure.message}"
-        return f"{target.node} is failed {where}{why}"
-    if target.phase in BUSY:
-        return f"{target.node} is {target.phase} {where}"
-    return f"{target.node} is {target.phase} {where} and still isolated"
-
-
-def _seen(seen: Observation, stale: bool) -> str:
-    why = f": {seen.why}" if seen.why else ""
-    age = f" (observed at {stamp(seen.at)})" if stale else ""
-    if seen.foreign:
-        return f"{seen.node} was taken out of service by somebody else{why}{age}"
-    match seen.sight:
-        case Sight.DOWN:
-            return f"{seen.node} does not answer{why}{age}"
-        case Sight.UNKNOWN:
-            return f"{seen.node} could not be judged{why}{age}"
-        case Sight.UP:
-            return f"{seen.node} was last seen up at {stamp(seen.at)}"
-
-
-# -- one node ------------------------------------------------------------------
-
-
-def stand(index: Index, node: str) -> Stand | None:
-    """Return why the node is down at the index's instant, None when it is known to be up."""
-    ours = _ours(index, node)
-    if ours is not None:
-        return ours
-    for hold in index.holds_on(node):
-        if hold.until is None or index.now < hold.until:
-            return Stand(node, "held", hold)
-    return sight(index, node)
-
-
-def sight(index: Index, node: str) -> Stand | None:
-    """Return what is wrong with the node by observation alone, None when it was freshly seen up."""
-    seen = index.observation(node)
-    if seen is None:
-        return Stand(node, "unknown", stale=True)
-    up = seen.sight is Sight.UP and not seen.foreign
-    old = index.now >= seen.at + index.limits.observe_within_s
-    if old or (not up and seen.at < index.released_at(node)):
-        return Stand(node, "unknown", seen, stale=True)
-    if up:
-        return None
-    return Stand(node, "foreign" if seen.foreign else "down" if seen.sight is Sight.DOWN else "unknown", seen)
-
-
-def _ours(index: Index, node: str) -> Stand | None:
-    """Return the target by which we hold the node down: at work, failed, or not yet put back."""
-    found: Stand | None = None
-    for target in index.targets_on(node):
-        code = "busy" if target.phase in BUSY else "failed" if target.phase is Phase.FAILED else ""
-        code = code or ("isolated" if target.isolated else "")
-        if code and (found is None or _RANK[code] < _RANK[found.code]):
-            found = Stand(node, code, target)
-    return found
 
 
 def down(index: Index, node: str, now: float) -> Stand | None:
     """Return why the node counts as down at `now`, None when it is known to be up."""
     index.advance(now)
     return index.stand(node)
-
-
-# -- one pool ------------------------------------------------------------------
 
 
 def holders(index: Index, pool: str, now: float) -> tuple[Stand, ...]:
@@ -240,6 +88,24 @@ def doubted(index: Index, target: Target) -> Stand | None:
 def explain(index: Index, pool: Pool) -> Reason:
     """Return why a full pool is full."""
     return _full(index, pool, "", len(pool.down))
+
+
+def reasons(index: Index) -> dict[str, Reason]:
+    """Return why the full pools are full in which somebody waits.
+
+    The keys are pool ids, or `rollout|id` for a pool that only plans name.
+    """
+    found: dict[str, Reason] = {}
+    for pool in index.full_pools():
+        if not index.lanes.waits_in(pool.id):
+            continue
+        if pool.told is None:
+            pool.told = explain(index, pool)
+        if pool.key in index.limits.pools:
+            found[pool.id] = pool.told
+        else:
+            found |= {f"{rollout}|{pool.id}": pool.told for rollout in index.lanes.rollouts_in(pool.id)}
+    return found
 
 
 def others(index: Index, pool: Pool, node: str) -> str:
@@ -306,4 +172,4 @@ def _ordered(index: Index, nodes: Iterable[str], without: str = "") -> Iterator[
     """Yield the stands of the nodes: worked on first, unknown last and suspect ones before those; by name."""
     stands = [index.stand(node) for node in nodes if node != without]
     known = [each for each in stands if each is not None]
-    yield from sorted(known, key=lambda each: (_RANK[each.code], not each.suspect, natural(each.node)))
+    yield from sorted(known, key=lambda each: (RANK[each.code], not each.suspect, natural(each.node)))

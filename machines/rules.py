@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from machines import gates, pools, windows
+from machines.index import Index
 from machines.moments import span, stamp
 from machines.node import Observation
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
+from machines.stands import Stand, sight
 from machines.states import BUSY, Phase
 from machines.waves import Course
 from machines.windows import Window
-
-if TYPE_CHECKING:
-    from machines.index import Index
 
 
 @dataclass(slots=True)
@@ -164,7 +162,7 @@ def window_block(index: Index, rollout: Rollout, team: str | None, now: float) -
 def _hold_block(index: Index, target: Target, now: float) -> Reason | None:
     for hold in index.holds_on(target.node):
         if hold.until is None or now < hold.until:
-            stand = pools.Stand(target.node, "held", hold)
+            stand = Stand(target.node, "held", hold)
             return Reason("held", stand.text, stand.since, stand.lifted_by)
     return None
 
@@ -175,14 +173,14 @@ def _other_rollout(index: Index, target: Target) -> Reason | None:
             continue
         if other.phase in BUSY or other.phase is Phase.FAILED or other.isolated:
             code = "busy" if other.phase in BUSY else "failed" if other.phase is Phase.FAILED else "isolated"
-            stand = pools.Stand(target.node, code, other)
+            stand = Stand(target.node, code, other)
             return Reason("other-rollout", stand.text, stand.since, stand.lifted_by)
     return None
 
 
 def _sight_block(index: Index, target: Target) -> Reason | None:
     """Return what was seen of the node that forbids its start; we know why one that we isolated is down."""
-    seen = pools.sight(index, target.node)
+    seen = sight(index, target.node)
     foreign = seen is not None and isinstance(seen.by, Observation) and seen.by.foreign
     if seen is None or (target.isolated and not foreign):
         return None
@@ -248,7 +246,7 @@ def vagueness(index: Index, target: Target, reason: Reason) -> int:
     """
     match reason.code:
         case "node-unknown":
-            doubted = pools.sight(index, target.node)
+            doubted = sight(index, target.node)
         case "mate-unknown":
             doubted = pools.doubted(index, target)
         case _:

@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
 from machines import gates, pools, prospects, rules, waves
+from machines.ballots import is_opened
 from machines.decision import Decision, Look, Open, PutBack, Rehearse, Start
 from machines.index import Index
 from machines.lanes import Lane, Place
@@ -23,6 +24,7 @@ from machines.node import natural
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
 from machines.slots import Pool
+from machines.stands import sight
 from machines.states import Phase
 from machines.waves import Course
 
@@ -64,7 +66,7 @@ def decide(index: Index, now: float) -> Decision:
         _put_back(index, now, draft)
         _watch_mates(index, now, draft)
     draft.wake_at = min(draft.wake_at, index.next_change())
-    draft.reasons.update(index.pool_reasons())
+    draft.reasons.update(pools.reasons(index))
     return Decision(
         starts=tuple(draft.starts),
         looks=tuple(draft.looks),
@@ -171,7 +173,7 @@ def _open_gates(index: Index, rollout: Rollout, now: float, draft: _Draft) -> No
     asked = [(GateName.START, "")]
     asked += [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
     for gate, wave in asked:
-        if gates.is_opened(rollout, gate, wave):
+        if is_opened(rollout, gate, wave):
             continue
         if gates.gate_view(index, rollout, gate, wave, now).state == "open":
             draft.opens.append(Open(rollout.id, gate, wave))
@@ -319,7 +321,7 @@ def _observe_mates(index: Index, target: Target, draft: _Draft) -> bool:
 
 
 def _observe(index: Index, nodes: Iterable[str], draft: _Draft) -> bool:
-    stale = [node for node in nodes if (seen := pools.sight(index, node)) is not None and seen.stale]
+    stale = [node for node in nodes if (seen := sight(index, node)) is not None and seen.stale]
     for node in stale[: OBSERVE_MOST - len(draft.observe)]:
         draft.observe[node] = None
     return bool(stale)

@@ -1,6 +1,6 @@
 """Who is down in which pool, kept up to date for the index.
 
-Memberships come from labels, stands from pools.stand(); this file only sees to
+Memberships come from labels, stands from stands.stand(); this file only sees to
 it that both are recomputed where something changed and nowhere else, and that
 the lanes which that concerns are asked again.  It knows no order and no plan.
 """
@@ -11,18 +11,20 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from machines.book import Book
+from machines.lanes import Lanes
 from machines.node import NO_LABEL, Node
-from machines.pools import Stand, stand
-
-if TYPE_CHECKING:
-    from machines.index import Index
+from machines.rollout import Reason
+from machines.stands import Stand, stand
 
 
 @dataclass(slots=True)
 class Pool:
-    """The members of one pool, those known to be down, and those of which nobody knows."""
+    """The members of one pool, those known to be down, and those of which nobody knows.
+
+    `told` is kept for whoever says why it is full: it is None again once that may have changed.
+    """
 
     key: str
     value: str
@@ -30,16 +32,18 @@ class Pool:
     members: set[str] = field(default_factory=set)
     down: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    told: Reason | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.id = f"{self.key}/{self.value}"
 
 
 class Slots:
-    """The pools of an index at its instant."""
+    """The pools of a book at its instant."""
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
+    def __init__(self, book: Book, lanes: Lanes) -> None:
+        self._book = book
+        self._lanes = lanes
         self._pools: dict[str, Pool] = {}
         self._of: dict[str, tuple[Pool, ...]] = {}
         self._stands: dict[str, Stand] = {}
@@ -65,6 +69,11 @@ class Slots:
         """Return why a node is down."""
         return self._stands.get(node)
 
+    def budget(self, pool: Pool) -> int:
+        """Return how many of the pool's nodes may be down; 1 for a pool that only a plan names."""
+        rule = self._book.limits.pools.get(pool.key)
+        return 1 if rule is None else rule.budget(pool.value).of(len(pool.members))
+
     # -- membership
 
     def rebuild(self, nodes: Iterable[Node], keys: tuple[str, ...]) -> None:
@@ -75,7 +84,7 @@ class Slots:
         for node in known:
             self._enter(node, keys)
         for node in known:
-            found = stand(self._index, node.name)
+            found = stand(self._book, node.name)
             if found is not None:
                 self._stands[node.name] = found
                 for pool in self._of[node.name]:
@@ -121,15 +130,16 @@ class Slots:
             if node not in self._of:
                 continue
             # Its lane may wait for what no stand shows: a hold or a foreign cordon of a node of ours.
-            self._index.lanes.heat_node(node, (target.rollout for target in self._index.targets_on(node)))
-            before, after = self._stands.get(node), stand(self._index, node)
+            self._lanes.heat_node(node, (target.rollout for target in self._book.targets_on(node)))
+            before, after = self._stands.get(node), stand(self._book, node)
             if before == after:
                 continue
             if after is None:
                 del self._stands[node]
             else:
                 self._stands[node] = after
-            self._index.reasons_changed(self._of[node])
+            for pool in self._of[node]:
+                pool.told = None
             if (before and (before.code, before.stale)) != (after and (after.code, after.stale)):
                 self._count(node, after)
 
@@ -144,10 +154,10 @@ class Slots:
     def _refill(self, changed: Iterable[Pool]) -> None:
         """See again which of these pools are full, and ask again about their lanes."""
         for pool in changed:
-            full = bool(pool.members) and len(pool.down) >= self._index.budget(pool)
+            full = bool(pool.members) and len(pool.down) >= self.budget(pool)
             (self._full.add if full else self._full.discard)(pool.id)
-            self._index.lanes.heat_pool(pool.id)
-        self._index.reasons_changed(changed)
+            pool.told = None
+            self._lanes.heat_pool(pool.id)
 
     # -- time
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from machines import gates
+from machines.index import Index
 from machines.moments import stamp
 from machines.node import Node, natural
 from machines.plan import GateName, Plan, WaveSpec
 from machines.rollout import Reason, Rollout
-
-if TYPE_CHECKING:
-    from machines.index import Index
 
 CANARY: Final = "canary"
 """The wave to which teams may add nodes of their own."""
@@ -101,30 +99,13 @@ def course(index: Index, rollout: Rollout, now: float) -> Course:
     """Return where the rollout is in its waves."""
     last = len(rollout.plan.waves) - 1
     for number, spec in enumerate(rollout.plan.waves):
-        if not is_over(index, rollout, spec.name):
+        if not index.is_wave_over(rollout.id, spec.name):
             return Course(spec)
         if number < last:
             kept = _kept(index, rollout, spec, now)
             if kept is not None:
                 return kept
     return Course(None)
-
-
-def is_over(index: Index, rollout: Rollout, wave: str) -> bool:
-    """Say whether all nodes of the wave are done, or failed and covered by a vote."""
-    return index.is_wave_over(rollout.id, wave)
-
-
-def asks(index: Index, rollout: Rollout, wave: str) -> bool:
-    """Say whether the gate after the wave is asked: it and all before it are over."""
-    if not gates.is_opened(rollout, GateName.START):
-        return False
-    for spec in rollout.plan.waves:
-        if not is_over(index, rollout, spec.name):
-            return False
-        if spec.name == wave:
-            return spec.gate is not None
-    return False
 
 
 def soaked_at(index: Index, rollout: Rollout, spec: WaveSpec) -> float:

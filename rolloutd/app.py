@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from machines.events import DaemonStarted
-from machines.index import Index
 from machines.node import Observation
+from machines.projection import Projection
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.sources.trees import TreeSources
@@ -210,7 +210,7 @@ def _uncollected() -> Iterator[None]:
 async def _state(settings: Settings, store: Store, clock: SystemClock, compiler: Compiler) -> State:
     with _uncollected():
         snapshot = await store.load()
-        index = Index.build(snapshot, compile_limits(settings), compiler)
+        index = Projection.build(snapshot, compile_limits(settings), compiler)
     head = await store.head()
     state = State(index, store, clock, settings, Feed(head.seq if head else 0), epoch=snapshot.epoch)
     state.connections.update(await store.connections())

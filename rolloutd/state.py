@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from machines.events import Actor, Event
-from machines.index import Index
 from machines.invariants import violation
+from machines.projection import Projection
 from machines.rollout import DAEMON, Reason
 from rolloutd.errors import NotFound, StoreFailed, TenureLost
 from rolloutd.feed import Feed
@@ -61,7 +61,7 @@ class SourceState:
 class State:
     """The facts of this daemon, shared by its loop, its drivers and its handlers."""
 
-    index: Index
+    index: Projection
     store: Store
     clock: Clock
     settings: Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from machines.index import Index
+from machines.projection import Projection
 from machines.rollout import Rollout, Target
 from rolloutd.errors import NotFound, Refused
 from rolloutd.state import State
@@ -27,7 +27,7 @@ MOST_NAMED = 5
 class Found:
     """A rollout and the index it is in."""
 
-    index: Index
+    index: Projection
     rollout: Rollout
     live: bool
 
@@ -90,6 +90,6 @@ async def _found(state: State, rollout: str) -> Found:
     targets = tuple(await state.store.targets(rollout))
     facts = state.index.snapshot()
     together = replace(facts, rollouts=(*facts.rollouts, closed), targets=(*facts.targets, *targets))
-    index = Index.build(together, state.index.limits)
+    index = Projection.build(together, state.index.limits)
     index.observed(state.index.observations, state.now())
     return Found(index, closed, live=False)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from machines import gates, pools, rules
+from machines import ballots, pools, rules
 from machines.index import Index
 from machines.plan import GateName
+from machines.projection import Projection
 from machines.rollout import Actor, Reason, Rollout, Target
 from rolloutd.control import views, wire
 from rolloutd.orders.submit import Draft
@@ -59,7 +60,7 @@ def _index(state: State, draft: Draft, who: Actor) -> Index:
     facts = state.index.snapshot()
     rollout = Rollout(DRAFT, draft.plan, draft.digest, who, state.now(), len(draft.targets))
     targets = tuple(replace(target, rollout=DRAFT) for target in draft.targets)
-    index = Index.build(
+    index = Projection.build(
         replace(facts, rollouts=(*facts.rollouts, rollout), targets=(*facts.targets, *targets)),
         state.index.limits,
     )
@@ -102,7 +103,7 @@ def _pools(index: Index, targets: list[Target]) -> list[wire.PreviewPool]:
 
 
 def _gate(state: State, rollout: Rollout, gate: GateName, targets: list[Target]) -> wire.PreviewGate:
-    need = gates.need_of(rollout, gate)
+    need = ballots.need_of(rollout, gate)
     teams = sorted({target.team for target in targets if target.team is not None}) if need.each_team else []
     return {
         "gate": gate.value,

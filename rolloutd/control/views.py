@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from machines import gates, pools, schedule
+from machines import ballots, gates, pools, schedule
 from machines import progress as standing
 from machines.index import Index
 from machines.node import Node, Sight
 from machines.plan import GateName
 from machines.rollout import Failure, Hold, Reason, Rollout, Target, Vote
+from machines.stands import Stand
 from machines.states import BUSY, Phase
 from machines.windows import Freeze
 from rolloutd.control import wire
@@ -193,7 +194,7 @@ def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
         "at": moment(vote.at),
         "digest": vote.digest,
         "withdrawn": maybe(vote.withdrawn_at),
-        "counts": gates.counts(each, vote, now),
+        "counts": ballots.counts(each, vote, now),
     }
 
 
@@ -276,7 +277,7 @@ def _lock(index: Index, pool_id: str, now: float) -> wire.Lock:
     }
 
 
-def _holder(each: pools.Stand) -> wire.Holder:
+def _holder(each: Stand) -> wire.Holder:
     by = each.by
     return {
         "node": each.node,

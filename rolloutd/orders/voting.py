@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from machines import gates
+from machines import ballots, gates
 from machines.events import RolloutCancelled, VoteCast, VoteWithdrawn
 from machines.plan import GateName
 from machines.rollout import ActorKind, Failure, Rollout, Vote
@@ -77,7 +77,7 @@ def vote(state: State, who: Asker, rollout: Rollout, ballot: Ballot) -> Events:
     _mind_earlier(state, rollout, cast)
     if cast.yes or cast.gate is not GateName.START:
         return (VoteCast(rollout.id, cast),)
-    if gates.is_opened(rollout, GateName.START):
+    if ballots.is_opened(rollout, GateName.START):
         raise Refused("open", f"{rollout.id} has started already: pause it or cancel it")
     said = f"{who.user} said no at start: {ballot.reason}"
     return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, said, now))
@@ -97,7 +97,7 @@ def withdraw(
     place = wave_of(state, rollout, gate, wave)
     mine = [
         each
-        for each in gates.cast_at(rollout, gate, place)
+        for each in ballots.cast_at(rollout, gate, place)
         if _same(each, who) and (team is None or team in each.teams)
     ]
     if not mine:
@@ -106,7 +106,7 @@ def withdraw(
     if rollout.closed:
         raise Refused("closed", f"{rollout.id} is closed: its votes stay as they were")
     view = gates.gate_view(state.index, rollout, gate, place, state.now())
-    shut = not gates.is_opened(rollout, gate, place) and view.state != "open"
+    shut = not ballots.is_opened(rollout, gate, place) and view.state != "open"
     free = [each for each in mine if shut or not each.yes]
     if not free:
         raise Refused(
@@ -127,7 +127,7 @@ def wave_of(state: State, rollout: Rollout, gate: GateName, named: str | None) -
         return named
     if not waves:
         raise Refused("not-asked", f"not asked yet: {rollout.id} has no continue gate")
-    shut = [name for name in waves if not gates.is_opened(rollout, gate, name)]
+    shut = [name for name in waves if not ballots.is_opened(rollout, gate, name)]
     return (shut or waves[-1:])[0]
 
 
@@ -138,7 +138,7 @@ def answerable(state: State, rollout: Rollout, gate: GateName) -> tuple[str, ...
     """Return the teams whose members have a say at a gate: the owners, and those it asks."""
     asked = {rollout.plan.owner}
     tally = state.index.tally(rollout.id)
-    if gates.need_of(rollout, gate).each_team:
+    if ballots.need_of(rollout, gate).each_team:
         asked.update(tally.teams)
     elif gate is not GateName.PROCEED:
         asked.update(
@@ -165,7 +165,7 @@ def _speaks_for(
 
 
 def _mind_eyes(who: Asker, rollout: Rollout, cast: Vote) -> None:
-    if cast.yes and not gates.may_fill(rollout, cast):
+    if cast.yes and not ballots.may_fill(rollout, cast):
         raise NotAllowed(
             f"{who.user} submitted {rollout.id}, or speaks for or through who did, and its gate {cast.gate} "
             "asks for four eyes: somebody else must say yes"
@@ -176,8 +176,8 @@ def _mind_earlier(state: State, rollout: Rollout, cast: Vote) -> None:
     """Refuse a vote that says nothing that its voter has not said."""
     earlier = [
         each
-        for each in gates.cast_at(rollout, cast.gate, cast.wave)
-        if each.actor.is_same_human(cast.actor) and gates.counts(rollout, each, cast.at)
+        for each in ballots.cast_at(rollout, cast.gate, cast.wave)
+        if each.actor.is_same_human(cast.actor) and ballots.counts(rollout, each, cast.at)
     ]
     if cast.yes and any(not each.yes for each in earlier):
         raise Refused(
@@ -197,7 +197,7 @@ def _adds(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> b
     if not cast.yes:
         return False
     if cast.gate is GateName.PROCEED:
-        covered = {failure for each in same for failure in gates.covered_by(each, rollout.failures)}
+        covered = {failure for each in same for failure in ballots.covered_by(each, rollout.failures)}
         return not covered.issuperset(cast.shown) or cast.more > 0 or bool(cast.nodes)
     latest = max(each.at for each in same)
     return any(

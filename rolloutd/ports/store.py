@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from machines.book import Snapshot
 from machines.events import Actor, Event, StepRecord
-from machines.index import Snapshot
 from machines.plan import Digest
 from machines.rollout import Pause, Rollout, Target
 from rolloutd.journal import Verdict

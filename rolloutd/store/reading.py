@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from machines.book import Snapshot
 from machines.events import StepAction, StepRecord, StepState
-from machines.index import Snapshot
 from machines.limits import TeamRules
 from machines.node import Kind, Node
 from machines.plan import Digest, GateName, Plan

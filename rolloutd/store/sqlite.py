@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from machines.book import Snapshot
 from machines.events import Actor, Event, RolloutOpened, StepRecord
-from machines.index import Snapshot
 from machines.rollout import Rollout, Target
 from rolloutd import journal
 from rolloutd.errors import StoreFailed

@@ -17,7 +17,7 @@ from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from machines.index import Index
+from machines.projection import Projection
 from rolloutd import journal
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ssh.pool import SshShell
@@ -160,7 +160,7 @@ async def _invariants(settings: Settings) -> str:
         snapshot = await store.load()
     finally:
         await store.close()
-    found = faults(Index.build(snapshot, compile_limits(settings), compiler))
+    found = faults(Projection.build(snapshot, compile_limits(settings), compiler))
     if found:
         more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
         raise _Wrong(f"{'; '.join(found[:MOST_FAULTS])}{more}: pause the rollouts and look at these nodes")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from machines.amend import amendments
+from machines.book import Snapshot
 from machines.changes import target_after
 from machines.decision import Decision
 from machines.events import (
@@ -43,11 +44,11 @@ from machines.events import (
     VoteWithdrawn,
 )
 from machines.gates import may_vote, unsettled
-from machines.index import Index, Snapshot
 from machines.invariants import violation
 from machines.limits import PoolRule
 from machines.node import Observation, Sight
 from machines.plan import GateName, Need, Plan
+from machines.projection import Projection
 from machines.rollout import Actor, ActorKind, Failure, Hold, Target, Vote
 from machines.schedule import decide, why, why_all
 from machines.states import BUSY, Outcome, Phase, Trigger, edge
@@ -76,7 +77,7 @@ class World:
     """An index, the truth about the nodes, and the log of what was done to them."""
 
     chance: random.Random
-    index: Index
+    index: Projection
     now: float
     log: list[dict[str, Any]]
     truth: dict[str, tuple[Sight, bool]]
@@ -92,7 +93,7 @@ class World:
         chance = random.Random(seed)
         nodes = [node_of(chance, f"n{number}") for number in range(1, chance.randint(3, 9))]
         limits = limits_of(chance)
-        index = Index.build(Snapshot(nodes=tuple(nodes)), limits, lambda content: content["plan"])
+        index = Projection.build(Snapshot(nodes=tuple(nodes)), limits, lambda content: content["plan"])
         world = cls(chance, index, T0, [], {node.name: (Sight.UP, False) for node in nodes})
         world.note("settings", pools=plain_pools(limits), fleet=limits.max_parallel, within=60.0)
         world._note_inventory()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from machines.amend import amendments
 from machines.events import GateOpened, NodesGone, NodesSeen, PhaseMoved, TargetChanged, TargetsJoined
 from machines.gates import gate_view
-from machines.index import Index
 from machines.limits import Limits
 from machines.node import Node
 from machines.plan import Enrol, GateName, Need
+from machines.projection import Projection
 from machines.rollout import Target
 from machines.schedule import decide, why
 from machines.states import Outcome, Phase
@@ -30,7 +30,7 @@ from tests.machines.worlds import (
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3",)})
 
 
-def appear(index: Index, *nodes: Node, at: float = T0) -> list[Target]:
+def appear(index: Projection, *nodes: Node, at: float = T0) -> list[Target]:
     """Let nodes appear; return who joined."""
     index.apply(NodesSeen(nodes))
     index.observed(seen_up(nodes, at), at)

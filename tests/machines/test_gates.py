@@ -8,9 +8,9 @@ import pytest
 
 from machines.events import GateOpened, VoteWithdrawn
 from machines.gates import gate_view, may_vote, unsettled
-from machines.index import Index
 from machines.invariants import violation
 from machines.plan import GateName, Need
+from machines.projection import Projection
 from machines.rollout import Actor, ActorKind, Failure
 from machines.schedule import decide, why
 from machines.states import Outcome, Trigger
@@ -32,17 +32,17 @@ from tests.machines.worlds import (
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4")})
 
 
-def started(need: Need, **changed: object) -> Index:
+def started(need: Need, **changed: object) -> Projection:
     index = index_of(NODES)
     submit(index, opened=False, gates={GateName.START: need}, **changed)
     return index
 
 
-def state(index: Index, gate: GateName = GateName.START, wave: str = "", now: float = T0) -> str:
+def state(index: Projection, gate: GateName = GateName.START, wave: str = "", now: float = T0) -> str:
     return gate_view(index, index.rollout("R"), gate, wave, now).state
 
 
-def opens(index: Index, now: float = T0) -> list[GateName]:
+def opens(index: Projection, now: float = T0) -> list[GateName]:
     return [each.gate for each in decide(index, now).opens]
 
 
@@ -171,19 +171,19 @@ def test_a_canary_that_turns_red_shuts_the_fleet_again() -> None:
 
 
 @pytest.fixture
-def failing() -> Index:
+def failing() -> Projection:
     index = index_of(nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4"), "c": ("n5", "n6")}))
     submit(index)
     return index
 
 
-def test_proceed_is_not_asked_without_a_failure(failing: Index) -> None:
+def test_proceed_is_not_asked_without_a_failure(failing: Projection) -> None:
     reason = may_vote(failing, failing.rollout("R"), GateName.PROCEED, "", T0)
     assert reason is not None
     assert reason.text.startswith("not asked yet")
 
 
-def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Index) -> None:
+def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Projection) -> None:
     shown = fail(failing, "n1")
     assert decide(failing, T0).starts == ()
     assert why(failing, "R", "n3", T0).code == "node-failed"
@@ -194,7 +194,7 @@ def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Index) -> None
     assert why(failing, "R", "n2", T0).code == "pool-full"
 
 
-def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Index) -> None:
+def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Projection) -> None:
     fail(failing, "n1")
     move(failing, "n1", Trigger.RETRIED)
     assert decide(failing, T0).starts == ()
@@ -202,7 +202,7 @@ def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Index) -
     assert decide(failing, T0).starts == ()
 
 
-def test_a_later_failure_shuts_again_unless_the_vote_reaches_it(failing: Index) -> None:
+def test_a_later_failure_shuts_again_unless_the_vote_reaches_it(failing: Projection) -> None:
     vote(failing, GateName.PROCEED, shown=(fail(failing, "n1"),), nodes=("n5",), at=T0 + 1.0)
     fail(failing, "n5", "another thing", at=T0 + 2.0)
     assert unsettled(failing, failing.rollout("R")) == ()
@@ -210,7 +210,7 @@ def test_a_later_failure_shuts_again_unless_the_vote_reaches_it(failing: Index) 
     assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
 
 
-def test_more_covers_so_many_later_failures_of_the_same_sort_until_a_time(failing: Index) -> None:
+def test_more_covers_so_many_later_failures_of_the_same_sort_until_a_time(failing: Projection) -> None:
     shown = fail(failing, "n1", "task 3 failed on n1")
     vote(failing, GateName.PROCEED, shown=(shown,), more=1, until=T0 + 60.0, at=T0 + 1.0)
     fail(failing, "n3", "disk full", at=T0 + 2.0)
@@ -222,14 +222,14 @@ def test_more_covers_so_many_later_failures_of_the_same_sort_until_a_time(failin
     assert [each.id for each in unsettled(failing, failing.rollout("R"))] == ["n3#1", "n5#2"]
 
 
-def test_until_ends_the_wider_cover_and_not_what_was_shown(failing: Index) -> None:
+def test_until_ends_the_wider_cover_and_not_what_was_shown(failing: Projection) -> None:
     shown = fail(failing, "n1")
     vote(failing, GateName.PROCEED, shown=(shown,), nodes=("n3",), until=T0 + 60.0, at=T0 + 1.0)
     fail(failing, "n3", at=T0 + 61.0)
     assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
 
 
-def test_a_withdrawn_yes_no_longer_settles(failing: Index) -> None:
+def test_a_withdrawn_yes_no_longer_settles(failing: Projection) -> None:
     cast = vote(failing, GateName.PROCEED, shown=(fail(failing, "n1"),))
     assert unsettled(failing, failing.rollout("R")) == ()
     failing.apply(VoteWithdrawn("R", cast.id, ALICE, "on second thought", T0))

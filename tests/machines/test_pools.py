@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from machines.events import HoldReleased, HoldTaken, NodesSeen
-from machines.index import Index
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node, Observation, Sight
-from machines.pools import Stand, budget, down, holders, may_start
+from machines.pools import budget, down, holders, may_start
+from machines.projection import Projection
 from machines.rollout import Hold
 from machines.schedule import decide, why
+from machines.stands import Stand
 from machines.states import Outcome, Trigger
 from tests.machines.worlds import ALICE, T0, admit, fail, finish, index_of, move, nodes_of, submit
 
 PAYMENTS = nodes_of({"payments": ("n1", "n2", "n3")})
 
 
-def starts(index: Index, now: float = T0) -> list[str]:
+def starts(index: Projection, now: float = T0) -> list[str]:
     return [start.node for start in decide(index, now).starts]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.events import Frozen, GateOpened, NodesGone, RolloutCancelled, RolloutEnded
-from machines.index import Index
 from machines.plan import GateName, Need
 from machines.progress import Progress, State, progress, soaking
+from machines.projection import Projection
 from machines.selector import parse
 from machines.states import Outcome, Trigger
 from machines.windows import Freeze
@@ -30,7 +30,7 @@ from tests.machines.worlds import (
 NODES = nodes_of({"a": ("n1", "n2", "n3"), "b": ("n4", "n5", "n6")})
 
 
-def far(index: Index, now: float = T0) -> Progress:
+def far(index: Projection, now: float = T0) -> Progress:
     return progress(index, "R", now)
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from machines.decision import Decision
-from machines.index import Index
 from machines.invariants import violations
+from machines.projection import Projection
 from machines.schedule import decide, why, why_all
 from machines.states import BUSY
 from machines.states import Phase as NodePhase
@@ -31,9 +31,9 @@ ROUNDS_TO_END = 400
 """Rounds of peace in which every rollout must end: some ten nodes, three phases, backoffs and a soak."""
 
 
-def rebuilt(index: Index) -> Index:
+def rebuilt(index: Projection) -> Projection:
     """Return an index built afresh from what the other one knows."""
-    fresh = Index.build(index.snapshot(), index.limits)
+    fresh = Projection.build(index.snapshot(), index.limits)
     fresh.observed(index.observations, index.now)
     return fresh
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from machines.decision import Rehearse
-from machines.index import Index
 from machines.limits import Budget, Limits, PoolRule
 from machines.plan import StepSpec
+from machines.projection import Projection
 from machines.prospects import AHEAD, GOOD_FOR_S, Prospect
 from machines.schedule import decide, why
 from machines.states import Trigger
@@ -15,22 +15,22 @@ CORDON = StepSpec("isolate.0.kubernetes", "kubernetes")
 HELD = "payments/api-7d9 is held by budget payments/api: needs 3 healthy, has 3"
 
 
-def fleet(nodes: int = 3, limits: Limits | None = None, **more: object) -> Index:
+def fleet(nodes: int = 3, limits: Limits | None = None, **more: object) -> Projection:
     index = index_of(nodes_of({"a": [f"n{number}" for number in range(1, nodes + 1)]}), limits)
     submit(index, isolate=(CORDON,), **more)
     return index
 
 
-def foresee(index: Index, at: float = T0, **can: bool | None) -> None:
+def foresee(index: Projection, at: float = T0, **can: bool | None) -> None:
     for node, able in can.items():
         index.foresaw(Prospect("R", node, able, at, HELD if able is False else ""))
 
 
-def started(index: Index, now: float = T0) -> list[str]:
+def started(index: Projection, now: float = T0) -> list[str]:
     return [start.node for start in decide(index, now).starts]
 
 
-def rehearsed(index: Index, now: float = T0) -> list[str]:
+def rehearsed(index: Projection, now: float = T0) -> list[str]:
     return [each.node for each in decide(index, now).rehearse]
 
 

@@ -16,10 +16,10 @@ from machines.events import (
     RolloutResumed,
     Unfrozen,
 )
-from machines.index import Index
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node
 from machines.plan import GateName, Need, WaveSpec
+from machines.projection import Projection
 from machines.schedule import decide, rollout_reason, why
 from machines.states import Outcome, Trigger
 from machines.waves import assign
@@ -50,11 +50,11 @@ MORNING = Window(EVERY_DAY, 7 * 60, 9 * 60, UTC)
 EVENING = Window(EVERY_DAY, 20 * 60, 22 * 60, UTC)
 
 
-def starts(index: Index, now: float = T0) -> list[tuple[str, str]]:
+def starts(index: Projection, now: float = T0) -> list[tuple[str, str]]:
     return [(start.rollout, start.node) for start in decide(index, now).starts]
 
 
-def see(index: Index, now: float) -> None:
+def see(index: Projection, now: float) -> None:
     index.observed(seen_up(index.nodes, now), now)
 
 

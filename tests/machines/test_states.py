@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from transitions import MachineError
 
+from machines.book import Snapshot
 from machines.events import PhaseMoved
-from machines.index import Index, Snapshot
 from machines.invariants import violation
 from machines.limits import Limits
+from machines.projection import Projection
 from machines.rollout import Failure
 from machines.states import BUSY, MACHINE, TABLE, IllegalTransition, Outcome, Phase, Trigger, diagram, edge
 from tests.machines.worlds import T0, admit, fail, index_of, move, nodes_of, submit
@@ -69,7 +70,7 @@ def test_the_diagram_is_drawn_from_the_table() -> None:
     assert len(lines) == len(TABLE) + 2
 
 
-def working() -> Index:
+def working() -> Projection:
     index = index_of(nodes_of({"a": ("n1", "n2")}))
     submit(index)
     admit(index, "n1")
@@ -120,8 +121,8 @@ def test_admissions_of_one_commit_are_judged_together() -> None:
 
 def test_an_index_gives_back_the_snapshot_it_was_built_from() -> None:
     snapshot = working().snapshot()
-    assert Index.build(snapshot, Limits()).snapshot() == snapshot
-    assert Index.build(Snapshot(), Limits()).snapshot() == Snapshot()
+    assert Projection.build(snapshot, Limits()).snapshot() == snapshot
+    assert Projection.build(Snapshot(), Limits()).snapshot() == Snapshot()
 
 
 def test_failures_of_one_sort_share_their_signature() -> None:

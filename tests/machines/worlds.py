@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from machines.book import Snapshot
 from machines.events import GateOpened, PhaseMoved, RolloutOpened, VoteCast
-from machines.index import Index, Snapshot
 from machines.limits import Limits
 from machines.node import Node, Observation, Sight
 from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
+from machines.projection import Projection
 from machines.rollout import Actor, ActorKind, Failure, Target, Vote
 from machines.selector import Selector
 from machines.states import Outcome, Phase, Trigger, edge
@@ -62,7 +63,7 @@ def seen_up(nodes: Iterable[Node | str], at: float) -> list[Observation]:
     return [Observation(each if isinstance(each, str) else each.name, Sight.UP, at) for each in nodes]
 
 
-def opening(rollout: str, plan: Plan, index: Index, at: float, by: Actor = ALICE) -> RolloutOpened:
+def opening(rollout: str, plan: Plan, index: Projection, at: float, by: Actor = ALICE) -> RolloutOpened:
     """Return the submit of a plan for all nodes that it selects."""
     chosen = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]
     targets = tuple(
@@ -74,15 +75,19 @@ def opening(rollout: str, plan: Plan, index: Index, at: float, by: Actor = ALICE
     )
 
 
-def index_of(nodes: Iterable[Node], limits: Limits | None = None, at: float = T0, seen: bool = True) -> Index:
+def index_of(
+    nodes: Iterable[Node], limits: Limits | None = None, at: float = T0, seen: bool = True
+) -> Projection:
     """Return an index of these nodes, all seen up just now."""
     known = tuple(nodes)
-    index = Index.build(Snapshot(nodes=known), limits or Limits(), lambda content: content["plan"])
+    index = Projection.build(Snapshot(nodes=known), limits or Limits(), lambda content: content["plan"])
     index.observed(seen_up(known, at) if seen else [], at)
     return index
 
 
-def submit(index: Index, rollout: str = "R", at: float = T0, opened: bool = True, **changed: Any) -> Plan:
+def submit(
+    index: Projection, rollout: str = "R", at: float = T0, opened: bool = True, **changed: Any
+) -> Plan:
     """Submit a plan; `opened` opens its start gate."""
     plan = plan_of(**changed)
     index.apply(opening(rollout, plan, index, at))
@@ -92,7 +97,7 @@ def submit(index: Index, rollout: str = "R", at: float = T0, opened: bool = True
 
 
 def vote(
-    index: Index,
+    index: Projection,
     gate: GateName,
     actor: Actor = ALICE,
     *,
@@ -111,13 +116,13 @@ def vote(
     return cast
 
 
-def admit(index: Index, node: str, *, rollout: str = "R", at: float = T0) -> None:
+def admit(index: Projection, node: str, *, rollout: str = "R", at: float = T0) -> None:
     """Admit a node."""
     move(index, node, Trigger.ADMITTED, rollout=rollout, at=at)
 
 
 def move(
-    index: Index,
+    index: Projection,
     node: str,
     trigger: Trigger,
     outcome: Outcome | None = None,
@@ -145,14 +150,16 @@ def move(
     )
 
 
-def finish(index: Index, node: str, *, rollout: str = "R", at: float = T0) -> None:
+def finish(index: Projection, node: str, *, rollout: str = "R", at: float = T0) -> None:
     """Take a pending node all the way to done."""
     for trigger in (Trigger.ADMITTED, Trigger.ISOLATED, Trigger.MAINTAINED):
         move(index, node, trigger, rollout=rollout, at=at)
     move(index, node, Trigger.VERIFIED, Outcome.CHANGED, rollout=rollout, at=at)
 
 
-def fail(index: Index, node: str, message: str = "no route", *, rollout: str = "R", at: float = T0) -> str:
+def fail(
+    index: Projection, node: str, message: str = "no route", *, rollout: str = "R", at: float = T0
+) -> str:
     """Admit a node and let it fail, isolated; return the failure's id."""
     target = index.target(rollout, node)
     if target.phase is Phase.PENDING:

@@ -22,9 +22,9 @@ from machines.events import (
     StepRecorded,
     StepState,
 )
-from machines.index import Index
 from machines.node import Node, Observation, Sight
 from machines.plan import GateName
+from machines.projection import Projection
 from machines.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, edge
 from rolloutd.compile import compile_limits, compile_plan
@@ -121,7 +121,7 @@ class House:
     async def restart(self) -> None:
         """Forget what a daemon that is started again does not load."""
         limits, settings = self.state.index.limits, self.state.settings
-        self.state.index = Index.build(
+        self.state.index = Projection.build(
             await self.state.store.load(), limits, lambda content: compile_plan(content, teams=settings.teams)
         )
         self.see()
@@ -261,7 +261,7 @@ async def house(
         return compile_plan(content, teams=settings.teams)
 
     kept: Store = MemoryStore(compile=compiled) if store is None else await store(compiled)
-    index = Index.build(await kept.load(), compile_limits(settings), compiled)
+    index = Projection.build(await kept.load(), compile_limits(settings), compiled)
     state = State(index, kept, clock, settings, Feed())
     await state.commit([NodesSeen(tuple(nodes))], cause="test")
     state.refreshed.set()

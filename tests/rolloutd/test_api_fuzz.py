@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import pytest
 
-from machines.index import Index
+from machines.projection import Projection
 from rolloutd.compile import compile_limits
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import document
@@ -221,7 +221,7 @@ async def test_random_requests_change_nothing_unseen(tmp_path: Path, part: int) 
         assert verdict.ok
         assert verdict.entries == inside.state.feed.latest
         limits = compile_limits(inside.state.settings)
-        index = Index.build(await inside.state.store.load(), limits, kept["compile"])
+        index = Projection.build(await inside.state.store.load(), limits, kept["compile"])
         remembered, known = index.snapshot(), inside.state.index.snapshot()
         assert (remembered.holds, remembered.team_rules) == (known.holds, known.team_rules)
         assert {each.id: each for each in remembered.freezes} == {each.id: each for each in known.freezes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from machines import gates
+from machines import ballots, gates
 from machines.plan import GateName
 from machines.rollout import Rollout, Target
 from machines.states import BUSY, Phase
@@ -87,7 +87,7 @@ class Caretaker:
         rollout = state.index.rollouts.get(name)
         if rollout is None or rollout.closed:
             return
-        noes = [v for v in gates.cast_at(rollout, gate, wave) if not v.yes]
+        noes = [v for v in ballots.cast_at(rollout, gate, wave) if not v.yes]
         view = gates.gate_view(state.index, rollout, gate, wave, state.now())
         waiting = any(t.needs_vote_of is not None for t in state.index.targets(name))
         if not noes and view.state != "waiting" and not waiting and not any(h < w for _, w, h in view.teams):

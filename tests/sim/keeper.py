@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from machines.book import Snapshot
 from machines.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
-from machines.index import Snapshot
 from machines.invariants import violations
 from machines.node import Observation
 from rolloutd.errors import StoreFailed

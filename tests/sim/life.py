@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.events import DaemonStarted
-from machines.index import Index
+from machines.projection import Projection
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.daemon import Daemon
 from rolloutd.driving.gear import Gear
@@ -99,7 +99,7 @@ class Life:
         self.epoch = reach.epoch = world.epoch = snapshot.epoch
         world.taken_over_at = world.loop.time()
         clock = SimClock(world)
-        index = Index.build(snapshot, compile_limits(self._settings), self.compile)
+        index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
         head = await store.head()
         state = State(index, keeper, clock, self._settings, Feed(head.seq if head else 0))
         state.connections.update(await store.connections())

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from machines.events import RolloutOpened
-from machines.index import Index
 from machines.node import pools_of
 from machines.plan import Digest, Plan
+from machines.projection import Projection
 from machines.rollout import Actor, Target
 from machines.waves import assign
 from rolloutd import planfile
@@ -114,7 +114,14 @@ def labels_of(shape: random.Random, number: int) -> dict[str, str]:
 
 
 def opening(
-    rollout: str, content: dict[str, Any], plan: Plan, index: Index, by: Actor, at: float, *, looked: bool
+    rollout: str,
+    content: dict[str, Any],
+    plan: Plan,
+    index: Projection,
+    by: Actor,
+    at: float,
+    *,
+    looked: bool,
 ) -> RolloutOpened:
     """Return the submit of a plan for all nodes that it selects, as rolloutd.orders.submit makes it."""
     matching = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 from machines import changes
+from machines.book import Snapshot
 from machines.events import (
     Actor,
     CallRefused,
@@ -51,7 +52,6 @@ from machines.events import (
     VoteCast,
     VoteWithdrawn,
 )
-from machines.index import Snapshot
 from machines.limits import TeamRules
 from machines.node import Node
 from machines.plan import Plan
