@@ -7,6 +7,7 @@ a library of pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,7 +20,9 @@ from rolloutd.cli.output import percentage, printable
 from rolloutd.cli.reading import reason_sentence
 from rolloutd.cli.views import View
 from rolloutd.cli.watch import event_lines, is_over
-from rolloutd.control.wire import InFlight, Rollout
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import InFlight, Rollout
 
 REDRAWS_PER_S = 4
 """Enough to look alive, little enough for a slow line."""

@@ -6,13 +6,15 @@ same one is granted again, so that scripts may repeat themselves.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_reason, add_until, body_of
 from rolloutd.cli.output import printable, put, put_json, put_table, say
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Freeze, Hold, Holder, Lock, Locks
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Freeze, Hold, Holder, Lock, Locks
 
 
 def register(family: Family) -> None:

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, body_of
 from rolloutd.cli.output import count, printable, put, put_json, put_table, say
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
 
 STDIN = "-"
 

@@ -6,14 +6,16 @@ means, the daemon says; nothing is computed here that it could contradict.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_rollout
 from rolloutd.cli.output import bar, coloured, count, percentage, printable, put, put_json, put_table, say
 from rolloutd.cli.voting import gate_sentence
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Node, Reason, Rollout
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Node, Reason, Rollout
 
 SHORT_DIGEST = 12
 """Digits of a digest that a person compares by eye."""

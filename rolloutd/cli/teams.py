@@ -7,13 +7,15 @@ a freeze of its own holds its nodes back at once.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_reason, add_until, body_of
 from rolloutd.cli.output import printable, put, put_json, say
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Team
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Team
 
 
 def register(family: Family) -> None:

@@ -11,14 +11,16 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments, sentences
 from rolloutd.cli.command import Call, Family
 from rolloutd.cli.following import follow_entries
 from rolloutd.cli.output import printable, put, put_json, put_json_line, say
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Audit, AuditEntry
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Audit, AuditEntry
 
 PAGE = 1000
 """Entries asked for at a time: the most that the daemon gives in one answer."""

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli.following import Line, follow_entries
 from rolloutd.control.client import Answer, Client, NoDaemon, path_of
-from rolloutd.control.wire import Rollout
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Rollout
 
 GATHER_S = 0.2
 """Events within so long of each other become one view: faster than a person reads."""

@@ -6,12 +6,15 @@ Who may vote and what is still missing, the daemon says.
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
 from rolloutd.cli.command import Call, Family, add_reason, add_rollout, add_until, body_of
 from rolloutd.cli.output import put, put_json
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Gate
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Gate
 
 GATES = ("start", "continue", "proceed")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits, moments, sentences
 from rolloutd.cli.command import Call, Family, add_node, add_rollout, on_terminal
@@ -17,7 +18,6 @@ from rolloutd.cli.output import percentage, printable, put_json_line, say
 from rolloutd.cli.reading import reason_sentence
 from rolloutd.cli.views import View, views
 from rolloutd.control.client import path_of
-from rolloutd.control.wire import Rollout
 
 CLOSED = frozenset({"done", "cancelled"})
 
@@ -33,6 +33,9 @@ TOLD = frozenset(
         "TargetsJoined",
     }
 )
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Rollout
 """Events that are told as a line; the steps between them are in the audit."""
 
 
