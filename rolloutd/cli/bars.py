@@ -16,10 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from rolloutd.cli import moments
+from rolloutd.cli.lines import event_lines
 from rolloutd.cli.output import percentage, printable
 from rolloutd.cli.reading import reason_sentence
 from rolloutd.cli.views import View
-from rolloutd.cli.watch import event_lines, is_over
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import InFlight, Rollout
@@ -52,7 +52,7 @@ def show(seen: Iterator[View], console: Console | None = None) -> list[Rollout]:
                 live.console.print(Text(text, style="dim"))
             last = view.rollouts
             live.update(picture(last))
-            if is_over(view):
+            if view.over:
                 break
     return last
 

@@ -51,9 +51,13 @@ class Parser(argparse.ArgumentParser):
 class Family:
     """Where a family of commands registers itself."""
 
-    def __init__(self, subparsers: Any, shared: argparse.ArgumentParser) -> None:
+    def __init__(
+        self, subparsers: Any, shared: argparse.ArgumentParser, whole: argparse.ArgumentParser
+    ) -> None:
         self._subparsers = subparsers
         self._shared = shared
+        self.whole = whole
+        """The parser of the whole command line."""
 
     def command(
         self, name: str, handler: Handler, summary: str, *, json: bool = True
@@ -70,9 +74,8 @@ class Family:
     def group(self, name: str, summary: str) -> Family:
         """Add a command that has commands of its own."""
         parser = self._subparsers.add_parser(name, help=summary, description=_sentence(summary))
-        return Family(
-            parser.add_subparsers(metavar="COMMAND", required=True, dest="subcommand"), self._shared
-        )
+        commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="subcommand")
+        return Family(commands, self._shared, self.whole)
 
 
 def shared_options() -> argparse.ArgumentParser:

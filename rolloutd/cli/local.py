@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,7 +46,8 @@ def register(family: Family) -> None:
     parser = family.command("restore", restore, "put a copy back; the daemon must be stopped")
     parser.add_argument("file", metavar="FILE", help="a copy that `rolloutctl backup` made")
     _add_config(parser)
-    parser = family.command("completion", completion, "print completion for your shell", json=False)
+    complete = partial(completion, family.whole)
+    parser = family.command("completion", complete, "print completion for your shell", json=False)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash or zsh")
 
 
@@ -93,11 +95,9 @@ def _become(module: str, words: list[str]) -> NoReturn:
     os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], environment)  # noqa: S606
 
 
-def completion(call: Call) -> int:
-    """Print a completion script."""
+def completion(whole: argparse.ArgumentParser, call: Call) -> int:
+    """Print a completion script of the whole command line."""
     import shtab
 
-    from rolloutd.cli.main import parser
-
-    put(shtab.complete(parser(), call.args.shell))
+    put(shtab.complete(whole, call.args.shell))
     return exits.DONE

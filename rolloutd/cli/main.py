@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         parents=[shared := shared_options()],
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
-    family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared)
+    family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
     for module in (plans, reading, watch, voting, steering, holds, teams, tokens, trail, local, console):
         module.register(family)
     return top

@@ -20,6 +20,9 @@ from rolloutd.control.client import Answer, Client, NoDaemon, path_of
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
 
+CLOSED = frozenset({"done", "cancelled"})
+"""States that a rollout does not leave."""
+
 GATHER_S = 0.2
 """Events within so long of each other become one view: faster than a person reads."""
 
@@ -33,6 +36,11 @@ class View:
 
     entries: Sequence[dict[str, Any]]
     rollouts: list[Rollout]
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return all(rollout["state"] in CLOSED for rollout in self.rollouts)
 
 
 def views(client: Client, wanted: Sequence[str]) -> Iterator[View]:

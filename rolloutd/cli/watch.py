@@ -1,42 +1,25 @@
 """Commands that stay and look: watch a rollout move, follow a node's log.
 
 On a terminal there is a bar per pool; elsewhere one line per thing that
-happens.  Both end when the rollout ends.  The pictures come from bars.py, which
-is imported on a terminal only.
+happens (lines.py).  Both end when the rollout ends.  The pictures come from bars.py,
+which is imported on a terminal only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rolloutd.cli import exits, moments, sentences
+from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_rollout, on_terminal
 from rolloutd.cli.following import Line, follow_log
-from rolloutd.cli.output import percentage, printable, put_json_line, say
-from rolloutd.cli.reading import reason_sentence
+from rolloutd.cli.lines import tell
+from rolloutd.cli.output import printable, put_json_line, say
 from rolloutd.cli.views import View, views
 from rolloutd.control.client import path_of
 
-CLOSED = frozenset({"done", "cancelled"})
-
-TOLD = frozenset(
-    {
-        "PhaseMoved",
-        "VoteCast",
-        "VoteWithdrawn",
-        "GateOpened",
-        "RolloutPaused",
-        "RolloutResumed",
-        "RolloutCancelled",
-        "TargetsJoined",
-    }
-)
-
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
-"""Events that are told as a line; the steps between them are in the audit."""
 
 
 def register(family: Family) -> None:
@@ -86,57 +69,6 @@ def logs(call: Call) -> int:
     return exits.DONE
 
 
-class Teller:
-    """Prints a line per event and per change of state."""
-
-    def __init__(self) -> None:
-        self._standing: dict[str, tuple[str, str | None]] = {}
-
-    def see(self, view: View) -> None:
-        """Print what is new in a view."""
-        for text in event_lines(view):
-            print(text, flush=True)  # noqa: T201
-        for rollout in view.rollouts:
-            reason = rollout["reason"]
-            now = (rollout["state"], reason["code"] if reason else None)
-            if self._standing.get(rollout["rollout"]) != now:
-                self._standing[rollout["rollout"]] = now
-                print(_standing_line(rollout), flush=True)  # noqa: T201
-
-
-def tell(seen: Iterator[View]) -> list[Rollout]:
-    """Print lines until all rollouts have ended; return the last view's."""
-    teller = Teller()
-    last: list[Rollout] = []
-    for view in seen:
-        teller.see(view)
-        last = view.rollouts
-        if is_over(view):
-            break
-    return last
-
-
-def event_lines(view: View) -> Iterator[str]:
-    """Yield one line for each event worth one."""
-    for entry in view.entries:
-        if entry["event"] in TOLD:
-            at = datetime.fromtimestamp(entry["at"]).astimezone().strftime("%H:%M:%S")
-            by = "" if entry["event"] == "PhaseMoved" else f"{sentences.actor(entry)} "
-            yield printable(f"{at}  {by}{sentences.of_entry(entry)}")
-
-
-def is_over(view: View) -> bool:
-    """Say whether there is nothing more to wait for."""
-    return all(rollout["state"] in CLOSED for rollout in view.rollouts)
-
-
-def _standing_line(rollout: Rollout) -> str:
-    at = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
-    reason = f": {reason_sentence(rollout['reason'])}" if rollout["reason"] else ""
-    done = f"{rollout['done']}/{rollout['total']} {percentage(rollout['percent'])}"
-    return printable(f"{at}  {rollout['rollout']} {rollout['state']} {done}{reason}")
-
-
 def _watch_as_json(seen: Iterator[View]) -> list[Rollout]:
     last: list[Rollout] = []
     for view in seen:
@@ -144,7 +76,7 @@ def _watch_as_json(seen: Iterator[View]) -> list[Rollout]:
             if rollout not in last:
                 put_json_line(rollout)
         last = view.rollouts
-        if is_over(view):
+        if view.over:
             break
     return last
 

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rolloutd.cli.bars import REDRAWS_PER_S, picture
+from rolloutd.cli.lines import Teller, event_lines
 from rolloutd.cli.output import printable, say
 from rolloutd.cli.views import View
-from rolloutd.cli.watch import Teller, event_lines
 
 
 class Log:

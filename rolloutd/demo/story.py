@@ -16,7 +16,6 @@ from rolloutd import planfile
 from rolloutd.cli import exits
 from rolloutd.cli.views import View, views
 from rolloutd.cli.voting import gate_sentence
-from rolloutd.cli.watch import is_over
 from rolloutd.control.client import Answer, Client, path_of
 from rolloutd.control.wire import Gate, Node, Rollout
 from rolloutd.demo.fleet import heal, set_fault
@@ -66,7 +65,7 @@ def play(stage: Stage, audience: Audience, faults: Mapping[str, str]) -> Rollout
     try:
         for view in _moving(views(stage.client, [rollout]), stage):
             audience.see(view)
-            if is_over(view):
+            if view.over:
                 return view.rollouts[0]
             actor.act(view.rollouts[0])
     finally:
