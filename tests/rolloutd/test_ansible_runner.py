@@ -312,6 +312,21 @@ async def test_clear_finds_raw_commands_and_their_children(real: Real) -> None:
     assert not real.busy()
 
 
+async def test_clear_follows_what_outlives_its_marked_parents(real: Real) -> None:
+    """A module's child bears no mark; one that minds no TERM is killed, after all who led to it are gone."""
+    (real.tree / "stubborn.yml").write_text(
+        "- hosts: all\n  gather_facts: false\n  tasks:\n"
+        "    - ansible.builtin.command: sh -c 'trap \"\" TERM; exec sleep 8642'\n"
+    )
+    runner = real.runner()
+    handle = await runner.start(real.request("stubborn.yml"))
+    await until(real.busy)
+    real.kill(handle)
+    assert isinstance((await ended(runner, handle))[0].result, Unknown)
+    assert isinstance(await runner.clear(real.host(), keep=None, timeout_s=2.0), Ok)
+    assert not real.busy()
+
+
 async def test_clear_says_when_a_node_cannot_be_asked(real: Real) -> None:
     runner = real.runner()
     real.node.stop()

@@ -37,15 +37,16 @@ token=$1 keep=$2 wait_s=$3 term_s=$4
 shift 4
 own=$$
 
-# Sets `found` to the live processes of marked runs, their sessions and all below them.
+# Sets `found` to the live processes of marked runs, their sessions and all below them, and to what of
+# the last look is left: who bears the mark may have ended before those that do not.
 look() {
-    found=' '
+    before=$found found=' '
     for file in $(grep -l "[r]olloutd-run-$token-" /proc/[0-9]*/cmdline 2>/dev/null); do
         [ -n "$keep" ] && grep -q "[r]olloutd-run-$token-$keep+" "$file" 2>/dev/null && continue
         pid=${file#/proc/}
         found="$found${pid%/cmdline} "
     done
-    [ "$found" = ' ' ] && return
+    [ "$found$before" = '  ' ] && return
     table=
     for file in /proc/[0-9]*/stat; do
         { read -r line < "$file"; } 2>/dev/null || continue
@@ -53,7 +54,9 @@ look() {
         set -f; set -- ${line##*) }; set +f
         case $1 in
         Z | X) case $found in *" $pid "*) found="${found%% "$pid" *} ${found#* "$pid" }" ;; esac ;;
-        *) table="$table $pid:$2:$4" ;;
+        *)
+            table="$table $pid:$2:$4"
+            case "$found|$before" in *" $pid "*"|"*) ;; *"|"*" $pid "*) found="$found$pid " ;; esac ;;
         esac
     done
     grown=yes
@@ -63,7 +66,7 @@ look() {
             pid=${entry%%:*} rest=${entry#*:}
             case $found in *" $pid "*) continue ;; esac
             [ "$pid" = "$own" ] && continue
-            case $found in *" ${rest%:*} "* | *" ${rest#*:} "*) found="$found$pid " grown=yes ;; esac
+            case $found$before in *" ${rest%:*} "* | *" ${rest#*:} "*) found="$found$pid " grown=yes ;; esac
         done
     done
 }
@@ -74,24 +77,23 @@ send() {
     done
 }
 
-# Looks every second until nothing is found or so many seconds are over.
+# Looks every second until nothing is found or so many seconds are over, and sends a signal if one is given.
 await() {
     left=$1
     while look; [ "$found" != ' ' ] && [ "$left" -gt 0 ]; do
+        [ -z "${2:-}" ] || send "$2"
         sleep 1
         left=$((left - 1))
     done
     [ "$found" = ' ' ]
 }
 
-ended=
+found=' ' ended=
 if ! await "$wait_s"; then
     ended=$found
     send TERM
-    if ! await "$term_s"; then
-        send KILL
-        await 5
-    fi
+    sleep 0.2 2>/dev/null || sleep 1
+    await "$term_s" || await 5 KILL
 fi
 if [ "$found" != ' ' ]; then
     echo "left $found"
