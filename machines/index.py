@@ -40,10 +40,15 @@ class Index(Book):
         self._wave_ends: dict[tuple[str, str], float | None] = {}
         self._wanted: set[tuple[str, str]] = set()
         self._at_work = 0
+        self._kept: set[str] = set()
 
     def busy(self) -> list[Target]:
         """Return every target that needs a driver: at work, or with a person's order."""
         return [self._targets[rollout][node] for rollout, node in sorted(self._wanted)]
+
+    def kept(self) -> list[Observation]:
+        """Return what was seen of the nodes that were left out of service for somebody who held them."""
+        return [seen for node in sorted(self._kept) if (seen := self._seen.get(node)) is not None]
 
     def tally(self, rollout: str) -> Tally:
         """Return the running counts of a rollout."""

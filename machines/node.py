@@ -59,6 +59,8 @@ class Observation:
 
     `foreign` says that the node is out of service by somebody else's doing (a
     cordon we did not place): it occupies its pool's slot and is never consent.
+    `kept` names the isolator that left it out of service because somebody held
+    it when we were done with it, and puts it back once nobody does.
     """
 
     node: str
@@ -66,6 +68,7 @@ class Observation:
     at: float
     why: str = ""
     foreign: bool = False
+    kept: str = ""
 
 
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -132,6 +132,7 @@ class Projection(Index):
             if last is not None and last.at > seen.at:
                 continue
             self._seen[seen.node] = seen
+            (self._kept.add if seen.kept else self._kept.discard)(seen.node)
             self._expires(seen)
             self._slots.judge((seen.node,))
 

@@ -105,6 +105,10 @@ class _Asked:
             return self._putting_back(why)
         for spec in self.plan.isolate:
             action = self._isolate(spec)
+            if isinstance(action, Wait):
+                # At its deadline the node is put back: its slot is another's.
+                left_s = max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
+                return replace(action, until=min(action.until, self.now + left_s))
             if action is not None:
                 return action
         return Move(Trigger.ISOLATED)

@@ -17,7 +17,7 @@ from machines.moments import span, stamp
 from machines.node import Observation
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
-from machines.stands import Stand, sight
+from machines.stands import Stand, held, sight
 from machines.states import BUSY, Phase
 from machines.waves import Course
 from machines.windows import Window
@@ -122,7 +122,7 @@ def own_block(index: Index, rollout: Rollout, target: Target, now: float) -> Rea
         gates.team_waits(index, target)
         or freeze_block(index, target, now)
         or window_block(index, rollout, target.team, now)
-        or _hold_block(index, target, now)
+        or _hold_block(index, target)
         or _other_rollout(index, target)
         or _sight_block(index, target)
     )
@@ -159,12 +159,9 @@ def window_block(index: Index, rollout: Rollout, team: str | None, now: float) -
     return None
 
 
-def _hold_block(index: Index, target: Target, now: float) -> Reason | None:
-    for hold in index.holds_on(target.node):
-        if hold.until is None or now < hold.until:
-            stand = Stand(target.node, "held", hold)
-            return Reason("held", stand.text, stand.since, stand.lifted_by)
-    return None
+def _hold_block(index: Index, target: Target) -> Reason | None:
+    stand = held(index, target.node)
+    return None if stand is None else Reason("held", stand.text, stand.since, stand.lifted_by)
 
 
 def _other_rollout(index: Index, target: Target) -> Reason | None:

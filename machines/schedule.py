@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
-from machines import gates, pools, prospects, rules, waves
+from machines import gates, pools, prospects, putbacks, rules, waves
 from machines.ballots import is_opened
 from machines.decision import Decision, Look, Open, PutBack, Rehearse, Start
 from machines.index import Index
@@ -23,7 +23,6 @@ from machines.lanes import Lane, Place
 from machines.node import natural
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
-from machines.slots import Pool
 from machines.stands import sight
 from machines.states import Phase
 from machines.waves import Course
@@ -331,17 +330,15 @@ def _observe(index: Index, nodes: Iterable[str], draft: _Draft) -> bool:
 
 
 def _put_back(index: Index, now: float, draft: _Draft) -> None:
-    """Put isolating nodes of pools over budget back, the latest admitted first, no more than needed."""
-    for pool in index.crowded():
-        over = len(pool.down) - index.budget(pool)
-        for target in _retractable(index, pool)[:over]:
-            others = pools.others(index, pool, target.node)
-            text = f"pool {pool.id} is over its budget of {index.budget(pool)}: {others}"
-            reason = Reason("pool-over-budget", text, now, "")
-            draft.reasons[pool.id] = reason
-            back = PutBack(target.rollout, target.node, reason)
-            if all((each.rollout, each.node) != (back.rollout, back.node) for each in draft.put_backs):
-                draft.put_backs.append(back)
+    """Put isolating nodes back that make room for a later outage, or for somebody who holds them."""
+    told: dict[tuple[str, str], PutBack] = {}
+    for pool, backs in putbacks.for_room(index, now).items():
+        draft.reasons[pool] = backs[-1].reason
+        for back in backs:
+            told.setdefault((back.rollout, back.node), back)
+    for back in putbacks.for_holds(index):
+        told.setdefault((back.rollout, back.node), back)
+    draft.put_backs += told.values()
 
 
 def _watch_mates(index: Index, now: float, draft: _Draft) -> None:
@@ -350,24 +347,6 @@ def _watch_mates(index: Index, now: float, draft: _Draft) -> None:
         if target.phase is Phase.ISOLATING:
             _observe_mates(index, target, draft)
             draft.wake_at = min(draft.wake_at, now + index.limits.observe_within_s)
-
-
-def _retractable(index: Index, pool: Pool) -> list[Target]:
-    """Return the pool's nodes that can still be put back as they were, the latest admitted first.
-
-    One that failed before was not in service when it started: putting it back
-    would put it in service without having passed.
-    """
-    found = [
-        target
-        for node in pool.down
-        for target in index.targets_on(node)
-        if target.phase is Phase.ISOLATING
-        and not target.rolling_back
-        and pool in index.pools_for(target.rollout, node)
-        and not index.has_failed(target.rollout, node)
-    ]
-    return sorted(found, key=lambda target: (-target.since, natural(target.node)))
 
 
 # -- explaining ------------------------------------------------------------------

@@ -132,10 +132,13 @@ def stand(book: Book, node: str) -> Stand | None:
     ours = _ours(book, node)
     if ours is not None:
         return ours
-    for hold in book.holds_on(node):
-        if hold.until is None or book.now < hold.until:
-            return Stand(node, "held", hold)
-    return sight(book, node)
+    return held(book, node) or sight(book, node)
+
+
+def held(book: Book, node: str) -> Stand | None:
+    """Return the hold on the node that lasts, None where nobody holds it."""
+    lasting = (hold for hold in book.holds_on(node) if hold.until is None or book.now < hold.until)
+    return next((Stand(node, "held", hold) for hold in lasting), None)
 
 
 def sight(book: Book, node: str) -> Stand | None:

@@ -26,6 +26,7 @@ from rolloutd.errors import StoreFailed, TenureLost
 from rolloutd.ports import Alarm, Inventory, Observer, Ok
 from rolloutd.privacy import guarded
 from rolloutd.state import State
+from rolloutd.watching.keeping import Kept
 from rolloutd.watching.observing import Observing
 from rolloutd.watching.refreshing import Refreshing
 from rolloutd.watching.rehearsing import Rehearsing
@@ -63,6 +64,7 @@ class Daemon:
         self._refreshing = Refreshing(state, inventories, self._amend)
         self._soaking = Soaking(state, gear)
         self._rehearsing = Rehearsing(state, gear)
+        self._kept = Kept(state, gear)
         self._decision_s = 0.0
         self.turned: Callable[[float], None] = lambda decision_s: None
         self.settled = asyncio.Event()
@@ -131,6 +133,7 @@ class Daemon:
             self._rehearsing.ask(self._tasks, decision.rehearse)
         for look in decision.looks:
             self._look(look)
+        self._kept.ask(self._tasks)
         if decision.wake_at is not None:
             self._alarm.at("wake", decision.wake_at, self._bell.set)
         self._drive()

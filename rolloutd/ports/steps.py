@@ -107,6 +107,18 @@ class Rehearsal(Protocol):
         ...
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """What an isolator offers beside, when its `undo` leaves a node out of service for whoever holds it.
+
+    Such a node is told of by an observation whose `kept` is the isolator's kind.
+    """
+
+    async def let_go(self, host: Host) -> StepResult:
+        """Put a kept node back in service, now that nobody holds it; safe to repeat."""
+        ...
+
+
 class Check(Protocol):
     """Judges a node without changing it; called again until its deadline where it waits."""
 

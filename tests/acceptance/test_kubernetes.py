@@ -7,121 +7,37 @@ and by the playbooks' own log.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import yaml
 
 from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY
-from tests.support.kubetwin import Twin
+from tests.support.kubestage import (
+    POOLS,
+    Stage,
+    is_as_before,
+    is_closed,
+    isolating,
+    only,
+    pods_of,
+    slow,
+    stage,
+)
 from tests.support.kubetwin.server import Asked
-from tests.support.kubeworld import Api
 from tests.support.kubeworld import World as Cluster
-from tests.support.sshd import Sshd
-from tests.support.world import WAIT_LIMIT_S, World, plan
+from tests.support.world import WAIT_LIMIT_S
 
 JSON = Any
 
 pytestmark = pytest.mark.servers
 
-WORK_PLAYBOOK = """\
-- hosts: all
-  gather_facts: false
-  tasks:
-    - name: work
-      ansible.builtin.raw: |
-        echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
-        sleep {{ work_s | default(0) }}
-        echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
-"""
-"""One task and no module: what is walked here is the cluster."""
-
 JOIN_LIMIT_S = 60.0
 """A joiner is known within five seconds on a machine that has them; on one that is doing much else, later."""
 
-NODES, TEAMS = 40, 4
-POOLS = tuple(f"t{number}" for number in range(1, TEAMS + 1))
+NODES = 40
 REPLICAS, NEEDED = 3, 2
 WORKLOADS = 10
-
-
-@dataclass
-class Stage:
-    """A cluster, and a daemon that walks it."""
-
-    twin: Twin
-    cluster: Cluster
-    daemon: World
-    nodes: list[str] = field(default_factory=list)
-    looks: int = 0
-
-    async def ask(self, question: Callable[..., JSON], *words: JSON) -> JSON:
-        """Ask the daemon beside the loop in which its API server lives."""
-        return await asyncio.to_thread(question, *words)
-
-    async def submit(self, name: str, **spec: JSON) -> str:
-        """Submit a plan over all nodes and open its start."""
-        usual: dict[str, JSON] = {
-            "isolate": [{"kubernetes": {"drain_timeout": "10m"}}],
-            "maintain": {"playbook": "change.yml", "vars": {"log_file": str(self.daemon.log_file)}},
-            "verify": [{"kubernetes": {"ready": True, "within": "1m"}}],
-            "soak": "1s",
-        }
-        full = plan(name, **{**usual, **spec})
-        rollout = await self.ask(self.daemon.submit, full, {"change.yml": WORK_PLAYBOOK})
-        await self.ask(self.daemon.vote, rollout, "start")
-        return str(rollout)
-
-    async def until(self, true: Callable[[], JSON], what: str) -> JSON:
-        """Wait for something that the daemon says."""
-        return await self.ask(self.daemon.until, true, what)
-
-    async def until_done(self, rollout: str) -> None:
-        """Vote where the rollout asks, and wait for its end."""
-        await self.ask(self.daemon.wait_for_gate, rollout, "continue")
-        await self.ask(self.daemon.vote, rollout, "continue")
-
-        def done() -> bool:
-            status = self.daemon.status(rollout)
-            assert status["state"] != "paused", status["reason"]
-            return bool(status["state"] == "done")
-
-        await self.until(done, f"{rollout} is done")
-
-
-@contextlib.asynccontextmanager
-async def stage(directory: Path, nodes: int, **settings: JSON) -> AsyncIterator[Stage]:
-    """Start an API server with nodes of TEAMS pools, one sshd that is all of them, and a daemon."""
-    async with contextlib.AsyncExitStack() as stack:
-        twin = await stack.enter_async_context(Twin())
-        kubeconfig = twin.kubeconfig(directory / "kubeconfig")
-        api = Api(kubeconfig)
-        await api.open()
-        stack.push_async_callback(api.close)
-        cluster = await stack.enter_async_context(Cluster(api, ready_s=0.3, end_s=0.2))
-        made = Stage(
-            twin, cluster, World(directory, {f"t{n}": {"team": f"t{n}"} for n in range(1, TEAMS + 1)})
-        )
-        for number in range(nodes):
-            name = f"n{number + 1}"
-            labels = {"example.com/team": POOLS[number % TEAMS], "role": "worker"}
-            labels["kubernetes.io/hostname"] = f"{cluster.prefix}-{name}"
-            made.nodes.append(await cluster.node(name, labels))
-        sshd = await asyncio.to_thread(Sshd().start, directory / "sshd")
-        stack.push_async_callback(asyncio.to_thread, sshd.stop)
-        (directory / "known_hosts").write_text(sshd.known_hosts.read_text())
-        hosts = {node: dict(sshd.connection()) for node in made.nodes}
-        (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-        source = {"name": "ams", "kubeconfig": str(kubeconfig), "labels": {"team": "example.com/team"}}
-        inventory = [{"ansible": {"path": str(directory / "hosts.yml")}}, {"kubernetes": source}]
-        made.daemon.write_settings(inventory=inventory, **settings)
-        stack.push_async_callback(asyncio.to_thread, made.daemon.stop)
-        await made.ask(made.daemon.start_daemon)
-        yield made
 
 
 class Outside:
@@ -325,39 +241,6 @@ async def test_who_joins_is_enrolled_and_who_leaves_in_the_middle_has_left(
         await made.until(lambda: made.daemon.nodes(rollout)[leaver]["outcome"] == "left", "it has left")
         await made.until(lambda: isolating(made.daemon.nodes(rollout)[mate]), "its slot is free")
         assert (await made.ask(made.daemon.status, rollout))["state"] == "running"
-
-
-def only(node: str) -> JSON:
-    """Return the canary wave of one node; the others wait behind its gate."""
-    return {"select": f"kubernetes.io/hostname={node}"}
-
-
-def is_closed(made: Stage, node: str) -> bool:
-    """Whether the node is cordoned, by the server's own books."""
-    return bool(made.twin.server.objects.get("nodes", "", node)["spec"].get("unschedulable"))
-
-
-def pods_of(made: Stage, node: str) -> list[str]:
-    """Return the pods on a node, by the server's own books."""
-    pods = made.twin.server.objects.all("pods", "")
-    return [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node]
-
-
-async def is_as_before(made: Stage, node: str) -> None:
-    """Assert that nothing of ours is left on the node."""
-    after = await made.cluster.read(node)
-    assert not after["spec"].get("unschedulable")
-    assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
-
-
-def slow(made: Stage, work_s: int) -> JSON:
-    """Return a stage that takes its time."""
-    return {"playbook": "change.yml", "vars": {"log_file": str(made.daemon.log_file), "work_s": work_s}}
-
-
-def isolating(node: JSON) -> bool:
-    """Whether something is still done to a node."""
-    return node["phase"] in ("isolating", "maintaining", "verifying")
 
 
 def _team(node: JSON) -> str:

@@ -53,6 +53,16 @@ def test_before_a_run_it_is_waited_for_as_long_as_a_node_may_take_to_be_isolated
     assert late.text == "n1 is no longer isolated and could not be again: why; no playbook was begun"
 
 
+def test_who_waits_to_be_isolated_waits_no_longer_than_to_the_deadline() -> None:
+    records = (record(CORDON.name, StepAction.LOOK, 1, StepState.BUSY, 0.0),)
+    target = Target("r", "n1", "a", ("team/a",), "fleet", 0, phase=Phase.ISOLATING, attempt=1, since=T0)
+    waits = next_action(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, unclean=False)
+    assert isinstance(waits, Isolate)
+    records = (record(CORDON.name, StepAction.LOOK, 1, StepState.BUSY, 585.0),)
+    waits = next_action(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, unclean=False)
+    assert waits == Wait(T0 + 600.0, CORDON.name)
+
+
 def test_the_time_without_a_daemon_is_not_counted() -> None:
     records = [record(*FIRST), record(*NOT_SEEN)]
     soon = next_action(PLAN, AT_WORK, records, T0 + 9000.0, elapsed_s=5.0, unclean=False)

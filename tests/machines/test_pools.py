@@ -201,6 +201,29 @@ def test_a_node_that_failed_before_is_never_put_back_unproven() -> None:
     assert decide(index, T0).put_backs == ()
 
 
+def test_who_holds_a_node_that_is_isolating_gets_it_back_and_one_that_is_further_finishes() -> None:
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"], "c": ["n3"]}))
+    submit(index)
+    fail(index, "n3")
+    move(index, "n3", Trigger.RETRIED)
+    for node in ("n1", "n2", "n3"):
+        admit(index, node)
+        index.apply(HoldTaken(Hold(node, "person", "alice", ALICE, "disk", T0, until=T0 + 60.0)))
+    move(index, "n2", Trigger.ISOLATED)
+    (back,) = decide(index, T0).put_backs
+    assert (back.node, back.reason.code) == ("n1", "held")
+    assert "n1 is held by alice" in back.reason.text
+    assert decide(index, T0 + 60.0).put_backs == ()
+
+
+def test_a_kept_node_is_known_as_long_as_it_is_seen_so() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    index.observed([Observation("n1", Sight.UP, T0, "held", foreign=True, kept="kubernetes")], T0)
+    assert [seen.node for seen in index.kept()] == ["n1"]
+    index.observed([Observation("n1", Sight.UP, T0 + 1.0)], T0 + 1.0)
+    assert index.kept() == []
+
+
 def test_an_observation_grows_old_again_after_the_clock_was_set_back() -> None:
     index = index_of(nodes_of({"a": ["n1", "n2"]}))
     assert [down(index, "n1", T0 + at) is None for at in (10.0, 100.0, 20.0, 100.0)] == [

@@ -14,7 +14,15 @@ from typing import Any
 
 from rolloutd.adapters.kubernetes.answers import ApiError
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, path_of
-from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, Cordon, Hand, Owner, read_cordon
+from rolloutd.adapters.kubernetes.nodes import (
+    ISOLATED_BY,
+    KEPT,
+    SHOWN_LENGTH,
+    Cordon,
+    Hand,
+    Owner,
+    read_cordon,
+)
 from rolloutd.ports import Busy, Ok
 
 JSON = Any
@@ -45,13 +53,13 @@ async def close(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: 
         if cordon.hold is not None:
             return Busy(f"{name} is {cordon.hold}")
         match cordon.hand:
-            case Hand.FOREIGN:
+            case Hand.FOREIGN if not cordon.kept:
                 return Busy(f"{name} is {cordon.text}")
             case Hand.OURS:
                 return Ok(f"{name} is cordoned")
-            case Hand.NOBODY | Hand.LOST:
+            case Hand.NOBODY | Hand.LOST | Hand.FOREIGN:
                 since = datetime.fromtimestamp(at, UTC).isoformat()
-                return _write(node, Owner(rollout, attempt, since).text, True), f"cordoned {name}"
+                return _write(node, True, owner=Owner(rollout, attempt, since).text), f"cordoned {name}"
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
@@ -59,7 +67,8 @@ async def close(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: 
 async def reopen(cluster: Cluster, name: str, *, rollout: str, was_closed: bool, held: str = "") -> Ok | Busy:
     """Take our cordon and our annotation off; leave a cordon that is not ours alone any more.
 
-    `held` says why the node is to stay closed all the same.
+    `held` says why the node is to stay closed all the same.  Where a hold alone
+    keeps it closed, a note stays on the node, by which let_go() knows our cordon.
     """
 
     def decide(node: Mapping[str, JSON], cordon: Cordon) -> Write | Ok | Busy:
@@ -71,19 +80,37 @@ async def reopen(cluster: Cluster, name: str, *, rollout: str, was_closed: bool,
         done = f"{name} stays cordoned: {why}" if stays else f"{name} is in service as before"
         if cordon.owner is None or cordon.owner.rollout != rollout:
             return Ok(done)
-        return _write(node, None, stays), done
+        kept = why if stays and cordon.hand is Hand.OURS and not was_closed else None
+        return _write(node, stays, kept=kept), done
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
 
-def _write(node: Mapping[str, JSON], note: str | None, closed: bool) -> dict[str, JSON]:
+async def let_go(cluster: Cluster, name: str) -> Ok | Busy:
+    """Take off the cordon that we left for a hold; Busy while an annotation on the node still asks for it."""
+
+    def decide(node: Mapping[str, JSON], cordon: Cordon) -> Write | Ok | Busy:
+        if KEPT not in (node["metadata"].get("annotations") or {}) or cordon.owner is not None:
+            return Ok(f"{name} is not kept by us")
+        closed = cordon.hand is not Hand.NOBODY
+        if cordon.kept and cordon.hold is not None:
+            return Busy(f"{name} is {cordon.hold}")
+        if closed and not cordon.kept:
+            return _write(node, True), f"{name} stays cordoned: {cordon.text}"
+        return _write(node, False), f"{name} is in service as before"
+
+    return await _compare_and_set(cluster, name, "", decide)
+
+
+def _write(
+    node: Mapping[str, JSON], closed: bool, *, owner: str | None = None, kept: str | None = None
+) -> dict[str, JSON]:
     """Return the patch; null takes a field away, so that an open node is exactly as it was."""
-    patch: dict[str, JSON] = {
-        "metadata": {
-            "resourceVersion": node["metadata"]["resourceVersion"],
-            "annotations": {ISOLATED_BY: note},
-        }
-    }
+    meta = node["metadata"]
+    notes: dict[str, JSON] = {ISOLATED_BY: owner}
+    if kept is not None or KEPT in (meta.get("annotations") or {}):
+        notes[KEPT] = None if kept is None else kept[:SHOWN_LENGTH]
+    patch: dict[str, JSON] = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": notes}}
     if bool((node.get("spec") or {}).get("unschedulable")) != closed:
         patch["spec"] = {"unschedulable": True if closed else None}
     return patch

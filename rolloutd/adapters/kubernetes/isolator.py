@@ -15,12 +15,12 @@ from typing import Any
 from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, patiently
 from rolloutd.adapters.kubernetes.clusters import Clusters
-from rolloutd.adapters.kubernetes.cordon import close, cordon_of, read_node, reopen
+from rolloutd.adapters.kubernetes.cordon import close, cordon_of, let_go, read_node, reopen
 from rolloutd.adapters.kubernetes.drain import could_drain, drain, pods_on
 from rolloutd.adapters.kubernetes.nodes import Cordon, Hand
 from rolloutd.adapters.kubernetes.pods import Pod, Policy, sort_pods
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Busy, Clock, Failed, Look, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports import Busy, Clock, Failed, Host, Look, Ok, StepContext, StepResult, Unknown
 
 JSON = Any
 
@@ -32,7 +32,7 @@ PATIENCE_S = 90.0
 
 
 class KubernetesIsolator:
-    """ports.Isolator and ports.Rehearsal by cordon and eviction."""
+    """ports.Isolator, ports.Rehearsal and ports.Keeping by cordon and eviction."""
 
     def __init__(
         self, clusters: Clusters, clock: Clock, *, pass_s: float = PASS_S, patience_s: float = PATIENCE_S
@@ -82,6 +82,14 @@ class KubernetesIsolator:
             return Failed(_why(cluster, error))
         except ClusterUnreachable as error:
             return Unknown(str(error))
+
+    async def let_go(self, host: Host) -> StepResult:
+        """Uncordon a node that stayed cordoned for a hold; see ports.Keeping."""
+        cluster, name = self._clusters.of(host)
+        try:
+            return await let_go(cluster, name)
+        except (ClusterUnreachable, ApiError) as error:
+            return Busy(_why(cluster, error))
 
     async def could(self, ctx: StepContext) -> Ok | Busy:
         """Rehearse: say whether this node could be drained now; see ports.Rehearsal."""

@@ -15,11 +15,10 @@ from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, Clusters
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
+from rolloutd.adapters.kubernetes.nodes import KIND
 from rolloutd.adapters.kubernetes.watch import NodeWatch
 from rolloutd.kit import Kit
 from rolloutd.ports import JSON, Clock, Host
-
-KIND = "kubernetes"
 
 
 class Fleet:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +23,12 @@ ISOLATED_BY = "rolloutd/isolated-by"
 
 HOLD = "rolloutd/hold"
 """Put on a node by a person: it is not to be touched, or not to be put back; its value says why."""
+
+KEPT = "rolloutd/kept-for"
+"""On a node that is still cordoned in our name because somebody held it when we were done; who, and why."""
+
+KIND = "kubernetes"
+"""What the isolator is called that keeps nodes so."""
 
 LEAVING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
 """Taints by which autoscalers announce that they are taking a node away."""
@@ -69,12 +75,16 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """How a node stands: in whose hand it is, in a sentence, and perhaps a hold on it."""
+    """How a node stands: in whose hand it is, in a sentence, and perhaps a hold on it.
+
+    `kept` says that the cordon is the one we placed, left for whoever held the node.
+    """
 
     hand: Hand
     text: str = ""
     owner: Owner | None = None
     hold: str | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ class NodeView:
     cordon: Cordon
     taints: tuple[str, ...] = ()
     leaving: bool = False
+    kept: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     provider_id: str = ""
@@ -96,6 +107,9 @@ class NodeView:
 
     def observation(self, node: str, at: float) -> Observation:
         """Return what the core is to know, under the name it knows the node by."""
+        return replace(self._seen(node, at), kept=self.kept)
+
+    def _seen(self, node: str, at: float) -> Observation:
         cordon = self.cordon
         if not self.ready:
             return Observation(node, Sight.DOWN, at, self.condition, foreign=cordon.hand is Hand.FOREIGN)
@@ -134,6 +148,7 @@ def view(node: Mapping[str, JSON], uncordoned: str | None = None) -> NodeView:
         cordon=read_cordon(node, uncordoned=uncordoned),
         taints=taints,
         leaving=bool(LEAVING.intersection(taints)),
+        kept=KIND if KEPT in (meta.get("annotations") or {}) and HOLD not in meta["annotations"] else "",
         labels=dict(meta.get("labels") or {}),
         addresses={a["type"]: a["address"] for a in reversed(status.get("addresses") or ())},
         provider_id=str(spec.get("providerID") or ""),
@@ -171,6 +186,9 @@ def read_cordon(
     managers = cordoned_by(node)
     if owner is None:
         who = f" by {', '.join(sorted(managers))}" if managers else ""
+        if KEPT in notes and not managers - {MANAGER}:
+            said = f"it stays cordoned after our attempt: {str(notes[KEPT])[:SHOWN_LENGTH]}"
+            return Cordon(Hand.FOREIGN, said, hold=hold, kept=True)
         said = "our annotation was taken off" if managers == {MANAGER} else "not by us"
         return Cordon(Hand.FOREIGN, f"cordoned{who}, {said}", hold=hold)
     others = managers - {MANAGER}

@@ -12,7 +12,7 @@ import pytest
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.clusters import Clusters
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
-from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY
+from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY, KEPT, view
 from rolloutd.ports import Busy, Clock, Look, Ok, StepContext
 from tests.contracts.kubernetes.steps import context
 from tests.support.kubeworld import World
@@ -178,6 +178,7 @@ async def test_a_hold_during_our_attempt_leaves_the_node_cordoned(
     world: World, isolator: KubernetesIsolator, how: str
 ) -> None:
     node = await world.node("a")
+    before = spec_and_notes(await world.read(node))
     ctx = await looked(isolator, context(node))
     await isolator.do(ctx)
     if how == "annotated":
@@ -191,7 +192,51 @@ async def test_a_hold_during_our_attempt_leaves_the_node_cordoned(
     assert "mine now" in result.text
     after = await world.read(node)
     assert after["spec"]["unschedulable"] is True
-    assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
+    assert ISOLATED_BY not in after["metadata"]["annotations"]
+    assert "mine now" in after["metadata"]["annotations"][KEPT]
+    assert view(after).kept == ("" if how == "annotated" else "kubernetes")
+
+    if how == "annotated":
+        assert isinstance(await isolator.let_go(ctx.host), Busy)
+        await world.annotate(node, HOLD, None)
+        assert view(await world.read(node)).kept == "kubernetes"
+    for _ in range(2):
+        assert isinstance(await isolator.let_go(ctx.host), Ok)
+    assert spec_and_notes(await world.read(node)) == before
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_node_kept_for_a_hold_is_whose_hand_was_last_on_it(
+    world: World, isolator: KubernetesIsolator, again: bool
+) -> None:
+    node = await world.node("a")
+    ctx = replace(await looked(isolator, context(node)), held="held by alice: mine now")
+    await isolator.do(ctx)
+    await isolator.undo(ctx)
+    await world.cordon(node, closed=False)
+    if again:
+        await world.cordon(node)
+
+    assert isinstance(await isolator.let_go(ctx.host), Ok)
+
+    after = await world.read(node)
+    assert bool(after["spec"].get("unschedulable")) is again
+    assert KEPT not in (after["metadata"].get("annotations") or {})
+
+
+async def test_a_kept_node_that_turned_red_is_ours_again(world: World, isolator: KubernetesIsolator) -> None:
+    node = await world.node("a")
+    ctx = replace(await looked(isolator, context(node)), held="held by alice: mine now")
+    await isolator.do(ctx)
+    await isolator.undo(ctx)
+
+    assert isinstance(await isolator.do(replace(ctx, gentle=True)), Ok)
+
+    found = (await world.read(node))["metadata"]["annotations"]
+    assert ISOLATED_BY in found
+    assert KEPT not in found
+    await isolator.let_go(ctx.host)
+    assert (await world.read(node))["spec"]["unschedulable"] is True
 
 
 async def test_another_rollout_s_isolation_is_not_ours(world: World, isolator: KubernetesIsolator) -> None:

@@ -1,0 +1,196 @@
+"""Whose hand is on a node: people cordon, uncordon, annotate and hold while the real daemon is at work.
+
+What a person took stays theirs; what rolloutd took goes back once nobody holds
+it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from rolloutd.adapters.kubernetes.cluster import MANAGER
+from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY, KEPT
+from tests.support.kubestage import Stage, is_closed, isolating, only, pods_of, slow, stage
+from tests.support.kubetwin.server import Asked
+
+JSON = Any
+Where = pytest.TempPathFactory
+
+pytestmark = pytest.mark.servers
+
+WHY = "the disk is being looked at"
+
+
+async def test_held_by_rolloutctl_while_it_is_drained(tmp_path_factory: Where) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        before = await face(made, node)
+        await made.cluster.workload("db", [node], min_available=1)
+        rollout = await made.submit("held", canary=only(node))
+        await made.until(lambda: is_closed(made, node), "it is cordoned")
+        await made.until(lambda: drain_is_held(made, rollout, node), "its drain waits for the budget")
+
+        await made.rolloutctl("hold", node, "--reason", WHY)
+
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "pending", "it is put back")
+        await stays_for(made, node)
+        assert len(pods_of(made, node)) == 1
+        assert made.daemon.spans() == []
+        assert (await made.ask(made.daemon.status, rollout))["state"] == "running"
+        why = await made.rolloutctl("why", rollout, node)
+        assert "is held by" in why
+        assert WHY in why
+        locks = await made.rolloutctl("locks")
+        assert f"held: {node} as person/" in locks
+        assert WHY in locks
+
+        await made.rolloutctl("release", node)
+        await is_face(made, node, before)
+
+
+@pytest.mark.parametrize("how", ["rolloutctl", "annotation"])
+async def test_held_while_its_playbook_runs_it_finishes_and_stays(tmp_path_factory: Where, how: str) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        before = await face(made, node)
+        rollout = await made.submit("held", canary=only(node), maintain=slow(made, 5), soak="1h")
+        await made.until(made.daemon.spans, "the playbook runs")
+
+        if how == "rolloutctl":
+            await made.rolloutctl("hold", node, "--reason", WHY)
+        else:
+            await made.cluster.annotate(node, HOLD, WHY)
+
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
+        [span] = made.daemon.spans()
+        assert span.end is not None
+        await stays_for(made, node)
+        locks = await made.rolloutctl("locks", "--json")
+        assert WHY in locks
+
+        await made.ask(made.daemon.kill_daemon)
+        await made.ask(made.daemon.start_daemon)
+        if how == "rolloutctl":
+            await made.rolloutctl("release", node)
+        else:
+            await made.cluster.annotate(node, HOLD, None)
+        await is_face(made, node, before)
+
+
+async def test_a_kept_node_that_somebody_cordons_anew_is_theirs(tmp_path_factory: Where) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        rollout = await made.submit("held", canary=only(node), maintain=slow(made, 5), soak="1h")
+        await made.until(made.daemon.spans, "the playbook runs")
+        await made.rolloutctl("hold", node, "--reason", WHY)
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
+        await made.cluster.cordon(node, closed=False)
+        await made.cluster.cordon(node)
+
+        await made.rolloutctl("release", node)
+
+        await made.until(lambda: KEPT not in notes(made, node), "our note is gone")
+        assert is_closed(made, node)
+        assert "cordoned by kubectl" in await made.rolloutctl("locks", "--json")
+
+
+async def test_cordoned_between_our_look_and_our_cordon(tmp_path_factory: Where) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        await made.cluster.workload("web", [node])
+        overtaken: list[str] = []
+
+        def overtake(asked: Asked) -> Awaitable[JSON] | None:
+            if overtaken or not writes(asked, node):
+                return None
+            overtaken.append(node)
+            return made.cluster.cordon(node)
+
+        made.twin.server.interferences.append(overtake)
+        rollout = await made.submit("beaten", canary=only(node), isolate=drain_within("3s"))
+
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "isolating", "it is begun")
+        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "pending", "it is put back")
+        assert overtaken == [node]
+        await stays_theirs(made, node)
+        assert len(pods_of(made, node)) == 1
+        assert "cordoned by kubectl" in await made.rolloutctl("why", rollout, node)
+
+
+async def test_uncordoned_and_cordoned_again_during_our_attempt(tmp_path_factory: Where) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        await made.cluster.workload("db", [node], min_available=1)
+        rollout = await made.submit("beaten", canary=only(node), isolate=drain_within("10s"))
+        await made.until(lambda: is_closed(made, node), "it is cordoned")
+        over = asyncio.Event()
+
+        def hold_back(asked: Asked) -> Awaitable[JSON] | None:
+            return over.wait() if writes(asked, node) else None
+
+        made.twin.server.interferences.append(hold_back)
+        await made.cluster.cordon(node, closed=False)
+        await made.cluster.cordon(node)
+        over.set()
+
+        await made.until(lambda: not isolating(made.daemon.nodes(rollout)[node]), "its attempt has ended")
+        await stays_theirs(made, node)
+        assert (await made.ask(made.daemon.status, rollout))["failed"] == 0
+
+
+# -- what is looked at ------------------------------------------------------------
+
+
+def writes(asked: Asked, node: str) -> bool:
+    """Whether rolloutd is about to write to the node."""
+    return asked.verb == "patch" and asked.name == node and asked.manager == MANAGER
+
+
+def drain_within(limit: str) -> JSON:
+    """Return an isolation that is given up soon."""
+    return [{"kubernetes": {"drain_timeout": limit}}]
+
+
+def drain_is_held(made: Stage, rollout: str, node: str) -> bool:
+    """Whether a pass of the drain has ended because of a budget."""
+    records = made.daemon.client.get(f"/v1/rollouts/{rollout}/nodes/{node}")
+    return "is held by budget" in str(records["steps"])
+
+
+def notes(made: Stage, node: str) -> dict[str, str]:
+    """Return the node's annotations, by the server's own books."""
+    found = made.twin.server.objects.get("nodes", "", node)
+    return dict(found["metadata"].get("annotations") or {})
+
+
+async def face(made: Stage, node: str) -> JSON:
+    """Return what people and controllers set of a node."""
+    found = await made.cluster.read(node)
+    return found["spec"], found["metadata"].get("annotations") or {}, found["metadata"]["labels"]
+
+
+async def is_face(made: Stage, node: str, before: JSON) -> None:
+    """Wait until the node is exactly as it was."""
+
+    async def same() -> bool:
+        return bool(await face(made, node) == before)
+
+    await made.cluster.until(same)
+
+
+async def stays_for(made: Stage, node: str) -> None:
+    """Assert that the node is cordoned, and says for whom."""
+    found = notes(made, node)
+    assert is_closed(made, node)
+    assert ISOLATED_BY not in found
+    assert WHY in found[KEPT]
+
+
+async def stays_theirs(made: Stage, node: str) -> None:
+    """Assert that the cordon on the node is somebody else's alone."""
+    assert is_closed(made, node)
+    assert not {ISOLATED_BY, KEPT} & notes(made, node).keys()
