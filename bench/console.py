@@ -4,11 +4,18 @@ A replayed fleet speaks at a real socket; the console draws into a real
 pseudo-terminal, and what it writes there is read as a terminal would.  An event
 is on the screen when the console has drawn its number, or a later one, on the
 line at the top; a key is answered when what it asks for is drawn.
+
+    BENCH_CONSOLE_S=300 python -m bench console
+
+Memory is told at each quarter of the run, so that growth is seen; and how long
+the console stood ready and had no core, which says how far the waits are the
+machine's.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import random
@@ -37,6 +44,8 @@ SIZE = (200, 50)
 TICK_S = 0.01
 KEY_EVERY_S = 1.0
 LIMIT_S = 30.0
+AIM_S = {"first screen": 1.0, "event": 0.150, "key": 0.100}
+AIM_MIB = 200
 
 SHOWN = re.compile(rb"live (?:\x1b\[[0-9;]*m)+([\d,]+) ")
 
@@ -208,56 +217,88 @@ def main() -> None:
 def _measure(socket: Path, speaker: subprocess.Popen[str]) -> None:
     assert speaker.stdin is not None
     assert speaker.stdout is not None
-    screen = Screen(
-        [sys.executable, "-P", "-m", "rolloutd.cli", "--socket", str(socket), "tui", "--theme", "dark"]
-    )
+    command = [sys.executable, "-P", "-m", "rolloutd.cli", "--socket", str(socket), "tui", "--theme", "dark"]
+    screen = Screen(command)
     first = screen.wait(b"kernel-x7k2p")
     screen.press(b"\r", b"POOLS")
     screen.wait(b"soak")
     speaker.stdin.write(f"{WARM_S}\n")
     speaker.stdin.flush()
     speaker.stdout.readline()
-    warm = screen.resident_mib()
+    memory = [screen.resident_mib()]
     screen.shown.clear()
     drawn, used = screen.drawn, _cpu_s(screen.process.pid)
     speaker.stdin.write(f"{SECONDS}\n")
     speaker.stdin.flush()
-    keys, most = _keys(screen, SECONDS)
+    keys = _keys(screen, SECONDS, memory)
     told = speaker.stdout.readline().split()
     time.sleep(1.0)
     late = _latencies(int(told[0]), [float(at) for at in told[1:]], screen.shown)
-    share = (_cpu_s(screen.process.pid) - used) / SECONDS
-    end = screen.resident_mib()
-    counted = Client(socket).get(path_of("status"))["rollouts"][0]
+    at_work, stood = (after - before for after, before in zip(_cpu_s(screen.process.pid), used, strict=True))
+    memory.append(screen.resident_mib())
+    done = Client(socket).get(path_of("status"))["rollouts"][0]["done"]
     screen.close()
-    print(f"first screen                 {first:8.2f} s      (aim 1)")
-    print(f"event to screen      median  {late[len(late) // 2] * 1000:8.0f} ms")
-    print(f"                     p99     {late[int(len(late) * 0.99)] * 1000:8.0f} ms     (aim 150)")
-    counted_events = f"of {len(late):,} events in {SECONDS:.0f} s"
-    print(f"                     most    {late[-1] * 1000:8.0f} ms     {counted_events}")
-    print(f"key to its answer    median  {keys[len(keys) // 2] * 1000:8.0f} ms")
-    print(f"                     most    {keys[-1] * 1000:8.0f} ms     of {len(keys)} keys (aim 100)")
-    print(f"memory               warm    {warm:8.0f} MiB    (aim 200)")
-    print(f"                     most    {most:8.0f} MiB")
-    print(f"                     end     {end:8.0f} MiB")
-    print(f"share of one core            {share * 100:8.0f} %")
+    _tell(first, late, keys, memory, at_work / SECONDS, stood / SECONDS)
     print(f"drawn                        {(screen.drawn - drawn) / SECONDS / 1024:8.0f} KiB/s")
-    print(f"nodes done at the end        {counted['done']:8,}")
+    print(f"nodes done at the end        {done:8,}")
 
 
-def _keys(screen: Screen, seconds: float) -> tuple[list[float], float]:
-    """Open and leave the help once a second, and move in the pools; return the waits and the most memory."""
+def _tell(
+    first: float, late: list[float], keys: list[float], memory: list[float], at_work: float, stood: float
+) -> None:
+    """Print the figures, for people and as one line of JSON."""
+    figures = {
+        "bench": "console",
+        "seconds": SECONDS,
+        "events": len(late),
+        "first_screen_s": round(first, 2),
+        "event_p50_ms": round(late[len(late) // 2] * 1000),
+        "event_p99_ms": round(late[int(len(late) * 0.99)] * 1000),
+        "event_most_ms": round(late[-1] * 1000),
+        "keys": len(keys),
+        "key_p50_ms": round(keys[len(keys) // 2] * 1000),
+        "key_most_ms": round(keys[-1] * 1000),
+        "memory_mib": [round(each) for each in memory],
+        "core_share": round(at_work, 2),
+        "stood_share": round(stood, 2),
+    }
+    quarters = " ".join(f"{each:.0f}" for each in memory[1:])
+    print(f"first screen                 {first:8.2f} s      (aim {AIM_S['first screen']:.0f})")
+    print(f"event to screen      median  {figures['event_p50_ms']:8} ms")
+    print(
+        f"                     p99     {figures['event_p99_ms']:8} ms     (aim {AIM_S['event'] * 1000:.0f})"
+    )
+    counted = f"of {len(late):,} events in {SECONDS:.0f} s"
+    print(f"                     most    {figures['event_most_ms']:8} ms     {counted}")
+    print(f"key to its answer    median  {figures['key_p50_ms']:8} ms")
+    print(
+        f"                     most    {figures['key_most_ms']:8} ms     of {len(keys)} keys"
+        f" (aim {AIM_S['key'] * 1000:.0f})"
+    )
+    print(f"memory               warm    {memory[0]:8.0f} MiB    (aim {AIM_MIB})")
+    print(f"                     then    {quarters} MiB, at each quarter and at the end")
+    print(
+        f"share of one core            {at_work * 100:8.0f} %      ({stood * 100:.0f} % it was kept waiting)"
+    )
+    print(json.dumps(figures))
+
+
+def _keys(screen: Screen, seconds: float, memory: list[float]) -> list[float]:
+    """Open and leave the help once a second, and move in the pools; return the waits.
+
+    Into `memory` goes what the console has at each quarter.
+    """
     took: list[float] = []
-    most = 0.0
-    until = time.monotonic() + seconds - LIMIT_S / 10
-    while time.monotonic() < until:
-        began = time.monotonic()
+    start = time.monotonic()
+    until = start + seconds - LIMIT_S / 10
+    while (began := time.monotonic()) < until:
         took.append(screen.press(b"?", b"DECIDE AND ACT"))
         took.append(screen.press(b"\x7f", b"digest"))
         os.write(screen._fd, b"\t\x1b[6~")
-        most = max(most, screen.resident_mib())
+        if time.monotonic() >= start + len(memory) * seconds / 4:
+            memory.append(screen.resident_mib())
         time.sleep(max(0.0, KEY_EVERY_S - (time.monotonic() - began)))
-    return sorted(took), most
+    return sorted(took)
 
 
 def _latencies(first: int, sent: list[float], shown: list[tuple[float, int]]) -> list[float]:
@@ -273,9 +314,11 @@ def _latencies(first: int, sent: list[float], shown: list[tuple[float, int]]) ->
     return sorted(found)
 
 
-def _cpu_s(process_id: int) -> float:
+def _cpu_s(process_id: int) -> tuple[float, float]:
+    """Return the seconds that the process was at work, and those that its first thread waited for a core."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    stood_ns = int(Path(f"/proc/{process_id}/schedstat").read_text().split()[1])
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), stood_ns / 1e9
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from rolloutd.control.client import Client, default_socket
 FULL_COLLECTION = 60
 """Lesser collections before a full one, six times the usual; more would let memory grow by tens of MiB."""
 
+TURN_S = 0.001
+"""How long a thread that reads a long answer keeps the one that draws waiting; five times that is usual."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the console until the person leaves."""
@@ -39,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     # imported lives as long as we do and need not be gone through; the rest less often than usual.
     gc.freeze()
     gc.set_threshold(700, 10, FULL_COLLECTION)
+    sys.setswitchinterval(TURN_S)
     ascii_only = chosen.ascii or "utf" not in locale.getencoding().lower()
     console = Console(
         Client(chosen.socket),

@@ -136,6 +136,8 @@ class Console(App[None]):
                     lines.append(letter)
         if lines:
             self.model.lines_told(lines)
+        for gone in self._surveys.keys() - self.model.rollouts.keys():
+            del self._surveys[gone]
         self._serve()
         self.redraw()
 

@@ -6,7 +6,7 @@ row's key while rows come and go around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar, Protocol
 
@@ -33,6 +33,21 @@ def _styles(theme: str, ground: Style) -> Mapping[str, Style]:
     return {role: ground + style for role, style in ROLES.get(theme, ROLES[DARK]).items()}
 
 
+class Cells(Strip):
+    """A strip that is gone as soon as nobody draws it.
+
+    Textual's own keeps itself as its only part, so that each line ever drawn
+    waits for a full collection, and that stops the picture for a tenth of a second.
+    """
+
+    __slots__ = ()
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """Return the parts between these cuts."""
+        wanted = [cut for cut in cuts if cut <= self.cell_length]
+        return [self] if wanted == [self.cell_length] else super().divide(wanted)
+
+
 class Drawing(Widget):
     """Draws lines in the theme of the moment; a line that is as it was is not made again."""
 
@@ -40,6 +55,31 @@ class Drawing(Widget):
         super().__init__(id=id)
         self._ground: tuple[str, Style] = ("", Style())
         self._strips: dict[int, tuple[Line, int, Style | None, str, Strip]] = {}
+        self._filtered: dict[int, tuple[Strip, Strip]] = {}
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Draw the lines that are wanted; with no borders, Textual's way around them would only copy all."""
+        strips = [self._filter(y, self.render_line(y)) for y in crop.line_range]
+        if crop.column_span == (0, self.size.width):
+            return strips
+        return [strip.crop(*crop.column_span) for strip in strips]
+
+    def _filter(self, y: int, strip: Strip) -> Strip:
+        """Return the strip as the terminal is to have it, which may be without colours."""
+        kept = self._filtered.get(y)
+        if kept is not None and kept[0] is strip:
+            return kept[1]
+        seen, background = strip, self.background_colors[1]
+        for each in self.get_line_filters():
+            seen = seen.apply_filter(each, background)
+        seen = Cells(seen, seen.cell_length)
+        self._filtered[y] = (strip, seen)
+        return seen
+
+    def forget(self) -> None:
+        """Draw everything anew."""
+        self._strips.clear()
+        self._filtered.clear()
 
     def drawn(self, y: int, line: Line, width: int, back: Style | None = None) -> Strip:
         """Return the line as Textual draws it; `y` is where on the widget it will stand."""
@@ -181,7 +221,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def on_resize(self, event: events.Resize) -> None:
         """Rows are as wide as the listing."""
-        self._strips.clear()
+        self.forget()
         if self._rows is not None:
             self.virtual_size = Size(event.size.width, len(self._rows) * self._height)
             self._keep_in_view()
@@ -191,7 +231,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
         width = self.size.width
         row, part = divmod(y + self.scroll_offset.y, self._height)
         if self._rows is None or row >= len(self._rows):
-            return Strip.blank(width, self.rich_style)
+            return self.drawn(y, [], width)
         here = row == self.cursor and bool(self.cursor_key)
         lines = self._rows.draw(row, width - (1 if self._marker else 0))
         line = lines[part] if part < len(lines) else []
@@ -267,12 +307,12 @@ class Banner(Drawing):
 
     def on_resize(self) -> None:
         """Make the lines for the new width."""
-        self._strips.clear()
+        self.forget()
         self._lines = ()
         self.again()
 
     def render_line(self, y: int) -> Strip:
         """Draw one line."""
         if y >= len(self._lines):
-            return Strip.blank(self.size.width, self.rich_style)
+            return self.drawn(y, [], self.size.width)
         return self.drawn(y, self._lines[y], self.size.width)

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from rolloutd.control import wire
+from tui import slices
 
 BUSY = frozenset({"isolating", "maintaining", "verifying"})
 """Phases in which a node takes its slots because of us."""
@@ -113,10 +114,11 @@ class NodesAnswer:
     seq: int
 
 
-def nodes_of(answer: wire.Nodes) -> NodesAnswer:
-    """Return an answer's nodes as they are kept."""
+def nodes_of(text: str) -> NodesAnswer:
+    """Return the nodes of an answer, which is wire.Nodes, as they are kept."""
     seen: dict[Any, Any] = {}
-    return NodesAnswer({each["node"]: _node_of(each, seen) for each in answer["nodes"]}, answer["seq"])
+    answer = slices.decoded(text, "nodes", lambda each: _node_of(each, seen))
+    return NodesAnswer({each.node: each for each in answer["nodes"]}, answer["seq"])
 
 
 def _node_of(each: wire.Node, seen: dict[Any, Any]) -> NodeState:

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from rolloutd.control.client import Client, path_of
+from rolloutd.control.client import Client, NoDaemon, path_of
 from tui.link import Said
 from tui.model import Model, Wish
-from tui.values import nodes_of
+from tui.values import NodesAnswer, nodes_of
 
 NOT_FOUND = 404
 
@@ -34,8 +34,8 @@ URGENT_S = 0.1
 SHARE = 20
 """What takes long, a question or a survey, is repeated so many times more seldom than it takes."""
 
-PREPARED: Mapping[str, Callable[[Any], Any]] = {"nodes": nodes_of}
-"""Answers that are long are made into what the model keeps while they are still in the thread that asked."""
+MOST_REMEMBERED = 256
+"""Questions of which it is known when they were answered: those of all rollouts that anybody looks at."""
 
 Ask = Callable[[Callable[[], Any]], Awaitable[Said[Any]]]
 
@@ -64,10 +64,13 @@ class Wishes:
     async def _fulfil(self, key: tuple[str, str], wish: Wish) -> None:
         began = time.monotonic()
         path, take = self._questioned(wish)
-        prepare = PREPARED.get(wish.what, _as_it_is)
-        said = await self._ask(lambda: prepare(self._client.get(path)))
+        read = self._nodes if wish.what == "nodes" else self._client.get
+        said = await self._ask(lambda: read(path))
         self._asking.discard(key)
+        self._answered_at.pop(key, None)
         self._answered_at[key] = (time.monotonic(), time.monotonic() - began)
+        if len(self._answered_at) > MOST_REMEMBERED:
+            del self._answered_at[next(iter(self._answered_at))]
         if said.answer is not None:
             take(said.answer)
         elif said.silent is not None:
@@ -91,10 +94,14 @@ class Wishes:
             case _:
                 return path_of("rollouts", rollout), partial(self._rollout_known, model.seq)
 
+    def _nodes(self, path: str) -> NodesAnswer:
+        """Ask for nodes and make them what the model keeps while we are still in the thread that asks."""
+        text = self._client.text(path)
+        try:
+            return nodes_of(text)
+        except ValueError as exc:
+            raise NoDaemon(f"the answer cannot be read: {exc}") from exc
+
     def _rollout_known(self, seq: int, answer: Any) -> None:
         self._model.rollout_answered(answer, seq)
         self._model.wish_for("nodes", answer["rollout"])
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer

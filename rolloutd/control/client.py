@@ -89,23 +89,27 @@ class Client:
 
     def get(self, path: str, query: Query | None = None) -> Any:
         """Return the body of the answer; raises NoDaemon, Answer."""
-        return self._ask("GET", path, query, None, "")
+        return _decoded(self._ask("GET", path, query, None, ""))
+
+    def text(self, path: str, query: Query | None = None) -> str:
+        """Return the answer's body undecoded, where decoding it in one go would keep others waiting."""
+        return self._ask("GET", path, query, None, "").decode()
 
     def post(self, path: str, body: Any = None) -> Any:
         """Send a JSON body and return the answer's; raises NoDaemon, Answer."""
-        return self._ask("POST", path, None, _encoded(body), "application/json")
+        return _decoded(self._ask("POST", path, None, _encoded(body), "application/json"))
 
     def put(self, path: str, body: Any = None) -> Any:
         """Send a JSON body and return the answer's; raises NoDaemon, Answer."""
-        return self._ask("PUT", path, None, _encoded(body), "application/json")
+        return _decoded(self._ask("PUT", path, None, _encoded(body), "application/json"))
 
     def delete(self, path: str, body: Any = None) -> Any:
         """Send a JSON body, if there is one, and return the answer's; raises NoDaemon, Answer."""
-        return self._ask("DELETE", path, None, _encoded(body), "application/json")
+        return _decoded(self._ask("DELETE", path, None, _encoded(body), "application/json"))
 
     def upload(self, path: str, content: bytes, content_type: str = "application/x-tar") -> Any:
         """Send bytes and return the answer's body; raises NoDaemon, Answer."""
-        return self._ask("POST", path, None, content, content_type)
+        return _decoded(self._ask("POST", path, None, content, content_type))
 
     def stream(self, path: str, query: Query | None = None) -> Generator[dict[str, Any], None, None]:
         """Yield the lines of a stream until it ends; a log's heartbeats are left out.
@@ -125,12 +129,14 @@ class Client:
     def _connection(self, timeout_s: float) -> _UnixConnection:
         return _UnixConnection(self.path, timeout_s)
 
-    def _ask(self, method: str, path: str, query: Query | None, body: bytes | None, content_type: str) -> Any:
+    def _ask(
+        self, method: str, path: str, query: Query | None, body: bytes | None, content_type: str
+    ) -> bytes:
         connection = self._connection(self.timeout_s)
         try:
             response = self._request(connection, method, _target(path, query), body, content_type)
             _refuse(response)
-            return _decoded(response)
+            return response.read()
         except (OSError, HTTPException) as exc:
             raise NoDaemon(
                 f"the daemon at {self.path} went away in the middle of its answer: {_said(exc)}"
@@ -187,8 +193,7 @@ def _refuse(response: HTTPResponse) -> None:
     raise Answer(response.status, body)
 
 
-def _decoded(response: HTTPResponse) -> Any:
-    text = response.read()
+def _decoded(text: bytes) -> Any:
     try:
         return json.loads(text) if text else None
     except ValueError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.replayed import DIGEST, Fleet
 from tests.tui.house import broken, console, rows, running, screen, shows, small, until
 from tui import actions
 from tui.listing import Listing
+
+FRAMES = 20
 
 
 @pytest.fixture
@@ -50,6 +53,25 @@ async def test_events_are_drawn_as_they_come(place: Path) -> None:
         await shows(pilot, "3 in flight")
         world.move("sea001-01", "done", outcome="changed")
         await shows(pilot, "5 of 12 done, 2 in flight")
+
+
+async def test_drawing_leaves_nothing_for_the_collector(place: Path) -> None:
+    """A full collection stops the picture, so what was drawn must be gone without one."""
+    world = running()
+    async with console(world, place, size=(200, 50)) as (app, pilot, _):
+        await pilot.press("enter")
+        await shows(pilot, "IN FLIGHT 3")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(FRAMES):
+                world.at += 1.0
+                app.redraw()
+                await pilot.pause()
+            left = gc.collect()
+        finally:
+            gc.enable()
+    assert left < 10 * FRAMES, "each of the lines that were drawn waits for a full collection"
 
 
 async def test_a_node_shows_steps_and_its_log(place: Path) -> None:

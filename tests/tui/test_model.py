@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from hypothesis import given, settings
@@ -66,7 +67,7 @@ def take(model: Model, world: Fleet, answered: tuple[Any, Any]) -> None:
     """Give a model both answers."""
     model.status_answered(answered[0])
     model.look_at(world.id)
-    model.nodes_answered(world.id, nodes_of(answered[1]))
+    model.nodes_answered(world.id, nodes_of(json.dumps(answered[1])))
 
 
 def picture(model: Model, world: Fleet) -> Any:

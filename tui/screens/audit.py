@@ -53,7 +53,11 @@ class AuditPage(Page):
                 if entry["seq"] <= latest:
                     break
                 fresh.append(entry)
-            self.entries = [*fresh, *self.entries][:KEPT] if fresh else self.entries
+            if fresh and fresh[-1]["seq"] > latest + 1:
+                # While this was covered more has happened than the console keeps: a gap must not look whole.
+                self.entries, self._first = [], None
+            elif fresh:
+                self.entries = [*fresh, *self.entries][:KEPT]
         self.query_one("#body", Listing).show(EntryRows(self._shown()))
         self.query_one("#head", Banner).again()
 
