@@ -178,7 +178,11 @@ class Real:
 
     def busy(self) -> bool:
         """See World."""
-        return any(b"sleep\x008642" in wrapper.read(f"/proc/{pid}/cmdline") for pid in self.node.processes())
+        return bool(self.commands(b"sleep\x008642"))
+
+    def commands(self, words: bytes) -> list[int]:
+        """Return the processes on the node whose command line has these words."""
+        return [pid for pid in self.node.processes() if words in wrapper.read(f"/proc/{pid}/cmdline")]
 
     def starts(self) -> list[str]:
         """See World."""

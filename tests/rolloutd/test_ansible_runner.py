@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible import remnants, wrapper
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, Unknown
@@ -325,6 +326,25 @@ async def test_clear_follows_what_outlives_its_marked_parents(real: Real) -> Non
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     assert isinstance(await runner.clear(real.host(), keep=None, timeout_s=2.0), Ok)
     assert not real.busy()
+
+
+async def test_clear_looks_again_for_a_command_that_was_on_its_way(real: Real) -> None:
+    """The node starts it between two looks; between them the test holds clear's own sleep."""
+    mark = remnants.Marks(real.runs_dir).mark("n0", "r1")
+    runner = real.runner()
+    async with asyncio.TaskGroup() as group:
+        clearing = group.create_task(runner.clear(real.host(), keep=None, timeout_s=2.0))
+        await until(lambda: bool(real.commands(b"sleep\x001\x00")))
+        (pause,) = real.commands(b"sleep\x001\x00")
+        os.kill(pause, signal.SIGSTOP)
+        late = group.create_task(real.shell.run(real.host(), f": {mark}; sleep 8642; :", timeout_s=60.0))
+        await until(real.busy)
+        os.kill(pause, signal.SIGCONT)
+        cleared = await clearing
+        assert isinstance(cleared, Ok)
+        assert cleared.text.startswith("ended ")
+        assert not real.busy()
+        await late
 
 
 async def test_clear_says_when_a_node_cannot_be_asked(real: Real) -> None:

@@ -5,6 +5,8 @@ When a run is killed here, its module goes on there, and a module's child
 processes whose command line bears the mark of our runs on that node, and for
 everything in their sessions and below them.  The mark names this daemon's runs
 directory and the node, because several nodes may share one process table.
+What was found stays found until it is gone, whatever becomes of its marked
+parents, and a node is clear when nothing is found twice, a second apart.
 
 The script is POSIX sh and needs /proc, kill, grep and sleep; it arrives on
 stdin, so that its own command line bears no mark.
@@ -46,7 +48,7 @@ look() {
         pid=${file#/proc/}
         found="$found${pid%/cmdline} "
     done
-    [ "$found$before" = '  ' ] && return
+    [ "$found$before" = '  ' ] && return 0
     table=
     for file in /proc/[0-9]*/stat; do
         { read -r line < "$file"; } 2>/dev/null || continue
@@ -77,15 +79,23 @@ send() {
     done
 }
 
-# Looks every second until nothing is found or so many seconds are over, and sends a signal if one is given.
+# Looks every second until nothing is found twice, or so many seconds are over; may send a signal each time.
+# Twice: a command that was on its way when its run was killed here is started by sshd a moment later.
 await() {
-    left=$1
-    while look; [ "$found" != ' ' ] && [ "$left" -gt 0 ]; do
-        [ -z "${2:-}" ] || send "$2"
+    left=$1 quiet=
+    while :; do
+        look
+        if [ "$found" = ' ' ]; then
+            [ -z "$quiet" ] || return 0
+            quiet=yes
+        else
+            [ "$left" -gt 0 ] || return 1
+            [ -z "${2:-}" ] || send "$2"
+            quiet=
+        fi
         sleep 1
         left=$((left - 1))
     done
-    [ "$found" = ' ' ]
 }
 
 found=' ' ended=
