@@ -19,19 +19,19 @@ from pathlib import Path
 
 from machines.events import CallRefused
 from machines.rollout import DAEMON
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.store import database, open_store
 
 WITHIN_S = 1.0
 """What is promised for 100,000 entries."""
 
 
-def chain(path: Path, entries: int) -> list[str]:
+def write_chain(path: Path, entries: int) -> list[str]:
     """Write a chain of entries as long as those of moves; return their texts."""
     texts = []
     with closing(database.open_writer(path)) as connection:
         connection.execute("BEGIN")
-        previous = journal.GENESIS
+        previous = chain.GENESIS
         for seq in range(1, entries + 1):
             body = {
                 "actor": {"kind": "daemon", "name": "rolloutd", "uid": None},
@@ -50,9 +50,9 @@ def chain(path: Path, entries: int) -> list[str]:
                 "rollout": "sysctl-k7xq2",
                 "seq": seq,
             }
-            text = journal.canonical(body)
+            text = chain.canonical(body)
             texts.append(text)
-            previous = journal.entry_hash(previous, text)
+            previous = chain.entry_hash(previous, text)
             connection.execute("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (seq, text, previous))
         connection.execute("COMMIT")
     return texts
@@ -61,7 +61,7 @@ def chain(path: Path, entries: int) -> list[str]:
 def hashed(texts: list[str]) -> float:
     """Return how long the bare hashing of the texts takes, seconds."""
     began = time.perf_counter()
-    previous = journal.GENESIS
+    previous = chain.GENESIS
     for text in texts:
         previous = hashlib.sha256((previous + text).encode()).hexdigest()
     return time.perf_counter() - began
@@ -70,7 +70,7 @@ def hashed(texts: list[str]) -> float:
 def from_file(path: Path) -> float:
     """Return how long verifying the file takes, seconds."""
     began = time.perf_counter()
-    assert journal.verify(path).ok
+    assert chain.verify(path).ok
     return time.perf_counter() - began
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         path = directory / database.FILE_NAME
-        texts = chain(path, args.entries)
+        texts = write_chain(path, args.entries)
         bare, file, live, waited = [], [], [], 0.0
         for _ in range(args.rounds):
             bare.append(hashed(texts))

@@ -37,7 +37,7 @@ from machines.rollout import DAEMON, Target
 from machines.states import Outcome, Phase, Trigger
 from rolloutd import planfile
 from rolloutd.app import serve
-from rolloutd.journal import entry_hash
+from rolloutd.chain import entry_hash
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import load
 from rolloutd.store import open_store

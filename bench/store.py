@@ -28,7 +28,7 @@ from machines.plan import Digest, Plan
 from machines.rollout import DAEMON, Target
 from machines.selector import Selector
 from machines.states import Outcome, Phase, Trigger
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.store import database, open_store
 from rolloutd.store.entries import draft, numbered
 from rolloutd.store.statements import statements
@@ -81,7 +81,7 @@ async def through_the_store(state_dir: Path, nodes: int, callers: int) -> float:
             group.create_task(drive())
     seconds = time.perf_counter() - began
     await store.close()
-    verdict = journal.verify(state_dir / database.FILE_NAME)
+    verdict = chain.verify(state_dir / database.FILE_NAME)
     assert verdict.ok, verdict.message
     assert verdict.entries >= nodes * len(EDGES), verdict.message
     return nodes * len(EDGES) / seconds

@@ -23,7 +23,7 @@ from machines.events import (
     StepRecorded,
     StepState,
 )
-from machines.ledger import Facts, Ledger
+from machines.facts import Facts, ScannedFacts
 from machines.limits import Limits
 from machines.node import NO_LABEL, Observation, Sight
 from machines.plan import GateName, Need
@@ -67,7 +67,7 @@ def violations(
     now: float,
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = Ledger.of(before, limits, observations)
+    facts = ScannedFacts.of(before, limits, observations)
     broken: list[str] = []
     moves: list[Event] = []
     known = {rollout.id: rollout for rollout in before.rollouts}

@@ -19,17 +19,7 @@ from machines.node import Observation
 from machines.projection import Projection
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.sources.trees import TreeSources
-from rolloutd.adapters.ssh.pool import SshShell
-from rolloutd.adapters.timers import ApschedulerAlarm
-from rolloutd.compile import compile_limits
-from rolloutd.control.routes import Desk
-from rolloutd.control.server import ControlServer
-from rolloutd.daemon import Daemon
-from rolloutd.driving.gear import Gear
-from rolloutd.errors import RolloutdError
-from rolloutd.feed import Feed
-from rolloutd.kit import (
+from rolloutd.adapters.kit import (
     CHECKS,
     INVENTORIES,
     ISOLATORS,
@@ -41,6 +31,15 @@ from rolloutd.kit import (
     kinds,
     make,
 )
+from rolloutd.adapters.sources.trees import TreeSources
+from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.adapters.timers import ApschedulerAlarm
+from rolloutd.compile import compile_limits
+from rolloutd.control.routes import Desk
+from rolloutd.control.server import ControlServer
+from rolloutd.daemon import Daemon
+from rolloutd.driving.gear import Gear
+from rolloutd.errors import RolloutdError
 from rolloutd.notifying import Notifying
 from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
 from rolloutd.service.caretaking import Caretaker
@@ -48,6 +47,7 @@ from rolloutd.service.reloading import Compiler, Reloading, digest
 from rolloutd.service.systemd import Service, handed_socket
 from rolloutd.settings import Settings
 from rolloutd.state import State
+from rolloutd.state.feed import Feed
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
 from rolloutd.watching.observing import PlainHosts

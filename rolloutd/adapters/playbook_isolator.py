@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Callable
 
-from rolloutd.kit import InventorySnapshot, Kit
+from rolloutd.adapters.kit import InventorySnapshot, Kit
 from rolloutd.ports import Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
 
 KEY_LENGTH = 60

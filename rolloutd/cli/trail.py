@@ -1,7 +1,7 @@
 """Commands that read the audit, and verify that nobody has altered it.
 
 `audit verify --database` needs no daemon: the chain's rules are in
-rolloutd.journal, and a copy of the database file is enough.
+rolloutd.chain, and a copy of the database file is enough.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ def _verdict_of_daemon(call: Call) -> dict[str, Any]:
 
 
 def _verdict_of_file(args: argparse.Namespace) -> dict[str, Any]:
-    from rolloutd import journal
+    from rolloutd import chain
 
     try:
-        verdict = journal.verify(args.database, args.head)
+        verdict = chain.verify(args.database, args.head)
     except FileNotFoundError as missing:
         say(str(missing))
         raise exits.Stop(exits.NO) from missing

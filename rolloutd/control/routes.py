@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolloutd.control.bodies import NoQuery, Query
 from rolloutd.control.identity import Identity
+from rolloutd.control.requests import NoQuery, Query
 from rolloutd.ports import JSON, Runner, Sources
 from rolloutd.state import State
 

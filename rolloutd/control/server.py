@@ -22,12 +22,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
 from rolloutd.control import answers
-from rolloutd.control.binding import Bound, bind
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import Identity, Names, NameService, identify, peer_of
 from rolloutd.control.refusals import Refusals
 from rolloutd.control.routes import Call, Created, Desk, Lines, Route
 from rolloutd.errors import NotAllowed, RolloutdError, StoreFailed
+from rolloutd.service.binding import Bound, bind
 
 log = logging.getLogger("rolloutd.control")
 

@@ -10,7 +10,7 @@ from machines.book import Snapshot
 from machines.events import Actor, Event, StepRecord
 from machines.plan import Digest
 from machines.rollout import Pause, Rollout, Target
-from rolloutd.journal import Verdict
+from rolloutd.chain import Verdict
 from rolloutd.ports.values import JSON
 
 

@@ -1,4 +1,4 @@
-"""What makes the daemon a good service: sockets handed over, watchdog, reload, log lines, metrics.
+"""What makes the daemon a good service: its socket, watchdog, reload, logs, metrics.
 
 It reads where the daemon stands and decides nothing about rollouts.
 """

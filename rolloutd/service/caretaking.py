@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.service import standing
 from rolloutd.service.systemd import Service
 from rolloutd.state import State
@@ -64,7 +64,7 @@ class Caretaker:
 
     async def verify_audit(self, database: Path) -> None:
         """Check the audit's chain once, in a thread; a broken one stops nothing and is said loudly."""
-        verdict = await asyncio.to_thread(journal.verify, database)
+        verdict = await asyncio.to_thread(chain.verify, database)
         if verdict.ok:
             log.info("the audit's chain is whole: %d entries, head %s", verdict.entries, verdict.head)
             return

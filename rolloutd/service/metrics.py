@@ -26,7 +26,7 @@ from machines.plan import GateName
 from machines.progress import progress
 from machines.rollout import Rollout
 from machines.states import BUSY, Phase
-from rolloutd.control.binding import CannotListen, bind
+from rolloutd.service.binding import CannotListen, bind
 from rolloutd.settings.metering import Metrics
 from rolloutd.state import State
 

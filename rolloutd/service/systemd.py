@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping, MutableMapping
 
-from rolloutd.control.binding import CannotListen, adopt
+from rolloutd.service.binding import CannotListen, adopt
 
 log = logging.getLogger("rolloutd.service.systemd")
 

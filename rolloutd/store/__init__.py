@@ -4,7 +4,7 @@
 is no opinion: what an event means is machines.changes, which events happen is
 the daemon's affair.  The map: entries (what the audit says), statements and
 decisions (which rows change), ledger (how a batch is written), reading (rows
-into values), database and lock (the file), lanes (the thread), sqlite (the port).
+into values), database and lock (the file), executors (the thread), sqlite (the port).
 """
 
 from rolloutd.store.sqlite import SqliteStore, open_store

@@ -13,8 +13,8 @@ import sqlite3
 from importlib import resources
 from pathlib import Path
 
+from rolloutd.chain import open_read_only
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.journal import open_read_only
 
 FILE_NAME = "rolloutd.sqlite"
 

@@ -25,7 +25,7 @@ from machines.events import (
     VoteWithdrawn,
 )
 from machines.windows import Window
-from rolloutd.journal import canonical
+from rolloutd.chain import canonical
 from rolloutd.orders.tokens import SPENT
 from rolloutd.store.statement import Statement, actor_text, list_text
 

@@ -26,7 +26,7 @@ from machines.events import (
 )
 from machines.node import Node
 from machines.rollout import Actor, Target
-from rolloutd.journal import canonical
+from rolloutd.chain import canonical
 
 NODES_PER_ENTRY = 500
 """Nodes that one entry tells of: some 100 KB, what a client takes as one line of a stream."""

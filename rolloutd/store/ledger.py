@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rolloutd.chain import GENESIS, entry_hash
 from rolloutd.errors import Conflict, StoreFailed, TenureLost
-from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import Entry
 from rolloutd.store.database import BROKEN, failure
 from rolloutd.store.entries import numbered

@@ -25,12 +25,12 @@ from typing import TypeVar
 from machines.book import Snapshot
 from machines.events import Actor, Event, RolloutOpened, StepRecord
 from machines.rollout import Rollout, Target
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import JSON, ClosedRollout, Entry
 from rolloutd.store import database, reading
 from rolloutd.store.entries import draft, rollout_of
-from rolloutd.store.lanes import Connect, Lane, open_inline, open_thread
+from rolloutd.store.executors import Connect, Executor, open_inline, open_thread
 from rolloutd.store.ledger import Answer, Ledger, Transaction
 from rolloutd.store.lock import StateLock
 from rolloutd.store.reading import Compile
@@ -74,12 +74,12 @@ async def open_store(
     Raises AlreadyRunning when another daemon has the directory, StoreFailed.
     """
     path = state_dir / database.FILE_NAME
-    open_lane = open_inline if inline else open_thread
+    open_executor = open_inline if inline else open_thread
     if read_only:
-        return SqliteStore(path, await open_lane(partial(database.open_reader, path)), compile)
+        return SqliteStore(path, await open_executor(partial(database.open_reader, path)), compile)
     lock = _locked(state_dir, now())
     try:
-        return await _open_writing(path, open_lane, compile, committed, lock, now())
+        return await _open_writing(path, open_executor, compile, committed, lock, now())
     except BaseException:
         lock.release()
         raise
@@ -89,7 +89,7 @@ class SqliteStore:
     """What is remembered, in one SQLite file; see the port for what the methods promise."""
 
     def __init__(
-        self, path: Path, reader: Lane, compile_plan: Compile, writer: _Writer | None = None
+        self, path: Path, reader: Executor, compile_plan: Compile, writer: _Writer | None = None
     ) -> None:
         self.path = path
         self._reader = reader
@@ -178,10 +178,10 @@ class SqliteStore:
         """Return the latest audit entry."""
         return await self._read(reading.head_of)
 
-    async def verify(self, head: str | None = None) -> journal.Verdict:
+    async def verify(self, head: str | None = None) -> chain.Verdict:
         """Check the chain on a connection of its own, beside everything else that is read."""
         try:
-            return await asyncio.to_thread(journal.verify, self.path, head)
+            return await asyncio.to_thread(chain.verify, self.path, head)
         except FileNotFoundError as error:
             raise StoreFailed(f"{self.path} is gone: stop the daemon and restore a backup") from error
 
@@ -206,13 +206,13 @@ class _Writer:
 
     def __init__(
         self,
-        lane: Lane,
+        executor: Executor,
         ledger: Ledger,
         digests: dict[str, str],
         committed: Committed | None,
         lock: StateLock,
     ) -> None:
-        self._lane = lane
+        self._executor = executor
         self._ledger = ledger
         self._digests = digests
         self._committed = committed
@@ -244,7 +244,7 @@ class _Writer:
             await asyncio.wait((self._task,))
         finally:
             try:
-                await self._lane.close()
+                await self._executor.close()
             finally:
                 self._lock.release()
         if not self._task.cancelled():
@@ -278,7 +278,7 @@ class _Writer:
                 batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
                 if batch:
                     work = partial(self._written, [order.transaction for order in batch])
-                    self._answer(batch, await self._lane.run(work))
+                    self._answer(batch, await self._executor.run(work))
                     batch = []
         finally:
             # Only a cancelled task or a bug leaves anything here; nobody shall wait for ever.
@@ -320,17 +320,17 @@ def _locked(state_dir: Path, since: float) -> StateLock:
 
 async def _open_writing(
     path: Path,
-    open_lane: Callable[[Connect], Awaitable[Lane]],
+    open_executor: Callable[[Connect], Awaitable[Executor]],
     compile_plan: Compile,
     committed: Committed | None,
     lock: StateLock,
     since: float,
 ) -> SqliteStore:
-    writing = await open_lane(partial(database.open_writer, path))
+    writing = await open_executor(partial(database.open_writer, path))
     try:
         holder = f"pid {os.getpid()} on {os.uname().nodename}"
         ledger = await writing.run(lambda connection: Ledger(connection, path, holder=holder, since=since))
-        reader = await open_lane(partial(database.open_reader, path))
+        reader = await open_executor(partial(database.open_reader, path))
         store = SqliteStore(path, reader, compile_plan)
         try:
             digests = await store._read(reading.digests_of)

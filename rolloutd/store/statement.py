@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.rollout import Actor
-from rolloutd.journal import canonical
+from rolloutd.chain import canonical
 
 
 @dataclass(frozen=True, slots=True)

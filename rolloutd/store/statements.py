@@ -45,8 +45,8 @@ from machines.events import (
 )
 from machines.rollout import Target
 from machines.states import IllegalTransition, Phase, Trigger, edge
+from rolloutd.chain import canonical
 from rolloutd.errors import StoreFailed
-from rolloutd.journal import canonical
 from rolloutd.store.decisions import (
     gate_moved,
     new_rollout,

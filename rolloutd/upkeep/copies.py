@@ -18,9 +18,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd import journal
+from rolloutd import chain
+from rolloutd.chain import Verdict
 from rolloutd.errors import StoreFailed
-from rolloutd.journal import Verdict
 from rolloutd.store import database
 from rolloutd.store.lock import StateLock
 
@@ -53,7 +53,7 @@ def backup(state_dir: Path, target: Path) -> Verdict:
     source = database.open_reader(_existing(state_dir))
     with closing(source), _draft(target) as draft:
         _copy(source, draft)
-        verdict = journal.verify(draft)
+        verdict = chain.verify(draft)
         _settle(draft, target)
     return verdict
 
@@ -74,7 +74,7 @@ def restore(state_dir: Path, copy: Path) -> Restored:
         source = database.open_reader(copy)
         with closing(source), _draft(target) as draft:
             _copy(source, draft)
-            verdict = journal.verify(draft)
+            verdict = chain.verify(draft)
             if not verdict.ok:
                 raise StoreFailed(f"{copy} is not restored, its audit chain is broken: {verdict.message}")
             epoch = _set_epoch(draft, _epoch(target))

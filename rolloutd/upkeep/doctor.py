@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from machines.projection import Projection
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.kit import INVENTORIES, InventorySnapshot, Kit, make
 from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import InvalidFile, RolloutdError
-from rolloutd.kit import INVENTORIES, InventorySnapshot, Kit, make
 from rolloutd.ports import Examined, Inventory
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
@@ -138,7 +138,7 @@ def _database(path: Path) -> Iterator[Finding]:
     try:
         with closing(database.open_reader(path)) as connection:
             damage = damage_of(connection)
-            verdict = journal.verify(connection)
+            verdict = chain.verify(connection)
     except RolloutdError as error:
         yield Finding("database", False, str(error))
         return

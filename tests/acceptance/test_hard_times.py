@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from rolloutd.chain import verify
 from rolloutd.control.client import Answer
-from rolloutd.journal import verify
 from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan
 
 pytestmark = pytest.mark.servers

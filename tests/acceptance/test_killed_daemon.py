@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.journal import verify
+from rolloutd.chain import verify
 from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]

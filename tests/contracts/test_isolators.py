@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from rolloutd.adapters.kit import InventorySnapshot
 from rolloutd.adapters.playbook_isolator import PlaybookIsolator, run_name
 from rolloutd.adapters.ssh.command import CommandIsolator
 from rolloutd.adapters.ssh.pool import SshShell
-from rolloutd.kit import InventorySnapshot
 from rolloutd.ports import Failed, Host, Isolator, Ok, Shell, ShellResult, StepContext, Unknown
 from tests.contracts.twins.clock import FakeClock
 from tests.contracts.twins.isolator import FakeIsolator

@@ -46,8 +46,8 @@ from machines.plan import Digest, GateName
 from machines.rollout import Hold, Opened, Order, Pause, Target
 from machines.states import TABLE, Edge, Outcome, Phase, Trigger
 from machines.windows import Freeze
+from rolloutd.chain import GENESIS, entry_hash
 from rolloutd.errors import Conflict, NotFound, StoreFailed
-from rolloutd.journal import GENESIS, entry_hash
 from rolloutd.ports import Store
 from tests.contracts.store_worlds import (
     ALICE,

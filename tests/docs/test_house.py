@@ -33,6 +33,16 @@ def test_a_file_says_what_it_is_for_and_is_not_too_long(source: Path) -> None:
         assert REASON in " ".join((essay or "").split()), f"{len(text.splitlines())} lines"
 
 
+def test_the_map_has_every_place_and_no_other() -> None:
+    rows = [line.split("|")[1] for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines() if "|" in line]
+    named = set(re.findall(r"`((?:machines|rolloutd|tui)/[\w/.]*)`", " ".join(rows)))
+    there = {
+        f"rolloutd/{path.name}" for path in (ROOT / "rolloutd").glob("*.py") if not path.name.startswith("__")
+    }
+    there |= {f"rolloutd/{path.parent.name}/" for path in (ROOT / "rolloutd").glob("*/__init__.py")}
+    assert named == there | {"machines/", "tui/"}
+
+
 def test_locks_name_packages_and_hashes_only() -> None:
     for name in ("requirements.lock", "requirements-dev.lock"):
         for line in (ROOT / name).read_text().splitlines():

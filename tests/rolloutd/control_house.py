@@ -32,10 +32,10 @@ from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, NameService
 from rolloutd.control.routes import Desk
 from rolloutd.control.server import ControlServer
-from rolloutd.feed import Feed
 from rolloutd.ports import Store
 from rolloutd.settings import Settings
 from rolloutd.state import State
+from rolloutd.state.feed import Feed
 from tests.contracts.twins.clock import FakeClock
 from tests.contracts.twins.runner import FakeRunner, FakeWorld, Script
 from tests.contracts.twins.sources import FakeSources

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.cli.main import main
 from tests.rolloutd.canned import serving
 
@@ -106,10 +106,10 @@ def database(tmp_path: Path) -> Path:
     path = tmp_path / "audit.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE audit (seq INTEGER PRIMARY KEY, entry TEXT, hash TEXT)")
-        previous = journal.GENESIS
+        previous = chain.GENESIS
         for seq in range(1, 4):
-            text = journal.canonical({"event": "Noted", "seq": seq})
-            previous = journal.entry_hash(previous, text)
+            text = chain.canonical({"event": "Noted", "seq": seq})
+            previous = chain.entry_hash(previous, text)
             connection.execute("INSERT INTO audit VALUES (?, ?, ?)", (seq, text, previous))
     connection.close()
     return path

@@ -23,7 +23,6 @@ import pytest
 from machines.events import StepAction, StepRecorded
 from machines.states import Trigger
 from rolloutd.control import server as border
-from rolloutd.control.binding import CannotListen, adopt, bind
 from rolloutd.control.client import Answer, Client, NoDaemon, StreamLost
 from rolloutd.control.handlers import ROUTES, streams
 from rolloutd.control.identity import Account, NameService, identify, peer_of
@@ -31,6 +30,7 @@ from rolloutd.control.refusals import MERGED_WITHIN_S, Refusals
 from rolloutd.control.times import moment
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.ports import RunRequest
+from rolloutd.service.binding import CannotListen, adopt, bind
 from rolloutd.state import Live
 from tests.rolloutd.control_house import PEOPLE, PLAN, House, house, settings_of
 

@@ -16,7 +16,7 @@ import pytest
 
 from machines.events import HoldTaken
 from machines.rollout import Hold
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.store import database, open_store
 from tests.contracts.store_worlds import ALICE, opened, plan_of, write
@@ -40,7 +40,7 @@ async def test_a_new_file_is_ours_private_and_durable(tmp_path: Path) -> None:
         return [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas]
 
     newest = len(database._migrations())
-    assert await store._writer._lane.run(ask) == ["wal", 2, 1, database.APPLICATION_ID, newest]
+    assert await store._writer._executor.run(ask) == ["wal", 2, 1, database.APPLICATION_ID, newest]
     await store.close()
 
 
@@ -156,7 +156,7 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
         await store.close()
 
     asyncio.run(after())
-    assert journal.verify(tmp_path / database.FILE_NAME).entries == 1
+    assert chain.verify(tmp_path / database.FILE_NAME).entries == 1
 
 
 # -- reading only ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from machines.events import CallRefused, Frozen, HoldTaken, StepRecorded, StepSt
 from machines.rollout import Hold
 from machines.states import Phase, Trigger
 from machines.windows import Freeze
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import Entry
 from rolloutd.store import SqliteStore, database, open_store, sqlite, statements
@@ -87,7 +87,7 @@ async def test_thousands_of_callers_some_in_conflict_some_cancelled(tmp_path: Pa
     for first, second in zip(entries[::2], entries[1::2], strict=True):
         assert [json.loads(each.text)["event"] for each in (first, second)] == ["HoldTaken", "Frozen"]
     assert told == list(entries)
-    assert journal.verify(store.path).ok
+    assert chain.verify(store.path).ok
 
 
 async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: SqliteStore) -> None:
@@ -124,7 +124,7 @@ async def test_close_writes_what_was_handed_in_and_refuses_the_rest(tmp_path: Pa
     assert [len(entries) for entries in await asyncio.gather(*callers)] == [1] * 20
     with pytest.raises(StoreFailed, match="closed"):
         await write(store, hold(99))
-    assert journal.verify(store.path).entries == 20
+    assert chain.verify(store.path).entries == 20
     await store.close()  # closing what is closed is fine
 
 
@@ -172,7 +172,7 @@ async def test_a_full_disk_changes_nothing_and_work_goes_on_when_there_is_room(t
     assert head is not None
     assert entry.seq == head.seq + 2
     await store.close()
-    assert journal.verify(store.path).ok
+    assert chain.verify(store.path).ok
 
 
 async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: SqliteStore) -> None:
@@ -184,7 +184,7 @@ async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: Sqlite
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
 
-    await store._writer._lane.run(limit)
+    await store._writer._executor.run(limit)
     answers = await asyncio.gather(
         write(store, hold(1)),
         write(store, CallRefused(ALICE, "x" * 100_000, "", 1.0)),
@@ -195,7 +195,7 @@ async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: Sqlite
     held = {int(kept.id) for kept in (await store.load()).holds}
     assert held == {n for n, answer in ((1, answers[0]), (2, answers[2])) if isinstance(answer, tuple)}
     assert ledger.epoch == 1
-    assert journal.verify(store.path).ok
+    assert chain.verify(store.path).ok
 
 
 async def test_a_locked_database_is_named_and_survived(
@@ -269,7 +269,7 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
         assert isinstance(refused, Conflict)
         assert isinstance(after, tuple)
         assert [entry.seq for entry in (*written, *after)] == [1, 2, 3]
-        assert journal.verify(connection).ok
+        assert chain.verify(connection).ok
 
 
 # -- limits ------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     assert len(kept.text) == statements.MAX_TEXT
     await write(store, hold(1, "half \ud800 a character"))
     assert (await store.load()).holds[0].reason == "half ? a character"
-    assert journal.verify(store.path).ok
+    assert chain.verify(store.path).ok
 
 
 async def test_what_cannot_be_kept_whole_is_refused_before_the_act(store: SqliteStore) -> None:

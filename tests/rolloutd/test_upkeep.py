@@ -17,7 +17,7 @@ import yaml
 
 from machines.events import CallRefused
 from machines.rollout import DAEMON
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.service.reloading import Compiler
 from rolloutd.store import open_store
 from rolloutd.upkeep.copies import EPOCH_LEAP
@@ -176,7 +176,7 @@ async def test_a_backup_is_whole_while_a_daemon_writes(place: Path, ctl: Ctl) ->
         await store.close()
     assert done.returncode == 0, done.stderr
     assert "trees" in done.stderr
-    verdict = journal.verify(place / "copy.sqlite")
+    verdict = chain.verify(place / "copy.sqlite")
     assert (verdict.ok, verdict.entries) == (True, 1)
     assert verdict.head in done.stdout
     assert (place / "copy.sqlite").stat().st_mode & 0o777 == 0o600
@@ -194,10 +194,10 @@ async def test_a_restore_goes_back_in_everything_but_the_epoch(place: Path, ctl:
     assert done.returncode == 0, done.stderr
     assert epoch_of(place) == newest
     told = json.loads(done.stdout)
-    assert journal.verify(Path(told["kept"])).entries == 3
-    assert journal.verify(place / "state" / LEDGER).entries == 1
+    assert chain.verify(Path(told["kept"])).entries == 3
+    assert chain.verify(place / "state" / LEDGER).entries == 1
     await write(place, "four")
-    assert journal.verify(place / "state" / LEDGER).ok
+    assert chain.verify(place / "state" / LEDGER).ok
 
 
 async def test_a_restore_over_a_lost_database_leaps(place: Path, ctl: Ctl) -> None:
@@ -220,7 +220,7 @@ async def test_a_restore_is_refused_under_a_daemon(place: Path, ctl: Ctl) -> Non
         await store.close()
     assert done.returncode == 1
     assert f"pid {os.getpid()}" in done.stderr
-    assert journal.verify(place / "state" / LEDGER).entries == 1
+    assert chain.verify(place / "state" / LEDGER).entries == 1
 
 
 async def test_a_broken_chain_is_copied_loudly_and_never_restored(place: Path, ctl: Ctl) -> None:
@@ -242,4 +242,4 @@ async def test_what_is_no_copy_is_not_restored(place: Path, ctl: Ctl, content: b
     if content is not None:
         (place / "copy.sqlite").write_bytes(content)
     assert ctl("restore", str(place / "copy.sqlite")).returncode == 1
-    assert journal.verify(place / "state" / LEDGER).entries == 1
+    assert chain.verify(place / "state" / LEDGER).entries == 1

@@ -16,9 +16,9 @@ from machines.projection import Projection
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.daemon import Daemon
 from rolloutd.driving.gear import Gear
-from rolloutd.feed import Feed
 from rolloutd.settings import Settings
 from rolloutd.state import State
+from rolloutd.state.feed import Feed
 from rolloutd.store import SqliteStore, open_store
 from tests.sim.keeper import Keeper
 from tests.sim.loop import Process
@@ -83,8 +83,8 @@ class Life:
         store = await open_store(self._state_dir, compile=self.compile, inline=True, now=world.now)
         writer = store._writer
         assert writer is not None
-        lanes: tuple[Any, Any] = (store._reader, writer._lane)
-        self._close += [*(lane.connection.close for lane in lanes), writer._lock.release]
+        executors: tuple[Any, Any] = (store._reader, writer._executor)
+        self._close += [*(each.connection.close for each in executors), writer._lock.release]
         try:
             await self._serve(store, writer)
         finally:

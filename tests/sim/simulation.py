@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from machines.states import BUSY
+from rolloutd.chain import verify
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
-from rolloutd.journal import verify
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import database

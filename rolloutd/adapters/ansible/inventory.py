@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rolloutd.adapters.kit import Kit
 from rolloutd.errors import SourceFailed
-from rolloutd.kit import Kit
 from rolloutd.ports import GROUPS, Found
 
 REFRESH_LIMIT_S = 120.0

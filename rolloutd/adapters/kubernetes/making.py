@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from machines.node import Observation, Sight
+from rolloutd.adapters.kit import Kit
 from rolloutd.adapters.kubernetes.check import KubernetesCheck
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, Clusters
@@ -17,7 +18,6 @@ from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.nodes import KIND
 from rolloutd.adapters.kubernetes.watch import NodeWatch
-from rolloutd.kit import Kit
 from rolloutd.ports import JSON, Clock, Host
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from rolloutd.adapters.kit import Kit
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.kit import Kit
 from rolloutd.ports import JSON, Clock, Failed, Ok, Shell, ShellResult, StepContext, Unknown
 
 MAX_COMMAND_S = 3600.0

@@ -8,8 +8,8 @@ node that was isolated before we came is left so.
 
 from __future__ import annotations
 
+from rolloutd.adapters.kit import Kit
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.kit import Kit
 from rolloutd.ports import Clock, Failed, Look, Ok, Shell, StepContext, StepResult, Unknown
 
 LOOK_TIMEOUT_S = 60.0

@@ -15,10 +15,10 @@ import socket
 from collections.abc import Sequence
 
 from machines.node import Observation, Sight
+from rolloutd.adapters.kit import Kit
 from rolloutd.adapters.ssh.explain import refused
 from rolloutd.adapters.ssh.route import Defaults, Route, read_route
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.kit import Kit
 from rolloutd.ports import Clock, Failed, Host, Observer, Ok, Shell, StepContext, Unknown
 
 OBSERVE_TIMEOUT_S = 5.0

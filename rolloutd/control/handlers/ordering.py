@@ -14,7 +14,7 @@ from functools import partial
 from machines import gates
 from machines.plan import GateName
 from machines.rollout import Rollout, Target
-from rolloutd.control import bodies, views, wire
+from rolloutd.control import requests, views, wire
 from rolloutd.control.finding import Found, find
 from rolloutd.control.identity import Identity
 from rolloutd.control.routes import Call, Desk, Route
@@ -36,7 +36,7 @@ NO_REASON = "no reason given"
 
 async def vote(desk: Desk, call: Call) -> wire.Gate:
     """Say yes or no at a gate."""
-    body: bodies.CastVote = call.body
+    body: requests.CastVote = call.body
     ballot = voting.Ballot(
         gate=GateName(body.gate),
         yes=body.yes,
@@ -57,7 +57,7 @@ async def vote(desk: Desk, call: Call) -> wire.Gate:
 
 async def withdraw(desk: Desk, call: Call) -> wire.Gate:
     """Take one's own votes at a gate back."""
-    body: bodies.WithdrawVote = call.body
+    body: requests.WithdrawVote = call.body
     name = GateName(body.gate)
     found = await _live(desk, call)
     wave = voting.wave_of(desk.state, found.rollout, name, body.wave)
@@ -120,7 +120,7 @@ async def rollback(desk: Desk, call: Call) -> wire.Node:
 
 async def skip(desk: Desk, call: Call) -> wire.Node:
     """Leave a node out of a rollout."""
-    body: bodies.SkipNode = call.body
+    body: requests.SkipNode = call.body
 
     def skipped(state: State, who: Identity, rollout: Rollout, target: Target, reason: str) -> Events:
         return steering.skip(state, who, rollout, target, reason, body.put_back)
@@ -130,7 +130,7 @@ async def skip(desk: Desk, call: Call) -> wire.Node:
 
 async def give_back(desk: Desk, call: Call) -> wire.Node:
     """Put a node back in service that was left isolated."""
-    body: bodies.MaybeBecause = call.body
+    body: requests.MaybeBecause = call.body
     reason = body.reason or NO_REASON
     async with desk.state.deciding(call.who.actor) as commit:
         target, events = steering.give_back(desk.state, call.who, call.names["n"], reason)
@@ -153,7 +153,7 @@ async def hold(desk: Desk, call: Call) -> wire.Hold:
 
 
 async def _hold(desk: Desk, call: Call) -> wire.Hold:
-    body: bodies.TakeHold = call.body
+    body: requests.TakeHold = call.body
     async with desk.state.deciding(call.who.actor) as commit:
         granted, events = locking.hold(
             desk.state,
@@ -170,7 +170,7 @@ async def _hold(desk: Desk, call: Call) -> wire.Hold:
 
 async def release(desk: Desk, call: Call) -> wire.Released:
     """Give a node's slots back."""
-    body: bodies.ReleaseHold = call.body
+    body: requests.ReleaseHold = call.body
     async with desk.state.deciding(call.who.actor) as commit:
         events = locking.release(desk.state, call.who, body.node, source=body.source, id=body.id)
         await commit(events, "release")
@@ -179,7 +179,7 @@ async def release(desk: Desk, call: Call) -> wire.Released:
 
 async def freeze(desk: Desk, call: Call) -> wire.Freeze:
     """Let nothing start."""
-    body: bodies.Freeze = call.body
+    body: requests.Freeze = call.body
     fresh = f"freeze-{secrets.token_hex(4)}"
     async with desk.state.deciding(call.who.actor) as commit:
         events = locking.freeze(desk.state, call.who, body.scope, body.reason, _instant(body.until), fresh)
@@ -189,7 +189,7 @@ async def freeze(desk: Desk, call: Call) -> wire.Freeze:
 
 async def unfreeze(desk: Desk, call: Call) -> wire.Released:
     """Lift the freezes of a scope, or one by its id."""
-    body: bodies.Unfreeze = call.body
+    body: requests.Unfreeze = call.body
     async with desk.state.deciding(call.who.actor) as commit:
         events = locking.unfreeze(desk.state, call.who, body.scope)
         await commit(events, _cause("unfreeze", body.reason or NO_REASON))
@@ -276,11 +276,11 @@ def _instant(moment: datetime | None) -> float | None:
 
 
 _R, _N = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
-_BECAUSE, _BECAUSE_NOW = bodies.Because, bodies.BecauseNow
+_BECAUSE, _BECAUSE_NOW = requests.Because, requests.BecauseNow
 
 ROUTES: Sequence[Route] = (
     Route(
-        "POST", f"{_R}/votes", vote, "Say yes or no at a gate", wire.Gate, body=bodies.CastVote, who=VOTERS
+        "POST", f"{_R}/votes", vote, "Say yes or no at a gate", wire.Gate, body=requests.CastVote, who=VOTERS
     ),
     Route(
         "POST",
@@ -288,7 +288,7 @@ ROUTES: Sequence[Route] = (
         withdraw,
         "Take one's own votes at a gate back",
         wire.Gate,
-        body=bodies.WithdrawVote,
+        body=requests.WithdrawVote,
         who="whoever cast them",
     ),
     Route("POST", f"{_R}/pause", pause, "Start no node", wire.Rollout, body=_BECAUSE_NOW, who=OWNERS),
@@ -314,35 +314,37 @@ ROUTES: Sequence[Route] = (
     ),
     Route("POST", f"{_N}/retry", retry, "Try a failed node again", wire.Node, body=_BECAUSE, who=OWNERS),
     Route("POST", f"{_N}/rollback", rollback, "Roll a node back", wire.Node, body=_BECAUSE, who=OWNERS),
-    Route("POST", f"{_N}/skip", skip, "Leave a node out", wire.Node, body=bodies.SkipNode, who=OWNERS),
+    Route("POST", f"{_N}/skip", skip, "Leave a node out", wire.Node, body=requests.SkipNode, who=OWNERS),
     Route(
         "POST",
         "/v1/nodes/{n}/return",
         give_back,
         "Put a node back in service that was left isolated",
         wire.Node,
-        body=bodies.MaybeBecause,
+        body=requests.MaybeBecause,
         optional_body=True,
         who=OWNERS,
     ),
-    Route("PUT", "/v1/holds", hold, "Take a node's slots", wire.Hold, body=bodies.TakeHold, who=HOLDERS),
+    Route("PUT", "/v1/holds", hold, "Take a node's slots", wire.Hold, body=requests.TakeHold, who=HOLDERS),
     Route(
         "DELETE",
         "/v1/holds",
         release,
         "Give a node's slots back",
         wire.Released,
-        body=bodies.ReleaseHold,
+        body=requests.ReleaseHold,
         who="whoever holds it, and admins",
     ),
-    Route("POST", "/v1/freezes", freeze, "Let nothing start", wire.Freeze, body=bodies.Freeze, who=FREEZERS),
+    Route(
+        "POST", "/v1/freezes", freeze, "Let nothing start", wire.Freeze, body=requests.Freeze, who=FREEZERS
+    ),
     Route(
         "DELETE",
         "/v1/freezes",
         unfreeze,
         "Lift freezes",
         wire.Released,
-        body=bodies.Unfreeze,
+        body=requests.Unfreeze,
         optional_body=True,
         who=FREEZERS,
     ),
@@ -352,7 +354,7 @@ ROUTES: Sequence[Route] = (
         refresh,
         "Ask the inventory sources again",
         wire.Refreshing,
-        body=bodies.Nothing,
+        body=requests.Nothing,
         optional_body=True,
         who="members of the teams in the settings, and admins",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from machines.progress import progress
 from rolloutd import planfile
-from rolloutd.control import bodies, wire
+from rolloutd.control import requests, wire
 from rolloutd.control.answers import mistake_of
 from rolloutd.control.finding import find
 from rolloutd.control.previewing import preview
@@ -30,7 +30,7 @@ async def validate(desk: Desk, call: Call) -> wire.Validation:
 
 async def preview_plan(desk: Desk, call: Call) -> wire.Preview:
     """Show what a plan would do."""
-    body: bodies.PlanWithSource = call.body
+    body: requests.PlanWithSource = call.body
     steering.mind_trying(call.who)
     draft = await submit.draft(desk.state, desk.sources, body.file, body.text.encode(), body.upload)
     return preview(desk.state, draft, call.who.actor)
@@ -38,7 +38,7 @@ async def preview_plan(desk: Desk, call: Call) -> wire.Preview:
 
 async def submit_plan(desk: Desk, call: Call) -> Created | wire.Submission:
     """Open a rollout that waits at its start gate, or name the one that this plan has."""
-    body: bodies.PlanToSubmit = call.body
+    body: requests.PlanToSubmit = call.body
     steering.mind_trying(call.who)
     file = await _read(body)
     _mind_owner(desk, call, file, takes_over=body.again or body.supersede)
@@ -71,7 +71,7 @@ async def upload(desk: Desk, call: Call) -> Created:
     return Created(answer)
 
 
-async def _read(body: bodies.PlanFile) -> PlanFile:
+async def _read(body: requests.PlanFile) -> PlanFile:
     # A plan of a megabyte takes its time; the loop goes on meanwhile.
     return await asyncio.to_thread(planfile.read, body.text.encode(), body.file)
 
@@ -95,7 +95,7 @@ ROUTES: Sequence[Route] = (
         validate,
         "Name every mistake of a plan",
         wire.Validation,
-        body=bodies.PlanFile,
+        body=requests.PlanFile,
     ),
     Route(
         "POST",
@@ -103,7 +103,7 @@ ROUTES: Sequence[Route] = (
         preview_plan,
         "What a plan would do",
         wire.Preview,
-        body=bodies.PlanWithSource,
+        body=requests.PlanWithSource,
         who=ANY_TEAM,
     ),
     Route(
@@ -112,7 +112,7 @@ ROUTES: Sequence[Route] = (
         submit_plan,
         "Open a rollout",
         wire.Submission,
-        body=bodies.PlanToSubmit,
+        body=requests.PlanToSubmit,
         creates=True,
         who="members of the team that metadata.owner names, and admins",
     ),

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from machines.events import StepRecord
+from rolloutd.chain import GENESIS
 from rolloutd.control import openapi, views, wire
-from rolloutd.control.bodies import AuditQuery, HeadQuery, StatusQuery
 from rolloutd.control.finding import MOST_CLOSED, Found, find, find_in_audit
 from rolloutd.control.logs import may_see
+from rolloutd.control.requests import AuditQuery, HeadQuery, StatusQuery
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.control.times import moment
-from rolloutd.journal import GENESIS
 from rolloutd.ports import Entry
 
 MOST_CLOSED_SHOWN = 20

@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from machines.states import Phase
 from rolloutd.control import logs, views, wire
-from rolloutd.control.bodies import EventsQuery, LogQuery
 from rolloutd.control.finding import find, find_in_audit
+from rolloutd.control.requests import EventsQuery, LogQuery
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.errors import NotFound
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from machines.limits import TeamRules
 from machines.plan import GateName
 from rolloutd.compile import compile_windows
-from rolloutd.control import bodies, views, wire
+from rolloutd.control import requests, views, wire
 from rolloutd.control.answers import WrongRequest
 from rolloutd.control.finding import Found, find
 from rolloutd.control.handlers.ordering import gate_of
@@ -24,7 +24,7 @@ async def team(desk: Desk, call: Call) -> wire.Team:
 
 async def set_team(desk: Desk, call: Call) -> wire.Team:
     """Set a team's own windows and canaries."""
-    body: bodies.SetTeam = call.body
+    body: requests.SetTeam = call.body
     name = call.names["t"]
     windows = None
     if body.windows is not None:
@@ -40,7 +40,7 @@ async def set_team(desk: Desk, call: Call) -> wire.Team:
 
 async def vote_by_token(desk: Desk, call: Call) -> wire.Gate:
     """Take the vote that a service's signed token carries."""
-    body: bodies.TokenVote = call.body
+    body: requests.TokenVote = call.body
     accounts = desk.state.settings.service_accounts
     claims = await vouching.read(accounts, body.token)
     found = await find(desk.state, call.names["r"])
@@ -92,7 +92,7 @@ ROUTES: Sequence[Route] = (
         set_team,
         "Set a team's own windows and canaries",
         wire.Team,
-        body=bodies.SetTeam,
+        body=requests.SetTeam,
         who="members of the team, and admins",
     ),
     Route(
@@ -101,7 +101,7 @@ ROUTES: Sequence[Route] = (
         vote_by_token,
         "Take the vote that a service's signed token carries",
         wire.Gate,
-        body=bodies.TokenVote,
+        body=requests.TokenVote,
         who="whoever carries a token that a service of the settings has signed",
     ),
 )

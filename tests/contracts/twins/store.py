@@ -58,8 +58,8 @@ from machines.plan import Plan
 from machines.rollout import Hold, Rollout, Target
 from machines.states import BUSY, IllegalTransition, Outcome, Phase, edge
 from machines.windows import Freeze
+from rolloutd.chain import GENESIS, Verdict, entry_hash
 from rolloutd.errors import Conflict, NotFound, StoreFailed
-from rolloutd.journal import GENESIS, Verdict, entry_hash
 from rolloutd.orders.tokens import SPENT
 from rolloutd.ports import JSON, ClosedRollout, Entry
 from rolloutd.store.entries import draft, numbered, rollout_of

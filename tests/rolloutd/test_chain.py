@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutd import journal
+from rolloutd import chain
 from rolloutd.store import database, open_store
 from tests.contracts.store_worlds import opened, plan_of, write
 
@@ -31,14 +31,14 @@ json_values = st.recursive(
 )
 
 
-def chain(path: Path, entries: int) -> Path:
+def write_chain(path: Path, entries: int) -> Path:
     """Write a chain with the real schema."""
     with closing(database.open_writer(path)) as connection:
         connection.execute("BEGIN")
-        previous = journal.GENESIS
+        previous = chain.GENESIS
         for seq in range(1, entries + 1):
-            text = journal.canonical({"at": seq / 7, "event": "PhaseMoved", "node": f"n{seq}", "seq": seq})
-            previous = journal.entry_hash(previous, text)
+            text = chain.canonical({"at": seq / 7, "event": "PhaseMoved", "node": f"n{seq}", "seq": seq})
+            previous = chain.entry_hash(previous, text)
             connection.execute("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (seq, text, previous))
         connection.execute("COMMIT")
     return path
@@ -46,7 +46,7 @@ def chain(path: Path, entries: int) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chain(tmp_path_factory.mktemp("journal") / "whole.sqlite", ENTRIES)
+    return write_chain(tmp_path_factory.mktemp("chain") / "whole.sqlite", ENTRIES)
 
 
 @pytest.fixture
@@ -65,11 +65,11 @@ def bare(whole: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def tamper(path: Path, *statements: tuple[str, tuple[object, ...]]) -> journal.Verdict:
+def tamper(path: Path, *statements: tuple[str, tuple[object, ...]]) -> chain.Verdict:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for sql, values in statements:
             connection.execute(sql, values)
-        return journal.verify(connection)
+        return chain.verify(connection)
 
 
 # -- the form -----------------------------------------------------------------------
@@ -78,38 +78,38 @@ def tamper(path: Path, *statements: tuple[str, tuple[object, ...]]) -> journal.V
 @settings(deadline=None)
 @given(json_values)
 def test_canonical_text_is_ascii_and_means_the_value(value: object) -> None:
-    text = journal.canonical(value)
+    text = chain.canonical(value)
     assert text.isascii()
     assert json.loads(text) == value
-    assert journal.canonical(json.loads(text)) == text
+    assert chain.canonical(json.loads(text)) == text
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    assert journal.canonical({"b": 1, "a": {"d": "é", "c": None}}) == '{"a":{"c":null,"d":"\\u00e9"},"b":1}'
+    assert chain.canonical({"b": 1, "a": {"d": "é", "c": None}}) == '{"a":{"c":null,"d":"\\u00e9"},"b":1}'
     for wrong in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON"):
-            journal.canonical(wrong)
+            chain.canonical(wrong)
 
 
 def test_a_hash_is_over_the_hash_before_and_the_text() -> None:
-    assert journal.entry_hash("ab", "cd") == hashlib.sha256(b"abcd").hexdigest()
+    assert chain.entry_hash("ab", "cd") == hashlib.sha256(b"abcd").hexdigest()
 
 
 # -- what verification finds ----------------------------------------------------------
 
 
 def test_a_whole_chain_is_good_and_names_its_head(database_copy: Path) -> None:
-    verdict = journal.verify(database_copy)
+    verdict = chain.verify(database_copy)
     assert verdict.ok
     assert verdict.entries == ENTRIES
     assert verdict.first_bad is None
-    for noted in (None, journal.GENESIS, verdict.head):
-        assert journal.verify(database_copy, noted).ok
+    for noted in (None, chain.GENESIS, verdict.head):
+        assert chain.verify(database_copy, noted).ok
 
 
 def test_an_empty_chain_is_good(tmp_path: Path) -> None:
-    verdict = journal.verify(chain(tmp_path / "empty", 0))
-    assert (verdict.ok, verdict.entries, verdict.head) == (True, 0, journal.GENESIS)
+    verdict = chain.verify(write_chain(tmp_path / "empty", 0))
+    assert (verdict.ok, verdict.entries, verdict.head) == (True, 0, chain.GENESIS)
 
 
 Tampering = Callable[[random.Random], tuple[int, tuple[tuple[str, tuple[object, ...]], ...]]]
@@ -118,7 +118,7 @@ Tampering = Callable[[random.Random], tuple[int, tuple[tuple[str, tuple[object, 
 def altered(draw: random.Random) -> tuple[int, tuple[tuple[str, tuple[object, ...]], ...]]:
     """Change one byte of one entry."""
     seq = draw.randint(1, ENTRIES)
-    text = journal.canonical({"at": seq / 7, "event": "PhaseMoved", "node": f"n{seq}", "seq": seq})
+    text = chain.canonical({"at": seq / 7, "event": "PhaseMoved", "node": f"n{seq}", "seq": seq})
     place = draw.randrange(len(text))
     other = draw.choice([char for char in "abcXYZ019{}" if char != text[place]])
     changed = text[:place] + other + text[place + 1 :]
@@ -172,20 +172,20 @@ def test_every_random_tampering_is_found_and_its_first_entry_named(
         bare.execute("BEGIN")
         for sql, values in statements:
             bare.execute(sql, values)
-        verdict = journal.verify(bare)
+        verdict = chain.verify(bare)
         bare.execute("ROLLBACK")
         assert not verdict.ok
         assert verdict.first_bad == seq, verdict.message
         assert verdict.entries == seq - 1
         assert f"entry {seq}" in verdict.message
-    assert journal.verify(bare).ok
+    assert chain.verify(bare).ok
 
 
 def test_an_altered_entry_whose_hash_was_made_to_fit_betrays_the_next(database_copy: Path) -> None:
-    text = journal.canonical({"at": 1, "event": "Nothing", "seq": 1})
+    text = chain.canonical({"at": 1, "event": "Nothing", "seq": 1})
     change = (
         "UPDATE audit SET entry = ?, hash = ? WHERE seq = 1",
-        (text, journal.entry_hash(journal.GENESIS, text)),
+        (text, chain.entry_hash(chain.GENESIS, text)),
     )
     assert tamper(database_copy, change).first_bad == 2
 
@@ -193,14 +193,14 @@ def test_an_altered_entry_whose_hash_was_made_to_fit_betrays_the_next(database_c
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"", None, "é", 7])
 def test_what_is_no_text_is_an_altered_entry(bare: sqlite3.Connection, value: object) -> None:
     bare.execute("UPDATE audit SET entry = ? WHERE seq = 5", (value,))
-    assert journal.verify(bare).first_bad == 5
+    assert chain.verify(bare).first_bad == 5
 
 
 def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
-    noted = journal.verify(database_copy).head
+    noted = chain.verify(database_copy).head
     cut = ("DELETE FROM audit WHERE seq > ?", (ENTRIES - 3,))
     assert tamper(database_copy, cut).ok
-    verdict = journal.verify(database_copy, noted)
+    verdict = chain.verify(database_copy, noted)
     assert not verdict.ok
     assert verdict.first_bad == ENTRIES - 2
     assert noted in verdict.message
@@ -209,14 +209,14 @@ def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
 def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(1)
     content = whole.read_bytes()
-    good = journal.verify(whole)
+    good = chain.verify(whole)
     path = tmp_path / "flipped.sqlite"
     found = 0
     for _ in range(200):
         place = draw.randrange(100, len(content))
         flipped = bytes([content[place] ^ (1 << draw.randrange(8))])
         path.write_bytes(content[:place] + flipped + content[place + 1 :])
-        verdict = journal.verify(path)
+        verdict = chain.verify(path)
         found += not verdict.ok
         assert not verdict.ok or verdict == good
     assert found
@@ -227,10 +227,10 @@ def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path)
 
 def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        journal.verify(tmp_path / "nothing")
+        chain.verify(tmp_path / "nothing")
     other = tmp_path / "other"
     other.write_bytes(b"no database at all, but long enough" * 20)
-    verdict = journal.verify(other)
+    verdict = chain.verify(other)
     assert not verdict.ok
     assert str(other) in verdict.message
 
@@ -238,9 +238,9 @@ def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
 async def test_a_running_daemon_is_verified_up_to_its_last_commit(tmp_path: Path) -> None:
     store = await open_store(tmp_path, compile=plan_of)
     await write(store, opened())
-    assert journal.verify(store.path).entries == 1
+    assert chain.verify(store.path).entries == 1
     (entry,) = await write(store, opened("r2"))
-    assert journal.verify(store.path).head == entry.hash
+    assert chain.verify(store.path).head == entry.hash
     await store.close()
 
 
@@ -255,9 +255,9 @@ def test_a_copy_that_nobody_can_write_is_verified(whole: Path, tmp_path: Path) -
         if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
             parent.chmod(parent.stat().st_mode | 0o055)
     program = (
-        "import os, sys; from pathlib import Path; from rolloutd import journal\n"
+        "import os, sys; from pathlib import Path; from rolloutd import chain\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "verdict = journal.verify(Path(sys.argv[1])); print(verdict); sys.exit(not verdict.ok)"
+        "verdict = chain.verify(Path(sys.argv[1])); print(verdict); sys.exit(not verdict.ok)"
     )
     root = Path(__file__).parents[2]
     ended = subprocess.run(
@@ -274,7 +274,7 @@ def test_a_copy_that_nobody_can_write_is_verified(whole: Path, tmp_path: Path) -
 
 def test_verification_imports_nothing_heavy() -> None:
     program = (
-        "import sys; import rolloutd.journal\n"
+        "import sys; import rolloutd.chain\n"
         "heavy = {'aiosqlite', 'asyncio', 'machines', 'pydantic', 'transitions', 'rolloutd.store'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )

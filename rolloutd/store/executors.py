@@ -1,6 +1,6 @@
 """Where the store's synchronous SQL runs: in a thread of its own, or inline.
 
-A lane is one connection and the only place that uses it.  In the daemon it is
+An executor is one connection and the only place that uses it.  In the daemon it is
 aiosqlite's connection thread; in a simulation under virtual time, where a
 thread would be an escape from the clock, it is the caller itself.
 """
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Connect = Callable[[], sqlite3.Connection]
 
 
-class Lane(Protocol):
+class Executor(Protocol):
     """One connection; work on it runs one piece after the other."""
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -31,7 +31,7 @@ class Lane(Protocol):
         ...
 
 
-class ThreadLane(aiosqlite.Connection):
+class ThreadExecutor(aiosqlite.Connection):
     """aiosqlite's connection with one more method: a whole function in one hop to its thread.
 
     aiosqlite's public methods hop once per statement, five hops for the
@@ -41,35 +41,35 @@ class ThreadLane(aiosqlite.Connection):
     """
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """See Lane."""
+        """See Executor."""
         # A closure, because aiosqlite logs what it executes with its arguments
         # when debugging, and a batch may hold how nodes are reached.
         return cast(T, await self._execute(lambda: work(self._conn)))  # type: ignore[no-untyped-call]
 
 
-class InlineLane:
+class InlineExecutor:
     """Runs the work at once, in the caller."""
 
     def __init__(self, connect: Connect) -> None:
         self.connection = connect()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """See Lane."""
+        """See Executor."""
         return work(self.connection)
 
     async def close(self) -> None:
-        """See Lane."""
+        """See Executor."""
         self.connection.close()
 
 
-async def open_thread(connect: Connect) -> Lane:
+async def open_thread(connect: Connect) -> Executor:
     """Open a connection in a thread of its own."""
     # Opened beforehand, because aiosqlite leaves its thread to itself when that
     # fails, and the thread then stumbles over a loop that may be gone.
     connection = await asyncio.to_thread(connect)
-    return cast(ThreadLane, await ThreadLane(lambda: connection, iter_chunk_size=1))
+    return cast(ThreadExecutor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
 
 
-async def open_inline(connect: Connect) -> Lane:
+async def open_inline(connect: Connect) -> Executor:
     """Open a connection that is used in place."""
-    return InlineLane(connect)
+    return InlineExecutor(connect)

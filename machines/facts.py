@@ -1,7 +1,7 @@
 """The facts that the invariants look at, and the plain way to lay them out.
 
-An Index offers the same facts; a Ledger is made from a snapshot by scanning and
-shares nothing with it.  No rule is known here.
+An Index offers the same facts; ScannedFacts are made from a snapshot by scanning and
+share nothing with it.  No rule is known here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from machines.windows import Freeze
 
 
 class Facts(Protocol):
-    """What is known before an event; an Index is one, so is a Ledger."""
+    """What is known before an event; an Index offers it, so do ScannedFacts."""
 
     @property
     def limits(self) -> Limits: ...
@@ -39,7 +39,7 @@ class Facts(Protocol):
 
 
 @dataclass(slots=True)
-class Ledger:
+class ScannedFacts:
     """The facts of a snapshot, laid out by scanning it; slow and plain."""
 
     limits: Limits
@@ -52,7 +52,7 @@ class Ledger:
     rows: dict[tuple[str, str], Target] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, limits: Limits, observations: Iterable[Observation]) -> Ledger:
+    def of(cls, snapshot: Snapshot, limits: Limits, observations: Iterable[Observation]) -> ScannedFacts:
         """Lay out a snapshot."""
         return cls(
             limits=limits,

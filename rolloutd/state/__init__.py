@@ -19,10 +19,10 @@ from machines.invariants import violation
 from machines.projection import Projection
 from machines.rollout import DAEMON, Reason
 from rolloutd.errors import NotFound, StoreFailed, TenureLost
-from rolloutd.feed import Feed
 from rolloutd.ports import GROUPS, JSON, Clock, Entry, Host, Store
-from rolloutd.service.telling import tell
 from rolloutd.settings import Settings
+from rolloutd.state.feed import Feed
+from rolloutd.state.telling import tell
 
 Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
 """Commits events with their cause."""
