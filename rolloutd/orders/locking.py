@@ -12,6 +12,8 @@ from dataclasses import replace
 from machines import pools
 from machines.events import Frozen, HoldReleased, HoldTaken, Unfrozen
 from machines.rollout import Actor, Hold, Reason, Target
+from machines.stands import Stand
+from machines.states import BUSY
 from machines.windows import Freeze
 from rolloutd.errors import NotAllowed, NotFound, Passed, Refused
 from rolloutd.orders.steering import LEFT, Asker, Events
@@ -71,6 +73,7 @@ def hold(
         ended = (HoldReleased(node, there.source, there.id, there.actor, state.now()),)
     if len(state.index.holds) >= MOST_HOLDS:
         raise Refused("too-many-holds", f"there are {MOST_HOLDS} holds already: release some")
+    _mind_others(state, wanted)
     _mind_slot(state, node)
     return wanted, (*ended, HoldTaken(wanted))
 
@@ -129,6 +132,18 @@ def _team(state: State, node: str) -> str | None:
     if known is None:
         raise NotFound(f"there is no node {node}; rolloutctl inventory lists them")
     return known.team
+
+
+def _mind_others(state: State, wanted: Hold) -> None:
+    """Refuse a node that is in somebody's hands: its slot is taken already, but by them."""
+    for target in state.index.targets_on(wanted.node):
+        if target.phase in BUSY:
+            stand = Stand(wanted.node, "busy", target)
+            raise Refused("other-rollout", f"{stand.text}; lifted by {stand.lifted_by}")
+    for each in state.index.holds_on(wanted.node):
+        if (each.source, each.id) != (wanted.source, wanted.id) and _lasts(state, each):
+            stand = Stand(wanted.node, "held", each)
+            raise Refused("held", f"{stand.text}; lifted by {stand.lifted_by}")
 
 
 def _mind_slot(state: State, node: str) -> None:

@@ -371,6 +371,22 @@ async def test_a_hold_is_refused_while_a_mate_is_worked_on(tmp_path: Path) -> No
         )
 
 
+async def test_a_hold_is_refused_on_a_node_that_is_in_other_hands(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        wanted = {"node": "p1", "id": "kured", "reason": "reboot"}
+        with pytest.raises(Answer) as busy:
+            await inside.ask("paul", "put", "/v1/holds", wanted)
+        assert (busy.value.status, busy.value.code) == (409, "other-rollout")
+        assert f"p1 is isolating in {rollout}" in str(busy.value)
+        await inside.ask("sara", "put", "/v1/holds", {"node": "s1", "reason": "disk"})
+        with pytest.raises(Answer) as held:
+            await inside.ask("adam", "put", "/v1/holds", {"node": "s1", "id": "kured", "reason": "reboot"})
+        assert (held.value.status, held.value.code) == (409, "held")
+        assert "rolloutctl release s1" in str(held.value)
+
+
 async def test_a_hold_looks_before_it_says_that_nobody_knows(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         inside.clock.advance(600)
