@@ -121,7 +121,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
     """Rows, a cursor among them, and nothing drawn that is not seen."""
 
     DEFAULT_CSS = """
-    Listing { background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    Listing { background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; overflow-y: auto; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.replay import Voice
 from tests.support.replayed import DIGEST, Fleet
-from tests.tui.house import broken, console, rows, running, screen, shows, small, until
+from tests.tui.house import NOON, broken, console, rows, running, screen, shows, small, until
 from tui import actions
 from tui.listing import Listing
 
@@ -53,6 +53,25 @@ async def test_events_are_drawn_as_they_come(place: Path) -> None:
         await shows(pilot, "3 in flight")
         world.move("sea001-01", "done", outcome="changed")
         await shows(pilot, "5 of 12 done, 2 in flight")
+
+
+async def test_what_is_longer_than_the_screen_scrolls_with_the_cursor(place: Path) -> None:
+    async with console(Fleet(pools=30, per_pool=20, at=NOON), place) as (app, pilot, _):
+        await pilot.press("enter", "n")
+        await shows(pilot, "600 nodes")
+        await pilot.press("pagedown", "pagedown", "down")
+        await shows(pilot, "▌ · med002-01")
+        await pilot.press("G")
+        await shows(pilot, "▌ · tea029-19")
+        await pilot.press("g")
+        await shows(pilot, "▌ · pay000-00")
+        await pilot.press("escape", "tab", "end")
+        await shows(pilot, "▌team/team029")
+        await pilot.press("question_mark", "end")
+        await shows(pilot, "▌  -                left")
+        listing = app.screen.query_one("#body", Listing)
+        assert listing.show_vertical_scrollbar
+        assert listing.scroll_offset.y == listing.max_scroll_y
 
 
 async def test_drawing_leaves_nothing_for_the_collector(place: Path) -> None:
