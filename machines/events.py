@@ -336,6 +336,16 @@ class SettingsChanged:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunsRemoved:
+    """What an ended rollout's runs have said is being removed, `keep_s` after its end, by the settings."""
+
+    rollout: str
+    runs: int
+    keep_s: float
+    at: float
+
+
 Event = (
     NodesSeen
     | NodesGone
@@ -363,4 +373,5 @@ Event = (
     | CallRefused
     | DaemonStarted
     | SettingsChanged
+    | RunsRemoved
 )

@@ -35,6 +35,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    RunsRemoved,
     SettingsChanged,
     StepRecorded,
     TargetChanged,
@@ -167,7 +168,8 @@ class Projection(Index):
         | TeamSet
         | CallRefused
         | DaemonStarted
-        | SettingsChanged,
+        | SettingsChanged
+        | RunsRemoved,
     ) -> None:
         match event:
             case NodesSeen():
@@ -200,7 +202,7 @@ class Projection(Index):
                 self.lanes.heat_all()
             case DaemonStarted():
                 self._epoch = event.epoch
-            case CallRefused() | SettingsChanged():
+            case CallRefused() | SettingsChanged() | RunsRemoved():
                 pass
             case _:
                 assert_never(event)

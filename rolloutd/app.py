@@ -19,6 +19,7 @@ from machines.node import Observation
 from machines.projection import Projection
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ansible.shelf import RunShelf
 from rolloutd.adapters.kit import (
     CHECKS,
     INVENTORIES,
@@ -51,6 +52,7 @@ from rolloutd.state.feed import Feed
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
 from rolloutd.watching.observing import PlainHosts
+from rolloutd.watching.pruning import Pruning
 
 log = logging.getLogger("rolloutd")
 
@@ -128,7 +130,10 @@ async def _serving(
         alarm=alarm,
     )
     watches = list(_watches(kit, settings))
-    desk = Desk(state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe)
+    pruning = Pruning(state, RunShelf(settings.state_dir / "runs"), sources)
+    desk = Desk(
+        state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe, pruning.wish
+    )
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
     caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
     notifying = _notifying(state)
@@ -150,6 +155,7 @@ async def _serving(
             beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
             beside.append(tasks.create_task(notifying.run(), name="notify"))
             beside.append(tasks.create_task(_meter(state, daemon), name="metrics"))
+            beside.append(tasks.create_task(_prune(daemon, pruning), name="prune"))
             beside.append(tasks.create_task(_verify_audit(daemon, caretaker, settings), name="audit"))
             try:
                 yield
@@ -168,6 +174,12 @@ async def _verify_audit(daemon: Daemon, caretaker: Caretaker, settings: Settings
     # A long chain takes seconds of work; deciding comes first.
     await daemon.settled.wait()
     await caretaker.verify_audit(settings.state_dir / FILE_NAME)
+
+
+async def _prune(daemon: Daemon, pruning: Pruning) -> None:
+    # What is in hand comes first.
+    await daemon.settled.wait()
+    await pruning.run()
 
 
 async def _meter(state: State, daemon: Daemon) -> None:

@@ -183,6 +183,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "Unfrozen": lambda _: "lifted a freeze",
     "NodesSeen": lambda f: f"the inventory has {_names(f['nodes'])}",
     "NodesGone": lambda f: f"the inventory no longer has {_names(f['names'])}",
+    "RunsRemoved": lambda f: f"removed the output of {f['runs']} runs, as the settings' keep says",
     "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
 }

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from rolloutd.adapters.kit import InventorySnapshot, Kit
 from rolloutd.ports import Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
 
-KEY_LENGTH = 60
-"""Kept of a key in a run's name, for people; its hash makes the name unique."""
+KEY_LENGTH = 80
+"""Kept of a key in a run's name: a rollout's id, of 69 characters at most, whole, as runs are told by it."""
 
 MIN_RUN_S = 60.0
 """A put-back whose deadline has passed is tried all the same, and a playbook starts in seconds."""

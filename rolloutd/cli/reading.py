@@ -33,7 +33,12 @@ def register(family: Family) -> None:
     parser.add_argument(
         "verb", metavar="delete", nargs="?", choices=("delete",), help="delete a closed rollout"
     )
-    parser.add_argument("rollout", metavar="ROLLOUT", nargs="?", help="the one to delete; its audit stays")
+    parser.add_argument(
+        "rollout",
+        metavar="ROLLOUT",
+        nargs="?",
+        help="the one to delete, with what its runs said; its audit stays",
+    )
     parser = family.command("nodes", nodes, "list the nodes of a rollout")
     add_rollout(parser)
     parser = family.command("why", why, "say why a node does not move, and who or what can lift that")
@@ -78,7 +83,7 @@ def rollouts(call: Call) -> int:
         answer = call.client.delete(path_of("rollouts", args.rollout))
         if args.json:
             put_json(answer)
-        say(f"{args.rollout}: deleted; its audit stays")
+        say(f"{args.rollout}: deleted, with what its runs have said; its audit stays")
         return exits.DONE
     answer = call.get(path_of("rollouts"))
     if args.json:

@@ -93,6 +93,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "NodesGone": lambda f: f"the inventory no longer has {_names(f['names'])}",
     "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
+    "RunsRemoved": lambda f: f"removed the output of {f['runs']} runs, as the settings' keep says",
     "SettingsChanged": lambda f: f"settings changed: {', '.join(f['changed'])}",
 }
 

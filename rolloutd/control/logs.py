@@ -6,14 +6,17 @@ where a reader resumes.  It reads records and runs and writes nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from machines.events import StepRecord, StepState
+from machines.events import RunsRemoved, StepRecord, StepState
+from machines.moments import span
 from rolloutd.control import wire
 from rolloutd.control.identity import Identity
 from rolloutd.control.times import moment
-from rolloutd.ports import Runner, Store
+from rolloutd.errors import NotFound
+from rolloutd.ports import RunEvent, Runner, Store
 
 LONGEST_TEXT = 16_384
 """Characters of one line; a task's output is longer only by mistake."""
@@ -54,7 +57,7 @@ class Reader:
             visible = may_see(record, self._who)
             yield record.began_at, "begun", f"{record.action} {record.step}", {}, record.step
             if record.handle and visible:
-                async for event in self._runner.events(record.handle):
+                async for event in self._events(record):
                     yield event.at, event.kind, event.text, event.fields, record.step
             if record.state is StepState.INTENDED:
                 if place < len(records) - 1:
@@ -66,6 +69,23 @@ class Reader:
                 f": {record.text}" if record.text else ""
             )
             yield record.at, str(record.state), said, {}, record.step
+
+    async def _events(self, record: StepRecord) -> AsyncIterator[RunEvent]:
+        """Yield what the run has said; where it is kept no more, that, and why."""
+        try:
+            async for event in self._runner.events(record.handle):
+                yield event
+        except NotFound:
+            if record.state is not StepState.INTENDED:  # else it waits for its turn to begin
+                yield RunEvent(0, record.at, "removed", await self._removal())
+
+    async def _removal(self) -> str:
+        rollout, _ = self._key
+        told = await self._store.audit(limit=1, rollout=rollout, event=RunsRemoved.__name__)
+        if not told:
+            return "the output is not on this machine's disk, and it was not rolloutd that removed it"
+        kept = span(json.loads(told[0].text)["fields"]["keep_s"])
+        return f"the output was removed {kept} after the rollout's end, by the settings' keep"
 
 
 def sign_of_life(offset: int, now: float) -> wire.LogLine:

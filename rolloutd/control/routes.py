@@ -27,7 +27,7 @@ class Desk:
     """What handlers work with.
 
     `refresh` asks the inventory sources beside us; `observe` returns once these
-    nodes were looked at.
+    nodes were looked at; `prune` removes what nobody needs any more, soon.
     """
 
     state: State
@@ -37,6 +37,7 @@ class Desk:
     version: str
     refresh: Callable[[], None]
     observe: Callable[[Sequence[str]], Awaitable[None]] = _observe_nobody
+    prune: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

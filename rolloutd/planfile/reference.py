@@ -75,7 +75,7 @@ def _kind(said: Schema) -> str:
         return " or ".join(f"`{value}`" for value in said["enum"])
     if "const" in said:
         return f"`{said['const']}`"
-    if "h)?" in said.get("pattern", ""):
+    if any("h)?" in choice.get("pattern", "") for choice in (said, *said.get("anyOf", ()))):
         return "duration"
     kinds = said.get("type", [choice.get("type", "object") for choice in said.get("anyOf", ())])
     named = [_WORDS[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _WORDS]

@@ -20,6 +20,7 @@ from rolloutd.ports.nodes import (
     Watch,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
+from rolloutd.ports.shelves import Kept, Shelf
 from rolloutd.ports.sources import Notifier, Pinned, Sources, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
@@ -34,7 +35,7 @@ from rolloutd.ports.steps import (
     StepResult,
     Unknown,
 )
-from rolloutd.ports.store import ClosedRollout, Entry, Store
+from rolloutd.ports.store import ClosedRollout, Entry, Remembered, Store
 from rolloutd.ports.values import JSON
 
 __all__ = [
@@ -54,16 +55,19 @@ __all__ = [
     "Inventory",
     "Isolator",
     "Keeping",
+    "Kept",
     "Look",
     "Notifier",
     "Observer",
     "Ok",
     "Pinned",
     "Rehearsal",
+    "Remembered",
     "RunEvent",
     "RunRequest",
     "RunState",
     "Runner",
+    "Shelf",
     "Shell",
     "ShellResult",
     "Sources",

@@ -45,6 +45,20 @@ class ClosedRollout:
     tally: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A rollout that was ever submitted, for whoever tidies up after it.
+
+    `ended_at` is None while something of it is under way, failed, isolated or
+    ordered back; `source` is what was pinned for it.
+    """
+
+    id: str
+    source: Mapping[str, str]
+    ended_at: float | None
+    deleted: bool
+
+
 class Store(Protocol):
     """What is remembered: rollouts, targets, steps, votes, holds and their audit.
 
@@ -106,6 +120,10 @@ class Store(Protocol):
 
     async def closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
         """Return the rollouts that load() leaves out and nobody deleted, latest first."""
+        ...
+
+    async def remembered(self) -> Sequence[Remembered]:
+        """Return every rollout that was ever submitted, deleted ones too."""
         ...
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:

@@ -29,6 +29,7 @@ AT_ONCE = frozenset(
     {
         "admins",
         "inventory_refresh_s",
+        "keep",
         "max_parallel",
         "observe_only",
         "observe_within_s",

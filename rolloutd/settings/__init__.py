@@ -36,6 +36,7 @@ from rolloutd.planfile.steps import (
     step_model,
 )
 from rolloutd.planfile.wording import ROOT
+from rolloutd.settings.keeping import Keep
 from rolloutd.settings.metering import PATHS as METRICS_PATHS
 from rolloutd.settings.metering import Metrics
 from rolloutd.settings.outside import PATHS as OUTSIDE_PATHS
@@ -233,6 +234,9 @@ class Settings(Part):
     )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached where the inventory does not say it.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
+    keep: Keep = Field(
+        default=Keep(), description="How long files of ended rollouts stay on the daemon's disk."
+    )
     service_accounts: dict[ServiceName, ServiceAccount] = Field(
         default={}, max_length=100, description="Services whose signed tokens are votes, by name."
     )

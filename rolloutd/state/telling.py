@@ -29,12 +29,14 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    RunsRemoved,
     SettingsChanged,
     TargetsJoined,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
 )
+from machines.moments import span
 from machines.rollout import Actor
 from machines.states import Phase
 
@@ -109,6 +111,10 @@ def _of_fleet(event: Event) -> str:
             return f"{event.actor.name} was refused {event.call}: {event.why}"
         case DaemonStarted():
             return f"rolloutd {event.version} took up its work, epoch {event.epoch}"
+        case RunsRemoved():
+            return (
+                f"{event.rollout}: output of {event.runs} runs is removed, {span(event.keep_s)} after its end"
+            )
         case SettingsChanged():
             return f"settings changed: {', '.join(event.changed)}"
         case _:

@@ -23,7 +23,7 @@ from machines.rollout import Actor, ActorKind, Failure, Hold, Opened, Order, Pau
 from machines.states import Outcome, Phase
 from machines.windows import Freeze, Window
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import JSON, ClosedRollout, Entry
+from rolloutd.ports import JSON, ClosedRollout, Entry, Remembered
 
 Compile = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan of its canonical content."""
@@ -169,6 +169,16 @@ def closed_of(connection: sqlite3.Connection, limit: int) -> tuple[ClosedRollout
         for id_, name, *digest, by, at, c_by, c_reason, c_at, ended_at in rows
         for cancelled in ((c_by, c_reason, c_at),)
     )
+
+
+def remembered_of(connection: sqlite3.Connection) -> tuple[Remembered, ...]:
+    """Return every rollout that was ever submitted."""
+    sql = f"""
+    SELECT id, source, iif({_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)),
+           deleted_at IS NOT NULL
+    FROM rollout ORDER BY number"""  # noqa: S608  # a constant
+    rows = connection.execute(sql)
+    return tuple(Remembered(id_, json.loads(source), at, bool(gone)) for id_, source, at, gone in rows)
 
 
 def identical_of(connection: sqlite3.Connection, change: str, selector: str, policy: str) -> str | None:

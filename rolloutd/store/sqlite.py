@@ -27,7 +27,7 @@ from machines.events import Actor, Event, RolloutOpened, StepRecord
 from machines.rollout import Rollout, Target
 from rolloutd import chain
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import JSON, ClosedRollout, Entry
+from rolloutd.ports import JSON, ClosedRollout, Entry, Remembered
 from rolloutd.store import database, reading
 from rolloutd.store.entries import draft, rollout_of
 from rolloutd.store.executors import Connect, Executor, open_inline, open_thread
@@ -131,6 +131,10 @@ class SqliteStore:
     async def closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
         """Return closed rollouts, latest first."""
         return await self._read(lambda connection: reading.closed_of(connection, limit))
+
+    async def remembered(self) -> Sequence[Remembered]:
+        """Return every rollout that was ever submitted."""
+        return await self._read(reading.remembered_of)
 
     async def content(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
         """Return a rollout's content and what was pinned."""

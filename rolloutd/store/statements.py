@@ -34,6 +34,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    RunsRemoved,
     SettingsChanged,
     StepRecorded,
     TargetChanged,
@@ -92,7 +93,7 @@ def statements(event: Event, at: float) -> Iterator[Statement]:
             yield rollout_marked(event)
         case HoldTaken() | HoldReleased() | Frozen() | Unfrozen() | TeamSet():
             yield team_set(event) if isinstance(event, TeamSet) else slot_held(event)
-        case CallRefused() | DaemonStarted() | SettingsChanged():
+        case CallRefused() | DaemonStarted() | SettingsChanged() | RunsRemoved():
             return
         case _:
             assert_never(event)

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,9 @@ from rolloutd.upkeep.soundness import faults
 
 LEAST_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, logs of runs included, and some air."""
+
+SHELVES = ("runs", "trees", "git")
+"""What grows in the state directory beside the database, and is told by itself; `keep` bounds it."""
 
 COMMAND_LIMIT_S = 60.0
 """How long a program may take to say its version; Ansible loads half of Python for it."""
@@ -128,10 +131,21 @@ def _state_dir(path: Path) -> Iterator[Finding]:
     else:
         yield Finding("state directory", True, str(path))
     free = shutil.disk_usage(path).free
-    text = f"{free // 2**20} MiB free below {path}"
+    used = ", ".join(f"{name} {_size(path / name) // 2**20} MiB" for name in SHELVES)
+    text = f"{free // 2**20} MiB free below {path} ({used})"
     yield Finding(
         "disk", free >= LEAST_FREE_BYTES, text if free >= LEAST_FREE_BYTES else f"{text}: free some"
     )
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of the files below a directory; what goes away meanwhile counts nothing."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(directory, name).lstat().st_size
+    return total
 
 
 def _database(path: Path) -> Iterator[Finding]:

@@ -448,6 +448,22 @@ async def test_a_cancelled_rollout_stays_until_its_nodes_are_home(store: Store) 
     assert header.tally == {"skipped": 1, "pending": 1}
 
 
+async def test_every_rollout_is_remembered_with_its_end_once_all_of_it_is_home(store: Store) -> None:
+    failed = moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
+    await write(store, opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))
+    await write(store, opened("r2"), RolloutEnded("r2", 60.0), opened("r3"))
+    assert [(each.id, each.ended_at, each.deleted) for each in await store.remembered()] == [
+        ("r1", None, False),
+        ("r2", 60.0, False),
+        ("r3", None, False),
+    ]
+    skipped = moved("n1", Trigger.SKIPPED, Phase.FAILED, Phase.DONE, outcome=Outcome.SKIPPED)
+    await write(store, skipped, RolloutDeleted("r2", ALICE, 61.0))
+    first, second, _ = await store.remembered()
+    assert (first.ended_at, second.deleted) == (50.0, True)
+    assert first.source == (await store.content("r1"))[1]
+
+
 async def test_lists_are_latest_first_and_limited(store: Store) -> None:
     for number in range(3):
         await write(store, opened(f"r{number}"), RolloutEnded(f"r{number}", 9.0))

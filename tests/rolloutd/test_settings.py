@@ -77,6 +77,14 @@ def test_everything_is_read(tmp_path: Path) -> None:
     assert settings.ansible.parallel == 4
 
 
+def test_how_long_things_are_kept_is_a_duration_or_for_ever(tmp_path: Path) -> None:
+    assert (load(None).keep.runs_s, load(None).keep.trees_s) == (90 * 86_400, 30 * 86_400)
+    keep = load(write(tmp_path, "keep: {runs: null, trees: 12h}\n")).keep
+    assert (keep.runs_s, keep.trees_s) == (None, 43_200)
+    (mistake,) = mistakes_of(write(tmp_path, "keep: {runs: 0s}\n"))
+    assert "at least 1s" in str(mistake)
+
+
 def test_paths_are_relative_to_the_file_they_stand_in(tmp_path: Path) -> None:
     main = write(tmp_path, FULL, ssh="ssh: {key_file: id}\nansible: {bin: venv/bin/ansible-playbook}\n")
     settings = load(main)

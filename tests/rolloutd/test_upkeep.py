@@ -84,6 +84,13 @@ async def test_the_doctor_finds_nothing_where_nothing_is(place: Path, ctl: Ctl) 
     assert any("hosts.yml: 1 nodes" in line for line in said)
 
 
+def test_the_doctor_says_what_the_shelves_take(place: Path, ctl: Ctl) -> None:
+    run = place / "state" / "runs" / "r.n1.1.configure.1"
+    run.mkdir(parents=True)
+    (run / "output").write_bytes(bytes(3 * 2**20))
+    assert "runs 3 MiB, trees 0 MiB, git 0 MiB" in ctl("doctor").stdout
+
+
 def test_the_doctor_works_before_the_first_start(place: Path, ctl: Ctl) -> None:
     """No database is no mistake."""
     done = ctl("doctor", "--json")

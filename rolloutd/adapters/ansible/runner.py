@@ -118,6 +118,8 @@ class AnsibleRunner:
     async def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
         """Yield what the run has said from `offset` on, and end when there is no more for now."""
         directory = self._follow(handle).directory
+        if not directory.path.is_dir():
+            raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
         while lines := await asyncio.to_thread(directory.read_lines, offset):
             for line in lines:
                 yield _as_event(line)

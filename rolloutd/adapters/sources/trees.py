@@ -1,25 +1,29 @@
 """The kept trees: each under the name of its pin, complete or not there at all.
 
 A tree is written beside its place and renamed into it once it is on the disk,
-so whoever finds a name finds a whole tree, after a power cut too.  What a tree
-contains, and who may run it, is not known here.
+so whoever finds a name finds a whole tree, after a power cut too; it goes the
+same way back.  Whoever pins a tree touches it, so that one that is about to be
+used is not taken for one that nobody needs.  What a tree contains, and who may
+run it, is not known here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rolloutd.adapters.sources.git import GitCache
 from rolloutd.adapters.sources.upload import read_archive, write_leaves
 from rolloutd.errors import NotFound
 from rolloutd.packing import hash_leaves
-from rolloutd.ports import Pinned
+from rolloutd.ports import Kept, Pinned
 
 STAGED = ".staged-"
 """How the name of a tree begins that is not whole yet."""
@@ -36,7 +40,7 @@ def make(state_dir: Path) -> TreeSources:
 
 
 class TreeSources:
-    """ports.Sources under `state_dir`; `allow_local` lets git read paths of this machine (for tests).
+    """ports.Sources and ports.Shelf under `state_dir`; `allow_local` lets git read local paths (for tests).
 
     Made by the one daemon that holds the state directory: what a crash left
     half-written there is removed.
@@ -46,17 +50,18 @@ class TreeSources:
         self._trees = state_dir / "trees"
         for left in self._trees.glob(f"{STAGED}*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self._touching = threading.Lock()
         self._git = GitCache(state_dir / "git", allow_local=allow_local)
 
     async def pin_git(self, url: str, ref: str) -> Pinned:
         """Resolve a branch, a tag or a commit and keep its tree; raises SourceFailed, Refused."""
         kept = self._place(Pinned(GIT, ref)) if _PIN[GIT].fullmatch(ref) else None
-        if kept is not None and kept.is_dir():
+        if kept is not None and self._touch(kept):
             self._git.check(url, ref)
             return Pinned(GIT, ref)
         async with self._git.fetched(url, ref) as commit:
             place = self._place(Pinned(GIT, commit.id))
-            if not place.is_dir():
+            if not self._touch(place):
                 staged = await asyncio.to_thread(self._stage)
                 try:
                     await commit.write_to(staged)
@@ -76,6 +81,36 @@ class TreeSources:
             raise NotFound(f"the tree {pinned.kind} {pinned.pin} is not kept here; submit the plan again")
         return self._place(pinned)
 
+    async def kept(self) -> Sequence[Kept]:
+        """Return all trees by the names of their directories."""
+        return await asyncio.to_thread(self._kept)
+
+    async def forget(self, name: str, *, untouched_since: float) -> bool:
+        """Remove a tree that nobody has pinned since."""
+        return await asyncio.to_thread(self._forget, name, untouched_since)
+
+    def _kept(self) -> Sequence[Kept]:
+        places = [path for path in self._trees.glob("*-*") if not path.name.startswith(".")]
+        return [Kept(path.name, path.stat().st_mtime, path.name) for path in sorted(places)]
+
+    def _forget(self, name: str, untouched_since: float) -> bool:
+        place, gone = self._trees / name, self._trees / f"{STAGED}gone-{name}"
+        with self._touching:
+            if place.is_dir() and place.stat().st_mtime > untouched_since:
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                place.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        return True
+
+    def _touch(self, place: Path) -> bool:
+        """Say whether a tree is there; it is then kept for as long as one that is new."""
+        with self._touching:
+            if not place.is_dir():
+                return False
+            os.utime(place)
+            return True
+
     def _place(self, pinned: Pinned) -> Path:
         return self._trees / f"{pinned.kind}-{pinned.pin}"
 
@@ -86,7 +121,7 @@ class TreeSources:
     def _keep(self, archive: bytes) -> Pinned:
         leaves = read_archive(archive)
         pinned = Pinned(TREE, hash_leaves(leaves))
-        if not self._place(pinned).is_dir():
+        if not self._touch(self._place(pinned)):
             self._write(lambda staged: write_leaves(leaves, staged), self._place(pinned))
         return pinned
 

@@ -91,12 +91,13 @@ async def cancel(desk: Desk, call: Call) -> wire.Rollout:
 
 
 async def delete(desk: Desk, call: Call) -> wire.Deleted:
-    """Take a closed rollout off the lists."""
+    """Take a closed rollout off the lists; what its runs have said is removed."""
     found = await find(desk.state, call.names["r"])
     async with desk.state.deciding(call.who.actor) as commit:
         rollout = _current(desk.state, found)
         targets = tuple(found.index.targets(rollout.id))
         await commit(steering.delete(desk.state, call.who, rollout, targets), "delete")
+    desk.prune()
     return {"rollout": found.rollout.id}
 
 

@@ -40,6 +40,7 @@ from machines.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    RunsRemoved,
     SettingsChanged,
     StepAction,
     StepRecord,
@@ -61,7 +62,7 @@ from machines.windows import Freeze
 from rolloutd.chain import GENESIS, Verdict, entry_hash
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.orders.tokens import SPENT
-from rolloutd.ports import JSON, ClosedRollout, Entry
+from rolloutd.ports import JSON, ClosedRollout, Entry, Remembered
 from rolloutd.store.entries import draft, numbered, rollout_of
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -215,6 +216,21 @@ class MemoryStore:
                 Counter(str(target.outcome or target.phase) for target in self._targets(rollout.id)),
             )
             for rollout in closed[:limit]
+        )
+
+    async def remembered(self) -> Sequence[Remembered]:
+        return tuple(
+            Remembered(
+                rollout.id,
+                self.memory.opened[rollout.id].source,
+                None
+                if self._lives(rollout)
+                else rollout.cancelled.at
+                if rollout.cancelled
+                else rollout.ended_at,
+                rollout.id in self.memory.deleted,
+            )
+            for rollout in self.memory.rollouts.values()
         )
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
@@ -381,7 +397,8 @@ def _apply_to_fleet(
     | TeamSet
     | CallRefused
     | DaemonStarted
-    | SettingsChanged,
+    | SettingsChanged
+    | RunsRemoved,
 ) -> None:
     match event:
         case NodesSeen():
@@ -407,7 +424,7 @@ def _apply_to_fleet(
             del memory.freezes[event.freeze]
         case TeamSet():
             memory.team_rules[event.rules.team] = event.rules
-        case CallRefused() | DaemonStarted() | SettingsChanged():
+        case CallRefused() | DaemonStarted() | SettingsChanged() | RunsRemoved():
             pass
         case _:
             assert_never(event)
