@@ -267,23 +267,29 @@ def _ask(
         draft.looks.append(Look(target.rollout, target.node))
     else:
         if prospects.is_rehearsed(rollout.plan, target):
-            told, mine = (
-                index.prospects.fresh(target, now),
-                [pool.id for pool in index.all_pools(target.node)],
-            )
-            rivals = any(index.lanes.has_rivals(pool) for pool in mine)
-            if queue.is_full(mine):
-                return False
-            if rivals and queue.pass_over(target, mine, told):
-                if told is None:
-                    draft.rehearse.append(Rehearse(target.rollout, target.node))
-                    draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
-                return True
-            if queue.is_unsure(mine):
-                return False
+            passed = _pass_over(index, target, now, draft, queue)
+            if passed is not None:
+                return passed
         draft.starts.append(Start(target.rollout, target.node))
     draft.room.take(index, target)
     return True
+
+
+def _pass_over(
+    index: Index, target: Target, now: float, draft: _Draft, queue: prospects.Queue
+) -> bool | None:
+    """Return None for a node that goes now, else whether the next one of its lane may go in its place."""
+    told = index.prospects.fresh(target, now)
+    mine = [pool.id for pool in index.all_pools(target.node)]
+    if queue.is_full(mine):
+        return False
+    rivals = any(index.lanes.has_rivals(pool) for pool in mine)
+    if rivals and queue.pass_over(target, mine, told):
+        if told is None:
+            draft.rehearse.append(Rehearse(target.rollout, target.node))
+            draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
+        return True
+    return False if queue.is_unsure(mine) else None
 
 
 def _start_passed(

@@ -110,15 +110,7 @@ async def _serving(
     settings = state.settings
     sources = TreeSources(settings.state_dir)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    runner = AnsibleRunner(
-        settings.state_dir / "runs",
-        shell,
-        ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
-        parallel=settings.ansible.parallel,
-        known_hosts=settings.ssh.known_hosts,
-        user=settings.ssh.user,
-        key_file=settings.ssh.key_file,
-    )
+    runner = _runner(settings, shell)
     alarm = ApschedulerAlarm()
     kit = Kit(shell, clock, runner, lambda: InventorySnapshot(state.connections, state.groups()), settings)
     gear = Gear(runner, Adapters(ISOLATORS, kit), Adapters(CHECKS, kit), _trees(state, sources))
@@ -151,12 +143,14 @@ async def _serving(
             # Only now, so that whoever hears READY is answered.
             daemon.turned = lambda decision_s: caretaker.turned()
             daemon.turn()
-            beside.append(tasks.create_task(_keep_socket(server, clock), name="socket"))
-            beside.append(tasks.create_task(caretaker.reload_when_wished(), name="reload"))
-            beside.append(tasks.create_task(notifying.run(), name="notify"))
-            beside.append(tasks.create_task(_meter(state, daemon), name="metrics"))
-            beside.append(tasks.create_task(_prune(daemon, pruning), name="prune"))
-            beside.append(tasks.create_task(_verify_audit(daemon, caretaker, settings), name="audit"))
+            beside += [
+                tasks.create_task(_keep_socket(server, clock), name="socket"),
+                tasks.create_task(caretaker.reload_when_wished(), name="reload"),
+                tasks.create_task(notifying.run(), name="notify"),
+                tasks.create_task(_meter(state, daemon), name="metrics"),
+                tasks.create_task(_prune(daemon, pruning), name="prune"),
+                tasks.create_task(_verify_audit(daemon, caretaker, settings), name="audit"),
+            ]
             try:
                 yield
             finally:
@@ -168,6 +162,18 @@ async def _serving(
         await shell.close()
         for system in kit.shared.values():
             await system.close()
+
+
+def _runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
+    return AnsibleRunner(
+        settings.state_dir / "runs",
+        shell,
+        ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
+        parallel=settings.ansible.parallel,
+        known_hosts=settings.ssh.known_hosts,
+        user=settings.ssh.user,
+        key_file=settings.ssh.key_file,
+    )
 
 
 async def _verify_audit(daemon: Daemon, caretaker: Caretaker, settings: Settings) -> None:

@@ -161,6 +161,8 @@ def _verdict_of_daemon(call: Call) -> dict[str, Any]:
 
 
 def _verdict_of_file(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
     from rolloutd import chain
 
     try:
@@ -168,13 +170,7 @@ def _verdict_of_file(args: argparse.Namespace) -> dict[str, Any]:
     except FileNotFoundError as missing:
         say(str(missing))
         raise exits.Stop(exits.NO) from missing
-    return {
-        "ok": verdict.ok,
-        "entries": verdict.entries,
-        "head": verdict.head,
-        "first_bad": verdict.first_bad,
-        "message": verdict.message,
-    }
+    return asdict(verdict)
 
 
 def _number(text: str) -> int:

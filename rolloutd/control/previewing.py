@@ -46,12 +46,7 @@ def preview(state: State, draft: Draft, who: Actor) -> wire.Preview:
         "gates": [_gate(state, rollout, gate, targets) for gate in GateName],
         "not_looked_at": [views.TRAFFIC],
         "digest": digest.whole,
-        "hashes": {
-            "change": digest.change,
-            "scope": digest.scope,
-            "policy": digest.policy,
-            "whole": digest.whole,
-        },
+        "hashes": views.hashes(digest),
         "warnings": _warnings(state, draft, targets),
     }
 

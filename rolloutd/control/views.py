@@ -14,7 +14,7 @@ from machines import ballots, gates, pools, schedule
 from machines import progress as standing
 from machines.index import Index
 from machines.node import Node, Sight
-from machines.plan import GateName
+from machines.plan import Digest, GateName
 from machines.rollout import Failure, Hold, Reason, Rollout, Target, Vote
 from machines.stands import Stand
 from machines.states import BUSY, Phase
@@ -41,6 +41,16 @@ def reason(found: Reason | None) -> wire.Reason | None:
         "text": found.text,
         "since": maybe(found.since),
         "lifted_by": found.lifted_by or None,
+    }
+
+
+def hashes(digest: Digest) -> wire.Hashes:
+    """Return the hashes of a plan's parts."""
+    return {
+        "change": digest.change,
+        "scope": digest.scope,
+        "policy": digest.policy,
+        "whole": digest.whole,
     }
 
 

@@ -44,18 +44,7 @@ def vote(state: State, who: Asker, rollout: Rollout, ballot: Ballot) -> Events:
     now = state.now()
     teams = _speaks_for(state, who, rollout, ballot.gate, ballot.team)
     wave = wave_of(state, rollout, ballot.gate, ballot.wave)
-    if ballot.digest is not None and ballot.digest != rollout.digest.whole:
-        raise Refused(
-            "other-digest",
-            f"{rollout.id} has the digest {rollout.digest.whole}, not {ballot.digest}: look at it again",
-        )
-    reason = gates.may_vote(state.index, rollout, ballot.gate, wave, now)
-    if reason is not None:
-        raise Refused(reason.code, reason.text)
-    if len(rollout.votes) >= MOST_VOTES:
-        raise Refused(
-            "too-many-votes", f"{rollout.id} has {MOST_VOTES} votes already: cancel it and submit again"
-        )
+    _mind_gate(state, rollout, ballot, wave, now)
     shown = _shown(state, rollout, ballot) if ballot.gate is GateName.PROCEED else ()
     _mind_extent(rollout, ballot, now)
     cast = Vote(
@@ -236,6 +225,22 @@ def _nothing(rollout: Rollout, ballot: Ballot, unsettled: Sequence[Failure]) -> 
     if ballot.nodes and unsettled:
         return f"not asked yet: none of {_either(ballot.nodes)} has an unsettled failure in {rollout.id}"
     return f"not asked yet: {rollout.id} has no unsettled failure"
+
+
+def _mind_gate(state: State, rollout: Rollout, ballot: Ballot, wave: str, now: float) -> None:
+    """Refuse a vote for another digest, at a gate that is not asked, or beyond what is kept."""
+    if ballot.digest is not None and ballot.digest != rollout.digest.whole:
+        raise Refused(
+            "other-digest",
+            f"{rollout.id} has the digest {rollout.digest.whole}, not {ballot.digest}: look at it again",
+        )
+    reason = gates.may_vote(state.index, rollout, ballot.gate, wave, now)
+    if reason is not None:
+        raise Refused(reason.code, reason.text)
+    if len(rollout.votes) >= MOST_VOTES:
+        raise Refused(
+            "too-many-votes", f"{rollout.id} has {MOST_VOTES} votes already: cancel it and submit again"
+        )
 
 
 def _mind_extent(rollout: Rollout, ballot: Ballot, now: float) -> None:

@@ -123,12 +123,7 @@ async def plan(desk: Desk, call: Call) -> wire.PlanContent:
         "content": dict(content),
         "source": dict(source),
         "digest": digest.whole,
-        "hashes": {
-            "change": digest.change,
-            "scope": digest.scope,
-            "policy": digest.policy,
-            "whole": digest.whole,
-        },
+        "hashes": views.hashes(digest),
     }
 
 
