@@ -73,7 +73,7 @@ sim-planted: .venv-dev/installed
 	@$(DEV)/python -m tests.sim.planting
 
 # Of the loop, the driver with its parts, and the store, reached by the simulation alone.
-REACHED = rolloutd/daemon.py,rolloutd/driving/driver.py,rolloutd/driving/interruption.py,rolloutd/driving/isolation.py,rolloutd/driving/logbook.py,rolloutd/driving/turn.py,rolloutd/store/*
+REACHED = rolloutd/daemon.py,rolloutd/driving/driver.py,rolloutd/driving/interruption.py,rolloutd/driving/isolation.py,rolloutd/driving/logbook.py,rolloutd/driving/running.py,rolloutd/driving/turn.py,rolloutd/store/*
 sim-coverage: .venv-dev/installed
 	@$(DEV)/python -m coverage run --branch --data-file=.coverage-sim --include='$(REACHED)' \
 		-m tests.sim --jobs 1 --first 0 --seeds 100 --small some

@@ -15,19 +15,20 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from machines import actions, reconcile
-from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction, StepRecord
+from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.moves import move
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from machines.takeover import carried
 from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
-from rolloutd.driving.interruption import Interruptible, beside
+from rolloutd.driving.interruption import Interruptible
 from rolloutd.driving.isolation import Isolation
 from rolloutd.driving.logbook import Logbook
+from rolloutd.driving.running import Running
 from rolloutd.driving.turn import Turn
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import Check, Failed, Ok, RunRequest, RunState, StepContext, StepResult, Unknown
+from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
 from rolloutd.state import InvariantBroken, Live, State
 
 log = logging.getLogger("rolloutd.driving.driver")
@@ -43,20 +44,11 @@ CHECK_EVERY_S = 1.0
 CHECK_EVERY_MOST_S = 5.0
 """The longest such pause: a node that is back is noticed within five seconds."""
 
-CLEAR_TIMEOUT_S = 120.0
-"""How long an older run on a node is waited for before its processes are ended."""
-
 STUCK_RETRY_S = 60.0
 """How long to wait before trying again what was refused: only a person or a new version changes it."""
 
 GONE_LOOK_S = 5.0
 """How long to wait for the word that a node has left, once the inventory no longer has it."""
-
-FOLLOW_TRIES = 3
-"""How often a run is looked for whose following failed: what passes (no memory left) has passed by then."""
-
-FOLLOW_RETRY_S = 5.0
-"""How long to wait before that: the run goes on meanwhile."""
 
 STORE_RETRY_S = 5.0
 """How long to wait before writing again when the store could not: a full disk is emptied by a person."""
@@ -75,6 +67,9 @@ class Driver:
         self._turn = Turn()
         self._book = Logbook(state, rollout, node)
         self._isolation = Isolation(state, gear, self._book, rollout, node, self._try)
+        self._running = Running(
+            state, gear, self._book, self._isolation, rollout, node, self._turn, self._try
+        )
         self._subject = f"{rollout}/{node}"
         self._step = Interruptible()
         self._halting = False
@@ -178,9 +173,9 @@ class Driver:
             case actions.Undo():
                 await self._isolation.undo(action)
             case actions.Clear():
-                await self._clear(action)
+                await self._running.clear(action)
             case actions.Run():
-                await self._run(action)
+                await self._running.run(action)
             case actions.Verify():
                 await self._verify(action)
             case actions.Wait():
@@ -188,98 +183,11 @@ class Driver:
             case actions.Move():
                 await self._move(action)
             case actions.Halt():
-                await self._halt(action)
+                await self._running.halt(action)
             case actions.Settle():
                 await self._settle(action)
             case actions.Idle():
                 pass
-
-    async def _clear(self, action: actions.Clear) -> None:
-        record = self._book.intend("clear", StepAction.CLEAR, action.number)
-        host = self._state.host(self.node)
-        await self._book.write(record)
-        result = await self._try(self._gear.runner.clear(host, keep=None, timeout_s=CLEAR_TIMEOUT_S))
-        await self._book.ended(record, result)
-        if isinstance(result, Ok):
-            self._book.unclean = False
-
-    async def _run(self, action: actions.Run) -> None:
-        step = f"run.{action.stage.name}"
-        run = f"{self.rollout}.{self.node}.{self._target.attempt}.{action.stage.name}.{action.number}"
-        record = self._book.intend(step, StepAction.RUN, action.number, stage=action.stage.name, handle=run)
-        running = action.begun and await self._is_known(self._book.known(record).handle)
-        if not await self._isolation.stands(self._plan, running=running):
-            return
-        # Written again where it was begun: whoever may not write any more must not begin it either.
-        await self._book.write(self._book.known(record))
-        self._book.unclean = True
-        result = await self._followed(action, record)
-        if result is None:
-            return
-        await self._book.ended(self._book.known(record), result)
-        self._book.unclean = await self._state.store.unclean(self.node)
-
-    async def _request(self, action: actions.Run, run: str) -> RunRequest:
-        stage = action.stage
-        return RunRequest(
-            run=run,
-            node=self.node,
-            tree=await self._gear.tree(self.rollout),
-            playbook=stage.playbook,
-            inventory=self._state.connections,
-            groups=self._state.groups(),
-            variables=dict(stage.variables),
-            timeout_s=stage.timeout_s,
-            fence=await self._state.token(),
-            fence_dir=self._state.settings.ansible.fence_dir,
-        )
-
-    async def _followed(self, action: actions.Run, record: StepRecord) -> StepResult | None:
-        """Follow the run to its end; None when the node left meanwhile.
-
-        A run that cannot be followed goes on all the same, so it is found again
-        as after a restart, and in the end cancelled: nothing may begin beside it.
-        """
-        failed: StepResult = Unknown("the run was not followed")
-        for _ in range(FOLLOW_TRIES):
-            seen = await self._try(self._follow(action, record))
-            if seen is None or isinstance(seen, RunState):
-                return None if seen is None else seen.result
-            failed = seen
-            await self._pause(FOLLOW_RETRY_S)
-        await self._try(self._gear.runner.cancel(self._book.known(record).handle))
-        return failed
-
-    async def _follow(self, action: actions.Run, record: StepRecord) -> RunState | None:
-        """Start or find the run and wait for its end; None when the node left, or its isolation is lost."""
-        runner = self._gear.runner
-        handle = await runner.start(await self._request(action, record.handle))
-        if handle != self._book.known(record).handle:
-            await self._book.write(replace(record, handle=handle))
-        while True:
-            async with beside(self._isolation.until_lost(self._plan)) as lost:
-                lost.add_done_callback(lambda _: self._turn.call())
-                while not lost.done():
-                    seen = await runner.observe(handle)
-                    self._progressed(seen)
-                    if seen.result is not None:
-                        return seen
-                    if self._target.phase not in BUSY:
-                        await runner.cancel(handle)
-                        return None
-                    await self._turn.or_after(runner.wait(handle))
-            if not await self._isolation.stands(self._plan, running=True):
-                return None
-
-    async def _is_known(self, handle: str) -> bool:
-        """Say whether a run whose intent is recorded was ever handed over, or may have been."""
-        return not isinstance(await self._try(self._gear.runner.observe(handle)), Failed)
-
-    def _progressed(self, seen: RunState) -> None:
-        live = self._live()
-        if (live.percent, live.task) != (seen.percent, seen.task):
-            live.percent, live.task = seen.percent, seen.task
-            self._state.feed.progressed()
 
     # -- checks
 
@@ -330,13 +238,6 @@ class Driver:
         """Return the end of a person's order to stop, which every move out of a busy phase is."""
         by = self._target.order_by if self._target.order is Order.STOP else None
         return [] if by is None else [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
-
-    async def _halt(self, action: actions.Halt) -> None:
-        """End a run by a person's order, and record that it was ended."""
-        trouble = await self._try(self._gear.runner.cancel(action.record.handle))
-        said = action.text if trouble is None else f"{action.text}; it may go on: {trouble.text}"
-        await self._book.ended(action.record, Failed(said))
-        self._book.unclean = True
 
     async def _settle(self, action: actions.Settle) -> None:
         target = self._target
