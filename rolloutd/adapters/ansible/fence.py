@@ -9,6 +9,9 @@ A token is `epoch.number`, and may be followed by whose numbers these are and by
 the second in which the run began.  Numbers of one database are compared; those of
 two say nothing of each other, so there a run is refused only that began long before:
 a daemon that lost its state, or took over nodes, must not be refused for ever.
+
+Every run waits for it, so the script starts no program but the one `mv` that
+makes the new token appear whole.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ SCRIPT = r"""
 set -u
 new=$1 dir=$2 node=$3 slack=$4
 for place in "$dir" "${HOME:-/}/.rolloutd-fence"; do
-    mkdir -p "$place" 2>/dev/null && [ -w "$place" ] && break
+    [ -d "$place" ] || mkdir -p "$place" 2>/dev/null
+    [ -d "$place" ] && [ -w "$place" ] && break
     place=
 done
 [ -n "$place" ] || { echo "neither $dir nor the home directory can be written" >&2; exit 3; }
@@ -32,7 +36,9 @@ full=$new
 set -f
 set -- $new
 new=$1 whose=${2:-} at=${3:-0}
-set -- $(cat "$file" 2>/dev/null)
+old= theirs= then=
+[ -r "$file" ] && read -r old theirs then < "$file"
+set -- $old $theirs $then
 old=${1:-0.0} theirs=${2:-} then=${3:-0}
 case $old in
 *[!0-9.]* | .* | *. | *..*) echo "$file holds no token: $old" >&2; exit 3 ;;
