@@ -319,7 +319,23 @@ def _locked(state_dir: Path, since: float) -> StateLock:
         raise StoreFailed(
             f"the state directory {state_dir} cannot be made ({error}): name another one"
         ) from error
+    _mind_owner(state_dir)
     return StateLock(state_dir, since)
+
+
+def _mind_owner(state_dir: Path) -> None:
+    """Refuse a directory in which others could put playbooks or a database of theirs in the place of ours."""
+    found = state_dir.stat()
+    if found.st_mode & 0o022:
+        mode = f"{found.st_mode & 0o777:o}"
+        raise StoreFailed(
+            f"others may write to the state directory {state_dir} (mode {mode}): chmod 700 {state_dir}"
+        )
+    if found.st_uid not in (os.geteuid(), 0):
+        raise StoreFailed(
+            f"the state directory {state_dir} belongs to uid {found.st_uid} and we are uid {os.geteuid()}:"
+            " start rolloutd as its owner, or name another one"
+        )
 
 
 async def _open_writing(

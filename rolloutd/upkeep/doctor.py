@@ -7,6 +7,7 @@ what only root can read does not help the daemon.  Nothing is changed.
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import pwd
 import shutil
@@ -91,6 +92,7 @@ async def examine(settings: Settings) -> list[Finding]:
         findings.append(await _judged("invariants", lambda: _invariants(settings)))
     else:
         findings.append(Finding("database", True, "none yet; the daemon makes it when it starts"))
+    findings.append(await _judged("people", lambda: asyncio.to_thread(_people, settings)))
     findings.append(await _judged("ansible", lambda: _ansible(settings)))
     findings.append(await _judged("ssh", lambda: _ssh(settings)))
     async with aclosing(_daemon_and_sources(settings)) as told:
@@ -182,6 +184,32 @@ async def _invariants(settings: Settings) -> str:
 
 
 # -- what is run --------------------------------------------------------------
+
+
+def _people(settings: Settings) -> str:
+    """Look for everybody whom the settings name: who is not there opens no gate, and nobody would be told."""
+    named = {f"teams.{name}.members": team.members for name, team in settings.teams.items()}
+    named["admins"] = settings.admins
+    lost = [
+        f"{where}: {member}"
+        for where, members in named.items()
+        for member in members
+        if not _is_there(member)
+    ]
+    if settings.socket_group is not None and not _is_there(f"@{settings.socket_group}"):
+        lost.append(f"socket_group: {settings.socket_group}")
+    if lost:
+        raise _Wrong(f"this machine does not know {', '.join(lost)}: make them, or change the settings")
+    return f"{len({member for members in named.values() for member in members})} names, all known here"
+
+
+def _is_there(member: str) -> bool:
+    """Say whether a user, or an @group, is known to this machine's name service."""
+    try:
+        grp.getgrnam(member[1:]) if member.startswith("@") else pwd.getpwnam(member)
+    except KeyError:
+        return False
+    return True
 
 
 async def _ansible(settings: Settings) -> str:

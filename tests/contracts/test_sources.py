@@ -240,6 +240,8 @@ BAD = {
     "empty": b"",
     "cut gzip": gzip.compress(archive(regular("a")))[:-20],
     "bomb": gzip.compress(bytes(MAX_TREE_BYTES * 2)),
+    "name too long": archive(regular("a/" + "n" * 256)),
+    "path too long": archive(regular("a/" * 1100 + "x")),
     "too large": archive(regular("a", bytes(MAX_TREE_BYTES + 1))),
     "too many": archive(*(regular(f"f{n}", b"") for n in range(20_001))),
 }

@@ -93,6 +93,27 @@ async def test_a_state_directory_that_cannot_be_is_named(tmp_path: Path) -> None
         await open_store(tmp_path / "state", compile=plan_of)
 
 
+async def test_a_state_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    for mode in (0o777, 0o770, 0o702):
+        state.chmod(mode)
+        with pytest.raises(StoreFailed, match=f"mode {mode:o}.*chmod 700"):
+            await open_store(state, compile=plan_of)
+    assert not list(state.iterdir())
+    state.chmod(0o755)
+    await (await open_store(state, compile=plan_of)).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, 65534, 65534)
+    with pytest.raises(StoreFailed, match="belongs to uid 65534 and we are uid 0"):
+        await open_store(state, compile=plan_of)
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,11 @@ def test_the_doctor_works_before_the_first_start(place: Path, ctl: Ctl) -> None:
         ("open state", "state directory", "chmod 700"),
         ("altered audit", "audit", "compare with a backup"),
         ("damage", "database", "damaged"),
+        (
+            "no such person",
+            "people",
+            "teams.t1.members: nobody-here, teams.t1.members: @nor-they, socket_group: none",
+        ),
         ("no ansible", "ansible", "install ansible-core"),
         ("no key", "ssh", "make it, or change"),
         ("no hosts", "ansible:", "name an existing file"),
@@ -130,6 +135,9 @@ async def test_the_doctor_says_what_to_do(
             with (place / "state" / LEDGER).open("r+b") as file:
                 file.seek(4096 * 2)
                 file.write(os.urandom(4096 * 4))
+        case "no such person":
+            settings["teams"] = {"t1": {"members": ["root", "nobody-here", "@nor-they"]}}
+            settings["socket_group"] = "none"
         case "no ansible":
             settings["ansible"] = {"bin": "/nowhere/ansible-playbook"}
         case "no key":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rolloutd.adapters.sources.git import GitCache
 from rolloutd.adapters.sources.upload import read_archive, write_leaves
-from rolloutd.errors import NotFound
+from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.packing import hash_leaves
 from rolloutd.ports import Kept, Pinned
 
@@ -126,12 +126,16 @@ class TreeSources:
         return pinned
 
     def _write(self, fill: Callable[[Path], None], place: Path) -> None:
-        staged = self._stage()
+        staged = None
         try:
+            staged = self._stage()
             fill(staged)
             _settle(staged, place)
+        except OSError as error:
+            raise StoreFailed(f"the tree cannot be kept in {self._trees}: {error.strerror}") from error
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            if staged is not None:
+                shutil.rmtree(staged, ignore_errors=True)
 
 
 def _settle(staged: Path, place: Path) -> None:

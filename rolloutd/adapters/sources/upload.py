@@ -19,6 +19,12 @@ from rolloutd.packing import MAX_TREE_BYTES, MAX_TREE_FILES, Leaf, check_limits,
 MAX_ARCHIVE_BYTES = MAX_TREE_BYTES + MAX_TREE_FILES * 1024
 """Of an archive, unpacked: the content and a header and padding of each file."""
 
+MAX_NAME_BYTES = 255
+"""Of one name in a path: no file system of Linux keeps a longer one."""
+
+MAX_PATH_BYTES = 2048
+"""Of a whole path: half of what Linux opens, the other half is for the place that trees are kept in."""
+
 GZIP = b"\x1f\x8b"
 
 
@@ -92,6 +98,8 @@ def _clean(member: tarfile.TarInfo) -> str:
     if name.startswith("/") or "\0" in name or ".." in name.split("/"):
         raise Refused("upload", f"{name!r} is not a path inside of the tree")
     path = posixpath.normpath(name)
+    if len(path.encode()) > MAX_PATH_BYTES or max(map(len, path.encode().split(b"/"))) > MAX_NAME_BYTES:
+        raise Refused("upload", f"the name {name[:40]!r}... is too long to be kept")
     if path == "." and not member.isdir():
         raise Refused("upload", f"{name!r} is not a file's name")
     return path
