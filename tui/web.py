@@ -40,6 +40,7 @@ def serve(socket_path: str, port: int, looks: Sequence[str] = ()) -> int:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
+        listening.listen()  # before the address is told: whoever is quick waits, and is not refused
     except OSError as taken:
         print(f"{HOST}:{port}: {taken.strerror}", file=sys.stderr)  # noqa: T201
         return 1
