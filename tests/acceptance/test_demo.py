@@ -107,7 +107,7 @@ def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path
         line.split("--socket ")[1].split()[0] for line in ended.stderr.splitlines() if "--socket" in line
     }
     assert Path(socket).parent == kept or not Path(socket).parent.exists()
-    assert mentioning(kept) == []
+    wait_until_gone(kept)
     again = run(away, "--headless", "--dir", str(kept))
     assert (again.returncode, "not empty" in again.stderr) == (2, True)
 

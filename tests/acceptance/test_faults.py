@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rolloutd.control.client import Answer
-from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
+from tests.support.world import CHANGE_PLAYBOOK, WAIT_LIMIT_S, World, fleet_labels, plan, world
 
 pytestmark = pytest.mark.servers
 
@@ -22,20 +22,22 @@ pytestmark = pytest.mark.servers
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[World]:
     """Two teams of two nodes each, and their daemon, which is alive at the end."""
-    with world(tmp_path, fleet_labels(4, 2, 1), observe_within="1s") as made:
+    with world(tmp_path, fleet_labels(4, 2, 1), observe_within="3s") as made:
         yield made
         assert made.client.get("/v1/health")["version"]
 
 
 def test_a_changed_host_key_stops_the_node_and_says_what_to_do(made: World) -> None:
     """The check meets another key than known_hosts has; the failure names the file."""
-    rollout = begin(made, "hostkey", work_s=3)
+    made.hold()
+    rollout = begin(made, "hostkey")
     made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
     other = made.sshds["n2"].known_hosts.read_text().split()[1:]
     known = (made.directory / "known_hosts").read_text().splitlines()
     port = f":{made.sshds['n1'].port} "
     lines = [f"{line.split()[0]} {' '.join(other)}" if port in line else line for line in known]
     (made.directory / "known_hosts").write_text("\n".join(lines) + "\n")
+    made.release()
     status = made.until(lambda: paused(made, rollout), "the rollout pauses")
     assert "n1" in status["reason"]["text"]
     failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
@@ -45,9 +47,11 @@ def test_a_changed_host_key_stops_the_node_and_says_what_to_do(made: World) -> N
 
 def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> None:
     """Its sshd dies under the playbook; the node is failed, its slot kept, the reason says unreachable."""
-    rollout = begin(made, "silent", work_s=4)
+    made.hold()
+    rollout = begin(made, "silent")
     made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
     made.sshds["n1"].stop()
+    made.release()
     status = made.until(lambda: paused(made, rollout), "the rollout pauses")
     assert status["failed"] == 1
     assert "n1" in status["reason"]["text"]
@@ -135,7 +139,7 @@ def test_a_second_daemon_names_the_first_and_ends(made: World) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=WAIT_LIMIT_S,
         cwd="/",
     )
     assert second.returncode == 1
@@ -156,13 +160,15 @@ def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: World) -> None
 
 def test_sigterm_in_the_middle_leaves_the_run_to_the_next_daemon(made: World) -> None:
     """An orderly stop ends no run; the next daemon takes the result."""
-    rollout = begin(made, "term", work_s=4)
+    made.hold()
+    rollout = begin(made, "term")
     made.until(lambda: made.spans(), "a playbook runs")
     assert made.process is not None
     process = made.process
     made.kill_daemon(signal.SIGTERM)
     assert process.returncode == 0
     assert made.run_processes(), "the run goes on"
+    made.release()
     made.start_daemon()
     made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done")
     assert [span.node for span in made.spans()].count("n1") == 1
@@ -174,9 +180,9 @@ def test_a_socket_whose_directory_was_removed_is_made_again(made: World) -> None
     made.until(lambda: made.client.get("/v1/health"), "the socket is there again")
 
 
-def begin(made: World, name: str, *, work_s: float) -> str:
+def begin(made: World, name: str) -> str:
     """Submit a plan of one wave and open its start gate."""
-    variables = {"log_file": str(made.log_file), "work_s": work_s}
+    variables = {"log_file": str(made.log_file)}
     spec = plan(
         name,
         canary={"select": "canary=true"},

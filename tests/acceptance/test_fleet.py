@@ -53,7 +53,7 @@ def test_24_nodes_within_all_budgets(playground: World) -> None:
         assert playground.labels[one]["team"] != playground.labels[other]["team"], (one, other)
     canaries_go_first(playground, spans)
     assert len(overlapping(spans)) > NODES / 2, "teams were not side by side"
-    assert playground.run_processes() == []
+    playground.until(lambda: playground.run_processes() == [], "no process is left")
 
 
 def test_a_dead_mate_that_is_no_target_keeps_its_pool_waiting(

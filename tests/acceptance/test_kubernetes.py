@@ -21,7 +21,6 @@ from tests.support.kubestage import (
     isolating,
     only,
     pods_of,
-    slow,
     stage,
 )
 from tests.support.kubetwin.server import Asked
@@ -119,7 +118,8 @@ async def test_killed_during_a_drain_and_a_hold_it_ends_as_without_the_kill(
         first, held = made.nodes[0], made.nodes[1]
         await made.cluster.workload("db", [first], min_available=1)
         canary = {"select": f"kubernetes.io/hostname in ({first},{held})", "max_parallel": 2}
-        rollout = await made.submit("killed", canary=canary, maintain=slow(made, 3))
+        made.daemon.hold()
+        rollout = await made.submit("killed", canary=canary)
 
         async def drained_or_draining() -> bool:
             states = [await made.cluster.read(node) for node in (first, held)]
@@ -128,6 +128,7 @@ async def test_killed_during_a_drain_and_a_hold_it_ends_as_without_the_kill(
         await made.cluster.until(drained_or_draining)
         await made.ask(made.daemon.kill_daemon)
         await made.cluster.annotate(held, HOLD, "mine now")
+        made.daemon.release()
         await made.cluster.api.delete(
             f"/apis/policy/v1/namespaces/{made.cluster.namespace}/poddisruptionbudgets/db"
         )
@@ -148,7 +149,8 @@ async def test_uncordoned_while_its_playbook_runs_a_node_is_isolated_again(
 ) -> None:
     async with stage(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]
-        rollout = await made.submit("guarded", canary=only(node), maintain=slow(made, 15))
+        made.daemon.hold()
+        rollout = await made.submit("guarded", canary=only(node))
         await made.until(made.daemon.spans, "the playbook runs")
         await made.cluster.cordon(node, closed=False)
 
@@ -157,6 +159,7 @@ async def test_uncordoned_while_its_playbook_runs_a_node_is_isolated_again(
 
         await made.cluster.until(isolated_again)
         assert made.daemon.spans()[0].end is None, "it was isolated again while the playbook ran"
+        made.daemon.release()
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
         assert len(made.daemon.spans()) == 1
         await is_as_before(made, node)
@@ -223,7 +226,8 @@ async def test_who_joins_is_enrolled_and_who_leaves_in_the_middle_has_left(
     async with stage(tmp_path_factory.mktemp("k"), 8) as made:
         leaver, mate = made.nodes[0], made.nodes[4]
         canary = {"select": "example.com/team=t1", "max_parallel": 2}
-        rollout = await made.submit("joiner", canary=canary, maintain=slow(made, 30), soak="1h")
+        made.daemon.hold()
+        rollout = await made.submit("joiner", canary=canary, soak="1h")
 
         began_at = asyncio.get_running_loop().time()
         new = await made.cluster.node("new", {"example.com/team": "t2", "role": "worker"})

@@ -26,9 +26,6 @@ UNITS = ("rolloutd.service", "rolloutd.socket")
 MOST_EXPOSED = 2.0
 """What `systemd-analyze security` may call the unit's exposure: 0 is sealed, 10 is bare."""
 
-WORK_S = 6
-"""How long a playbook works: a restart of the daemon fits into it, even on a loaded machine mostly."""
-
 
 def left_out(why: str) -> None:
     """Leave the test out, loudly; where CI is set nothing may be left out."""
@@ -215,15 +212,19 @@ def test_a_rollout_under_systemd_survives_a_restart(serviced: Serviced) -> None:
     inode = serviced.socket.stat().st_ino
     serviced.until(serviced.has_nodes, "the socket has started the daemon, which knows its nodes")
     serviced.until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
-    assert "No rollout is live; 3 nodes known" in serviced.status_text()
+    serviced.until(
+        lambda: "No rollout is live; 3 nodes known" in serviced.status_text(), "its status says so"
+    )
     under_hardening(serviced)
 
     rollout = serviced.submit(spec(serviced), {"change.yml": CHANGE_PLAYBOOK})
     serviced.vote(rollout, "start")
     serviced.wait_for_gate(rollout, "continue")
-    assert "continue" in serviced.until(
-        lambda: "waits" in serviced.status_text() and serviced.status_text(), "the status names the gate"
+    serviced.until(
+        lambda: {"waits", "continue"} <= set(re.findall(r"\w+", serviced.status_text())),
+        "the status names the gate",
     )
+    serviced.hold()
     serviced.vote(rollout, "continue")
     serviced.until(lambda: in_work(serviced), "a playbook is in the middle of its work")
     before, runs = serviced.main_pid(), runs_of(serviced)
@@ -231,12 +232,17 @@ def test_a_rollout_under_systemd_survives_a_restart(serviced: Serviced) -> None:
     systemd.ctl("restart", "rolloutd.service")
     assert serviced.main_pid() not in ("0", before)
     assert serviced.socket.stat().st_ino == inode, "the socket is the same one"
+    assert in_work(serviced), "the restart was in the middle of it"
+    serviced.release()
 
     serviced.until(lambda: serviced.status(rollout)["state"] == "done", "the rollout ends")
     assert sorted(span.node for span in serviced.spans()) == ["n1", "n2", "n3"], "each node exactly once"
     assert serviced.client.get("/v1/audit/verify")["ok"]
-    moves = serviced.journal("ROLLOUTD_EVENT=PhaseMoved", "ROLLOUTD_NODE=n2").splitlines()
-    assert any("maintaining -> verifying (maintained)" in line for line in moves), moves
+    moved = ("ROLLOUTD_EVENT=PhaseMoved", "ROLLOUTD_NODE=n2")
+    serviced.until(
+        lambda: "maintaining -> verifying (maintained)" in serviced.journal(*moved),
+        "the journal has the move",
+    )
 
     systemd.ctl("stop", "rolloutd.service")
     assert serviced.socket.stat().st_ino == inode
@@ -253,15 +259,21 @@ def test_a_reload_takes_up_what_is_right_and_refuses_what_is_not(serviced: Servi
     serviced.configure(max_parallel="many")
     with pytest.raises(RuntimeError):
         systemd.ctl("reload", "rolloutd.service")
-    assert "max_parallel" in serviced.journal("-u", "rolloutd.service")
+    serviced.until(
+        lambda: "max_parallel" in serviced.journal("-u", "rolloutd.service"), "the journal says why"
+    )
     systemd.ctl("kill", "--signal=HUP", "--kill-who=main", "rolloutd.service")
     serviced.until(lambda: "the old ones stay" in serviced.status_text(), "the status says it")
-    assert "max_parallel" in serviced.client.get("/v1/status")["trouble"]
+    serviced.until(
+        lambda: "max_parallel" in (serviced.client.get("/v1/status")["trouble"] or ""), "so does the API"
+    )
 
     serviced.configure(max_parallel=2, teams={"infra": {"members": ["root"]}, "t9": {"members": ["root"]}})
     systemd.ctl("reload", "rolloutd.service")
     serviced.until(lambda: "mistakes" not in serviced.status_text(), "the trouble is over")
-    entries = serviced.client.get("/v1/audit?kind=SettingsChanged")["entries"]
+    entries = serviced.until(
+        lambda: serviced.client.get("/v1/audit?kind=SettingsChanged")["entries"], "the change is audited"
+    )
     assert [entry["entry"]["fields"]["changed"] for entry in entries] == [["max_parallel", "teams"]]
     assert serviced.main_pid() == pid
 
@@ -282,8 +294,8 @@ def under_hardening(serviced: Serviced) -> None:
 
 
 def spec(serviced: Serviced) -> dict[str, Any]:
-    """Return the plan: one after the other, some seconds of work on each."""
-    variables = {"log_file": str(serviced.log_file), "work_s": WORK_S}
+    """Return the plan: one node after the other."""
+    variables = {"log_file": str(serviced.log_file)}
     return plan("serviced", soak="0s", maintain={"playbook": "change.yml", "vars": variables})
 
 

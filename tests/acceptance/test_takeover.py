@@ -68,20 +68,20 @@ def test_pause_now_ends_what_runs_and_leaves_the_node_to_people(tmp_path: Path, 
 
 def taken_over(made: World, **changed: Any) -> tuple[str, str]:
     """Let a rollout be superseded while nodes of it are in flight; return both."""
-    old = made.submit(spec(made, "moving", work_s=2), {"change.yml": CHANGE_PLAYBOOK})
+    old = made.submit(spec(made, "moving"), {"change.yml": CHANGE_PLAYBOOK})
     made.vote(old, "start")
     made.wait_for_gate(old, "continue")
+    made.hold()
     made.vote(old, "continue")
     made.until(lambda: made.status(old)["in_flight"], "nodes of the fleet are in flight")
     flying = {node["node"] for node in made.status(old)["in_flight"]}
     done = {name for name, node in made.nodes(old).items() if node["phase"] == "done"}
-    new = made.submit(
-        spec(made, "moving", work_s=2, **changed), {"change.yml": CHANGE_PLAYBOOK}, supersede=True
-    )
+    new = made.submit(spec(made, "moving", **changed), {"change.yml": CHANGE_PLAYBOOK}, supersede=True)
     assert new != old
     status = made.status(new)
     assert status["state"] == "awaiting-approval"
     assert f"votes for {old} were for another digest" in status["reason"]["text"]
+    made.release()
     made.until(lambda: not made.status(old)["in_flight"], "what was in flight has finished")
     finished = {name for name, node in made.nodes(old).items() if node["outcome"] == "changed"}
     assert flying | done <= finished
@@ -111,7 +111,9 @@ def walk(made: World, rollout: str) -> None:
     made.until(voted, "the new rollout ends")
 
 
-def spec(made: World, name: str, *, work_s: float, soak: str = "1s", why: str = "first") -> dict[str, Any]:
+def spec(
+    made: World, name: str, *, work_s: float = 0, soak: str = "1s", why: str = "first"
+) -> dict[str, Any]:
     """Return the plan."""
     variables = {"log_file": str(made.log_file), "work_s": work_s, "why": why}
     return plan(

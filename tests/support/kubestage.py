@@ -32,7 +32,7 @@ WORK_PLAYBOOK = """\
     - name: work
       ansible.builtin.raw: |
         echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
-        sleep {{ work_s | default(0) }}
+        while test -e {{ log_file }}.hold; do sleep 0.1; done
         echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
 """
 """One task and no module: what is walked here is the cluster."""
@@ -147,11 +147,6 @@ async def is_as_before(made: Stage, node: str) -> None:
     after = await made.cluster.read(node)
     assert not after["spec"].get("unschedulable")
     assert not {ISOLATED_BY, KEPT} & (after["metadata"].get("annotations") or {}).keys()
-
-
-def slow(made: Stage, work_s: int) -> JSON:
-    """Return a stage that takes its time."""
-    return {"playbook": "change.yml", "vars": {"log_file": str(made.daemon.log_file), "work_s": work_s}}
 
 
 def isolating(node: JSON) -> bool:

@@ -39,7 +39,9 @@ CHANGE_PLAYBOOK = """\
     - name: begin
       ansible.builtin.raw: echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
     - name: work
-      ansible.builtin.command: sleep {{ work_s | default(0) }}
+      ansible.builtin.shell: |
+        sleep {{ work_s | default(0) }}
+        while test -e {{ log_file }}.hold; do sleep 0.1; done
       changed_when: true
     - name: end
       ansible.builtin.raw: echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
@@ -130,6 +132,14 @@ class World:
         self._end_runs()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda sshd: sshd.stop(), self.sshds.values()))
+
+    def hold(self) -> None:
+        """Keep every playbook in the middle of its work until `release`, however slow the machine is."""
+        self._hold.touch()
+
+    def release(self) -> None:
+        """Let playbooks end their work."""
+        self._hold.unlink()
 
     def run_processes(self) -> list[int]:
         """Return the processes on this machine that belong to runs of this world's daemon."""
@@ -224,6 +234,10 @@ class World:
         """Return the end of the daemon's log."""
         log = self.directory / "daemon.log"
         return "\n".join(log.read_text(errors="replace").splitlines()[-30:]) if log.exists() else ""
+
+    @property
+    def _hold(self) -> Path:
+        return Path(f"{self.log_file}.hold")
 
     def _answers(self) -> bool:
         assert self.process is not None

@@ -74,6 +74,24 @@ class Terminal:
         return done.stdout
 
 
+def all_show(windows: Sequence[Terminal], *texts: str, without: str | None = None) -> list[str]:
+    """Wait until each window has shown one of the texts; return which one each has shown.
+
+    They are looked at in turn, so what passes by in one is not missed while another is waited for.
+    """
+    shown: list[str] = ["" for _ in windows]
+    until = time.monotonic() + LIMIT_S
+    while not all(shown):
+        for number, window in enumerate(windows):
+            screen = window.screen()
+            if not shown[number] and (without is None or without not in screen):
+                shown[number] = next((text for text in texts if text in screen), "")
+        if time.monotonic() > until:
+            raise AssertionError(f"{texts}: {shown}:\n" + "\n".join(each.screen() for each in windows))
+        time.sleep(LOOK_S)
+    return shown
+
+
 @contextmanager
 def terminal(directory: Path) -> Iterator[Terminal]:
     """Yield a terminal whose end ends everything in it."""
