@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S, PlanDocument
@@ -36,7 +36,16 @@ def content_of(document: PlanDocument) -> dict[str, JSON]:
             stage["name"] = "configure" if len(stages) == 1 else f"stage-{number}"
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
+    rollback = content["spec"]["rollback"]
+    if rollback is not None:
+        # What undoes a change must know what was changed; written out, so that people vote for it as it is.
+        rollback["vars"] = {**_variables_of(stages), **rollback["vars"]}
     return content
+
+
+def _variables_of(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
+    """Return the variables of all stages; where two set the same, the earlier stage wins."""
+    return {key: value for stage in reversed(stages) for key, value in stage["vars"].items()}
 
 
 def canonical_json(value: JSON) -> str:

@@ -125,7 +125,9 @@ class Rollback(Part):
     """The playbook that undoes the change, run when a person says so."""
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[scalars.VariableName, Any] = Field(default={}, description="Extra variables of the run.")
+    vars: dict[scalars.VariableName, Any] = Field(
+        default={}, description="Extra variables of the run, beside and before those of `maintain`."
+    )
     timeout: Limit = span("30m", "Limit of the run.")
     verify: list[VerifyStep] = Field(
         default=ABSENT,

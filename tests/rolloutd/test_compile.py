@@ -27,7 +27,7 @@ def test_the_plan_of_the_design() -> None:
     assert plan.selector.matches({"role": "worker", "site": "ams"})
     assert not plan.selector.matches({"role": "worker"})
     assert plan.stages == (Stage("configure", "sysctl.yml", {"somaxconn": 65535}, 1800.0, OnUnknown.VERIFY),)
-    assert plan.rollback == Stage("rollback", "sysctl-undo.yml", {}, 1800.0)
+    assert plan.rollback == Stage("rollback", "sysctl-undo.yml", {"somaxconn": 65535}, 1800.0)
     assert [step.name for step in plan.isolate] == ["isolate.0.playbook"]
     assert [step.name for step in plan.verify] == ["verify.0.reachable", "verify.1.ssh"]
     assert plan.gates[GateName.CONTINUE] == Need(owner=1, each_team=1)

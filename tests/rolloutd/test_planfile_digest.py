@@ -108,6 +108,30 @@ def test_keys_are_in_the_part_people_expect(path: Path, part: str) -> None:
     assert [name for name in PARTS if before[name] != after[name]] == [part]
 
 
+def test_a_rollback_gets_the_variables_of_maintain_and_its_own_win() -> None:
+    undo = "rollback: {playbook: undo.yml}"
+    staged = SMALLEST.replace("maintain: {playbook: site.yml}", f"maintain: [{STAGES}]\n  {undo}")
+    assert staged != SMALLEST
+    assert content_of(staged)["spec"]["rollback"]["vars"] == {"file": "/a", "level": 1, "late": True}
+    own = staged.replace(undo, "rollback: {playbook: undo.yml, vars: {level: null, back: to}}")
+    assert content_of(own)["spec"]["rollback"]["vars"] == {
+        "file": "/a",
+        "level": None,
+        "late": True,
+        "back": "to",
+    }
+    written_out = "rollback: {playbook: undo.yml, vars: {late: true, level: 1, file: /a}}"
+    assert parts(content_of(staged)) == parts(content_of(staged.replace(undo, written_out)))
+    assert parts(content_of(own))["change"] != parts(content_of(staged))["change"]
+
+
+STAGES = "{playbook: a.yml, vars: {file: /a, level: 1}}, {playbook: b.yml, vars: {level: 2, late: true}}"
+
+
+def parts(content: dict[str, Any]) -> dict[str, str]:
+    return digest(content, PIN, TARGETS)
+
+
 def test_the_pin_is_change_and_the_targets_are_scope() -> None:
     content = content_of(DESIGN)
     before = digest(content, PIN, TARGETS)
