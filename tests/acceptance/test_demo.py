@@ -114,9 +114,9 @@ def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path
 
 @pytest.fixture
 def started(away: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A demo in the middle of a run."""
+    """A demo in the middle of a run; Ctrl-C is for it also where whoever runs the tests ignores it."""
     process = subprocess.Popen(
-        [*COMMAND, "--headless"],
+        ["env", "--default-signal=INT", *COMMAND, "--headless"],
         cwd=ROOT,
         env=away,
         stdout=subprocess.PIPE,
