@@ -75,6 +75,15 @@ ACTIONS: tuple[Action, ...] = (
         "move",
         frozenset({"nodes", "node", "audit", "locks"}),
     ),
+    Action("sort", "o", "sort", "sort the nodes in another way", "move", frozenset({"nodes"})),
+    Action(
+        "whole",
+        "l",
+        "whole",
+        "read the whole of a line that is longer than the screen",
+        "move",
+        frozenset({"nodes", "node", "audit", "gates", "locks"}),
+    ),
     Action(
         "next_pane",
         "tab",

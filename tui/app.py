@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, path_of
-from tui import actions, glance, standing, theme, wording
+from tui import actions, deeds, glance, standing, theme, wording
 from tui.actions import Action
 from tui.commands import Commands
 from tui.dialog import Dialog
@@ -27,8 +28,10 @@ from tui.link import ASK_LIMIT_S, Asker, Listener, Live, Lost, Mailbox, Said
 from tui.logs import LogReader, Told
 from tui.model import Model
 from tui.page import Page
+from tui.plain import Plain
 from tui.prompt import Prompt
 from tui.question import Request, Subject
+from tui.reading import Reading
 from tui.screens.fleet import FleetPage
 from tui.values import RolloutState
 from tui.wishes import SHARE, Wishes
@@ -70,7 +73,6 @@ class Console(App[None]):
         super().__init__()
         self.client = client
         self.now = now
-        self.ascii_only = ascii_only
         self.reach = reach
         self.hint = hint
         self.model = Model()
@@ -82,7 +84,9 @@ class Console(App[None]):
         self._listener = Listener(client, self._mailbox, now)
         self._asker: Asker | None = None
         self._bell = asyncio.Event()
+        self._said = ""
         self._surveys: dict[str, tuple[int, float, Survey]] = {}
+        self._plain = Plain(enabled=ascii_only)
         self._wishes = Wishes(self.model, self._questions, self.ask)
         for each in theme.THEMES:
             self.register_theme(each)
@@ -91,6 +95,11 @@ class Console(App[None]):
             self.animation_level = "none"
 
     # -- its life
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Let no glyph through where the terminal has none."""
+        filters = super().get_line_filters()
+        return [*filters, self._plain] if self._plain.enabled else filters
 
     def get_default_screen(self) -> Screen[Any]:
         """Start with all rollouts."""
@@ -251,6 +260,11 @@ class Console(App[None]):
         if not isinstance(page, Page):
             return
         subject = self._with_freeze(page.subject())
+        if action.deed is deeds.APPROVE and deeds.unread(subject):
+            assert subject.gate is not None
+            self.open_gate(subject.gate.key)
+            self.say("a yes covers what has failed until now: read it here, then a")
+            return
         lacking = action.deed.lacks(subject)
         if lacking:
             self.say(f"{action.title}: {lacking}", "warning")
@@ -299,6 +313,9 @@ class Console(App[None]):
 
     def say(self, text: str, severity: Any = "information") -> None:
         """Show a sentence for a while."""
+        if text == self._said:
+            self.clear_notifications()
+        self._said = text
         self.notify(clean(text), severity=severity, timeout=8, markup=False)
 
     def ask_text(self, label: str, text: str, then: Callable[[str], None]) -> None:
@@ -319,9 +336,13 @@ class Console(App[None]):
 
     def do_gates(self) -> None:
         """Show what waits for a decision."""
-        from tui.screens.gates import GatesPage
+        self.open_gate("")
 
-        self._go(GatesPage)
+    def do_whole(self) -> None:
+        """Show the whole of the line under the cursor."""
+        whole = self.screen.whole() if isinstance(self.screen, Page) else None
+        if whole is not None:
+            self.push_screen(Reading(*whole))
 
     def do_locks(self) -> None:
         """Show slots, holds and freezes."""
@@ -364,18 +385,24 @@ class Console(App[None]):
         """Leave."""
         self.exit()
 
-    def _go(self, page: type[Page]) -> None:
+    def _go(self, page: Callable[..., Page], *what: str) -> None:
         if type(self.screen) is page:
             return
         while len(self.screen_stack) > 1:
             self.pop_screen()
-        self.push_screen(page())
+        self.push_screen(page(*what))
 
     def open_rollout(self, rollout: str) -> None:
         """Show a rollout."""
         from tui.screens.rollout import RolloutPage
 
         self.push_screen(RolloutPage(rollout))
+
+    def open_gate(self, key: str) -> None:
+        """Show what waits for a decision, and of that the gate with this key."""
+        from tui.screens.gates import GatesPage
+
+        self._go(GatesPage, key)
 
     def open_nodes(self, rollout: str, *, pool: str = "", reason: str = "") -> None:
         """Show nodes of a rollout."""

@@ -111,6 +111,17 @@ def _gate_lacks(subject: Subject) -> str:
     return "no gate waits here" if subject.gate is None else ""
 
 
+def unread(subject: Subject) -> bool:
+    """Say whether a yes here would cover failures that were not on the screen."""
+    gate = subject.gate
+    return (
+        gate is not None
+        and gate.gate["gate"] == "proceed"
+        and subject.shown is None
+        and gate.rollout.counts["failed"] > 0
+    )
+
+
 def _may_vote(model: Model, subject: Subject) -> Verdict:
     assert subject.gate is not None
     return rights.voting(model, subject.gate.rollout, subject.gate.gate)

@@ -261,7 +261,7 @@ def differences(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[t
         before["source.pin"], after["source.pin"] = old["source"].get("pin", ""), new["source"].get("pin", "")
     paths = [*after, *(path for path in before if path not in after)]
     return [
-        (path, wording.size(before.get(path, "")), wording.size(after.get(path, "")))
+        (path, wording.value(path, before.get(path, "")), wording.value(path, after.get(path, "")))
         for path in paths
         if path not in before or path not in after or before[path] != after[path]
     ]

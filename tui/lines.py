@@ -6,7 +6,7 @@ theme knows.  So everything that makes lines can be read and tested as text.
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -16,14 +16,23 @@ Span = tuple[str, str]
 
 Line = list[Span]
 
-_CONTROL = {"Cc", "Cs", "Cf", "Zl", "Zp"}
+_CONTROL = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u180e\\u200b-\\u200f\\u2028-\\u202e"
+    "\\u2060-\\u206f\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
+)
+"""What moves the cursor, turns the direction of writing, or shows nothing."""
 
 
 def clean(text: str) -> str:
     """Return one line that cannot write over a terminal: controls become blanks."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(" " if unicodedata.category(char) in _CONTROL else char for char in text)
+    return _CONTROL.sub(" ", text)
+
+
+def column(names: Iterable[str], least: int, most: int) -> int:
+    """Return how wide a column of names is to be: as the longest, within these bounds."""
+    return min(most, max(least, max(map(cell_len, names), default=0)))
 
 
 def width_of(line: Line) -> int:

@@ -20,11 +20,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from tui.lines import Line, fit_line
-from tui.phases import ASCII
+from tui.lines import Line, clean, fit_line
 from tui.theme import CURSOR, CURSOR_AWAY, DARK, ROLES
-
-_TO_ASCII = str.maketrans(ASCII)
 
 
 @lru_cache(maxsize=64)
@@ -59,10 +56,11 @@ class Drawing(Widget):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Draw the lines that are wanted; with no borders, Textual's way around them would only copy all."""
-        strips = [self._filter(y, self.render_line(y)) for y in crop.line_range]
-        if crop.column_span == (0, self.size.width):
-            return strips
-        return [strip.crop(*crop.column_span) for strip in strips]
+        first, last = crop.column_span
+        strips = (self._filter(y, self.render_line(y)) for y in crop.line_range)
+        return [
+            strip if not first and last >= strip.cell_length else strip.crop(first, last) for strip in strips
+        ]
 
     def _filter(self, y: int, strip: Strip) -> Strip:
         """Return the strip as the terminal is to have it, which may be without colours."""
@@ -91,10 +89,9 @@ class Drawing(Widget):
             self._ground = (theme, self.rich_style)
         ground = self._ground[1]
         styles = _styles(theme, ground if back is None else ground + back)
-        plain_glyphs = bool(getattr(self.app, "ascii_only", False))
         segments = [
-            Segment(text.translate(_TO_ASCII) if plain_glyphs else text, styles.get(role, styles[""]))
-            for text, role in fit_line(line, width)
+            Segment(text, styles.get(role, styles[""]))
+            for text, role in fit_line([(clean(text), role) for text, role in line], width)
         ]
         strip = Strip(segments, width)
         self._strips[y] = (line, width, back, theme, strip)
@@ -166,6 +163,14 @@ class Listing(Drawing, ScrollView, can_focus=True):
         self._find_cursor()
         self.refresh()
 
+    def take(self, *, all_there_is: bool, least: int = 1) -> None:
+        """Take all the height there is, or no more than the rows need where something else can use it."""
+        rows = len(self._rows) * self._height if self._rows is not None else 0
+        wanted = None if all_there_is else max(least, rows)
+        height = self.styles.max_height
+        if (None if height is None else height.value) != wanted:
+            self.styles.max_height = wanted
+
     def _find_cursor(self) -> None:
         assert self._rows is not None
         count = len(self._rows)
@@ -228,7 +233,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Draw one line that is seen."""
-        width = self.size.width
+        width = self.scrollable_content_region.width
         row, part = divmod(y + self.scroll_offset.y, self._height)
         if self._rows is None or row >= len(self._rows):
             return self.drawn(y, [], width)

@@ -6,6 +6,7 @@ changed, at most once per frame, and draws what it shows of that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -18,7 +19,7 @@ from textual.widget import Widget
 from tui import actions, glance, rights, wording
 from tui.actions import Action
 from tui.glance import Waiting
-from tui.lines import Line, beside, width_of, wrapped
+from tui.lines import Line, beside, plain, width_of, wrapped
 from tui.listing import Banner, Listing
 from tui.question import Subject
 from tui.values import RolloutState
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 NARROW = 110
 """Cells below which the tabs give way to where we are."""
+
+WHOLE = 4_000
+"""Cells in which no line is cut: more than any reason, failure or line of a log has."""
+
+_GAP = re.compile(r" {8,}")
 
 TABS = ("fleet", "gates", "locks", "audit", "teams")
 
@@ -107,6 +113,14 @@ class Page(Screen[None]):
         """Return where this is, below its tab."""
         return ""
 
+    def whole(self) -> tuple[str, str] | None:
+        """Return the title and the text of what a line says that may be longer than the screen."""
+        listing = self.focused
+        if not isinstance(listing, Listing) or listing.rows is None or not listing.cursor_key:
+            return None
+        said = " ".join(plain(line) for line in listing.rows.draw(listing.cursor, WHOLE))
+        return "the whole line", "\n".join(part.strip() for part in _GAP.split(said) if part.strip())
+
     # -- what it is told
 
     def on_mount(self) -> None:
@@ -170,7 +184,8 @@ class Page(Screen[None]):
 
     def _keys(self, width: int) -> Sequence[Line]:
         subject = self.subject()
-        shown = [self._key(each, subject) for each in actions.ACTIONS if self.place in each.places]
+        here = sorted((each for each in actions.ACTIONS if self.place in each.places), key=_rank)
+        shown = [self._key(each, subject) for each in here]
         line: Line = [(" ", "")]
         for each in [part for part in shown if part]:
             if width_of(line) + width_of(each) > width - 8:
@@ -192,6 +207,13 @@ class Page(Screen[None]):
                     (" (not yours)  ", "faint"),
                 ]
         return [(action.shown_key, "key"), (f" {action.title}  ", "dim")]
+
+
+def _rank(action: Action) -> int:
+    """Return where a key stands on the key line: what can be decided here must not be cut off at its end."""
+    if action.name in ("open", "back"):
+        return 0
+    return 1 if action.deed is not None else 2
 
 
 def gate_of(page: Page, rollout: RolloutState | None) -> Waiting | None:

@@ -30,40 +30,6 @@ LOOKS: dict[str, Look] = {
 }
 """By phase, and for done nodes by outcome."""
 
-ASCII: dict[str, str] = {
-    "·": ".",
-    "◔": "i",
-    "◑": "m",
-    "◕": "v",
-    "■": "#",
-    "✗": "X",
-    "□": "=",
-    "»": "s",
-    "↺": "r",
-    "▣": "+",
-    "━": "=",
-    "─": "-",
-    "│": "|",
-    "…": "~",
-    "▸": ">",
-    "●": "*",
-    "○": "o",
-    "◆": "!",
-    "✓": "y",
-    "→": ">",
-    "▌": "|",
-    "‖": "=",
-    "►": ">",
-    "◷": "%",
-    "↵": "<",
-    "↑": "^",
-    "↓": "v",
-    "▂": "_",
-    "“": '"',
-    "”": '"',
-}
-"""What stands for our glyphs on terminals without them."""
-
 PARTLY: Look = ("▣", "ok")
 """Some of the cell's nodes are done, and nothing else is to be told of the others."""
 

@@ -17,6 +17,9 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 SHOWN_OF_DIGEST = 12
 """Characters of a digest: enough to be told from every other one, few enough to be compared by eye."""
 
+DURATIONS = frozenset({"soak", "probation", "timeout", "expected", "within", "drain_timeout"})
+"""Keys of a plan whose values are durations; its content has them in seconds."""
+
 
 def span(seconds: float) -> str:
     """Return a duration in at most five characters: `48s`, `12m`, `3h05`, `4d`."""
@@ -76,15 +79,26 @@ def gate_name(gate: Mapping[str, Any]) -> str:
     return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
 
 
-def size(value: Any) -> str:
-    """Return a value of a plan on one line."""
-    if isinstance(value, str):
-        return value
-    if value is None:
+def exact(seconds: float) -> str:
+    """Return a duration as a plan file has it, with nothing left out: `1h30m`, `45s`."""
+    left, text = int(seconds), ""
+    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("m", MINUTE_S), ("s", 1)):
+        if left >= size:
+            text += f"{left // size}{unit}"
+            left %= size
+    return text or "0s"
+
+
+def value(path: str, told: Any) -> str:
+    """Return a value of a plan on one line; at the path of a duration it is one, in seconds."""
+    if isinstance(told, str):
+        return told
+    if told is None:
         return "-"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    if isinstance(told, bool):
+        return "true" if told else "false"
+    is_duration = isinstance(told, int | float) and path.rpartition(".")[2] in DURATIONS
+    return exact(told) if is_duration else str(told)
 
 
 # -- audit entries -------------------------------------------------------------

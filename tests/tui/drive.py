@@ -113,6 +113,7 @@ def settle(window: Terminal, stage: Stage, snap: Snap = lambda _: None) -> None:
     window.shows("will be tried again")
     window.press("2")
     window.shows("proceed", "yours")
+    window.shows("WHAT HAS FAILED", without="reading them")
     window.press("a")
     window.shows("Approve proceed?")
     window.type("repaired")

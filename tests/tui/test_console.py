@@ -120,6 +120,47 @@ async def test_nodes_are_found_by_any_word(place: Path) -> None:
         await shows(pilot, "1 node,", "med002-02")
 
 
+async def test_nodes_are_sorted_by_what_wants_a_look(place: Path) -> None:
+    async with console(broken(), place) as (app, pilot, _):
+        await pilot.press("enter", "n")
+        await shows(pilot, "12 nodes, the plan's order")
+        await pilot.press("o")
+        await shows(pilot, "12 nodes, what wants a look first")
+        first, second = rows(app.screen.query_one("#body", Listing))[:2]
+        assert "✗ sea001-01" in first
+        assert "◑ pay000-01" in second
+        await pilot.press("o", "o", "o")
+        await shows(pilot, "12 nodes, the plan's order")
+
+
+async def test_what_is_longer_than_the_screen_is_read_whole(place: Path) -> None:
+    world = broken()
+    world.nodes["sea001-01"]["failure"]["message"] = "a" * 90 + " and its end"
+    world.logs["sea001-01"] = [
+        {
+            "offset": 1,
+            "at": "2026-11-20T18:45:00.000Z",
+            "kind": "failed",
+            "text": "b" * 90 + " and its last",
+        }
+    ]
+    async with console(world, place) as (app, pilot, _):
+        await pilot.press("enter", "n", "slash", *"failed", "enter")
+        await shows(pilot, "1 node,")
+        assert "and its end" not in screen(app)
+        await pilot.press("l")
+        await shows(pilot, "and its end", "esc back")
+        await pilot.press("escape", "enter")
+        await shows(pilot, "ATTEMPT 1", "bbbb")
+        assert "and its last" not in screen(app)
+        await pilot.press("l")
+        await shows(pilot, "and its last")
+        await pilot.press("escape", "tab", "home", "l")
+        await shows(pilot, "cordoned, 14 pods evicted", "esc back")
+        await pilot.press("escape", "4", "l")
+        await shows(pilot, f"entry {world.seq}:", '"event": "PhaseMoved"')
+
+
 async def test_a_gate_shows_everything_that_is_decided(place: Path) -> None:
     async with console(small(), place) as (app, pilot, _):
         await pilot.press("2")
@@ -142,7 +183,7 @@ async def test_audit_locks_teams_and_keys_each_have_a_screen(place: Path) -> Non
         await shows(pilot, "SLOTS TAKEN in 3 of 4 pools", "nobody holds a node")
         await pilot.press("5")
         await shows(pilot, "uid 1001", "payments", "pia, pol")
-        await pilot.press("question_mark")
+        await pilot.press("question_mark", "pagedown")
         await shows(pilot, "DECIDE AND ACT", "approve")
         await pilot.press("escape", "1")
         await shows(pilot, "kernel-x7k2p")
@@ -215,6 +256,31 @@ async def test_proceed_is_bound_to_the_failures_that_were_shown(place: Path) -> 
         await pilot.press(*"known", "enter")
         await until(pilot, lambda: bool(world.calls))
     assert world.calls[0][2]["shown"] == ["sea001-01#1"]
+
+
+async def test_what_nobody_has_read_is_not_approved(place: Path) -> None:
+    world = broken()
+    async with console(world, place) as (app, pilot, _):
+        await shows(pilot, "1 for you")
+        await pilot.press("a")
+        await shows(pilot, "WHAT HAS FAILED 1: a yes covers these", "read it here")
+        assert type(app.screen).__name__ == "GatesPage"
+        await pilot.press("a")
+        await shows(pilot, "it covers 1 failure: sea001-01#1")
+
+
+async def test_a_node_that_fails_again_is_another_failure(place: Path) -> None:
+    world = broken()
+    async with console(world, place) as (app, pilot, _):
+        await pilot.press("2")
+        await shows(pilot, "WHAT HAS FAILED 1: a yes covers these")
+        world.move("sea001-01", "pending")
+        world.move("med002-01", "failed", failure="it did, too")
+        await until(pilot, lambda: app.screen.shown[world.id] == ("med002-01#1",))  # type: ignore[attr-defined]
+        world.move("med002-01", "pending")
+        world.move("sea001-01", "isolating")
+        world.move("sea001-01", "failed", failure="nginx did not come back: exit status 1")
+        await until(pilot, lambda: app.screen.shown[world.id] == ("sea001-01#2",))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -346,11 +412,22 @@ async def test_every_screen_fits_every_size(place: Path, size: tuple[int, int]) 
 
 
 async def test_without_glyphs_everything_is_ascii(place: Path) -> None:
-    async with console(running(), place, ascii_only=True) as (app, pilot, _):
+    world = running()
+    world.nodes["pay000-02"]["team"] = "büro-節"
+    async with console(world, place, ascii_only=True) as (app, pilot, _):
         await pilot.press("enter")
         text = await shows(pilot, "IN FLIGHT 3")
-        await until(pilot, lambda: screen(app).isascii())
         assert "#m." in text
+        for keys, seen in (
+            (("n",), "b?ro-??"),
+            (("question_mark", "pagedown"), "DECIDE AND ACT"),
+            (("escape", "colon"), "open what the cursor is on"),
+            (("escape", "F"), "Freeze everything?"),
+            (("escape", "l"), "the whole line"),
+        ):
+            await pilot.press(*keys)
+            await shows(pilot, seen)
+            assert screen(app).isascii(), keys
 
 
 async def test_light_and_dark(place: Path) -> None:

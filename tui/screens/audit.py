@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,16 @@ class AuditPage(Page):
             self.console.open_node(entry["rollout"], entry["node"])
         else:
             self.console.open_rollout(entry["rollout"])
+
+    def whole(self) -> tuple[str, str] | None:
+        """Return an entry as it was written, with its sentence."""
+        key = self.query_one("#body", Listing).cursor_key
+        entry = next((each for each in self.entries if str(each["seq"]) == key), None)
+        if entry is None:
+            return None
+        who = f"{wording.day_and_hour(entry['at'])} {wording.actor(entry)}"
+        fields = json.dumps(dict(entry), indent=2, ensure_ascii=False)
+        return f"entry {entry['seq']}: {who}", f"{wording.sentence(entry)}\n\n{fields}"
 
     def do_find(self) -> None:
         """Ask which entries are meant."""

@@ -17,8 +17,8 @@ from tui.values import RolloutState, instant
 MOST_CLOSED = 50
 """Closed rollouts listed below those that live; the audit has all."""
 
-NAMED_WIDTH = 28
-"""Cells of a rollout's name where there is room."""
+LEAST_NAME, MOST_NAME = 12, 48
+"""Cells of a rollout's name: as many as the longest has, within these bounds and a quarter of the width."""
 
 
 class FleetPage(Page):
@@ -39,12 +39,16 @@ class FleetPage(Page):
         """List the rollouts anew."""
         model, now = self.console.model, self.console.now()
         items: list[tuple[str, Callable[[int], Line]]] = []
-        for each in glance.ordered(model):
+        listing = self.query_one("#body", Listing)
+        rollouts = glance.ordered(model)
+        is_spacious = len(rollouts) * 3 <= listing.size.height
+        for each in rollouts:
             items += [
                 (each.id, self._row(each, now)),
                 ("", _sentence(*glance.sentence(model, each, now))),
-                ("", fixed([])),
             ]
+            if is_spacious:
+                items.append(("", fixed([])))
         if not items:
             items.append(("", fixed([(f"  {self._nothing()}", "dim")])))
             items.append(("", fixed([])))
@@ -53,7 +57,7 @@ class FleetPage(Page):
         if closed:
             items.append(("", heading("CLOSED", str(len(closed)))))
             items += [(each["rollout"], _closed(each, now)) for each in closed]
-        self.query_one("#body", Listing).show(Items(items))
+        listing.show(Items(items))
 
     def subject(self) -> Subject:
         """Return the rollout under the cursor, and its gate that waits."""
@@ -72,10 +76,12 @@ class FleetPage(Page):
         return "no rollout is live: rolloutctl plan submit FILE opens one"
 
     def _row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
+        ids = list(self.console.model.rollouts)
+
         def draw(width: int) -> Line:
             glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
             wide = width >= 110
-            name = fit(rollout.id, NAMED_WIDTH if wide else 18)
+            name = fit(rollout.id, lines.column(ids, LEAST_NAME, min(MOST_NAME, width // 4)))
             state = _state(rollout, 18 if wide else 9)
             counts = rollout.counts
             done = fit(
@@ -130,7 +136,7 @@ def _closed(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
         return lines.beside(
             [
                 (f"{glyph} ", role),
-                (fit(each["rollout"], NAMED_WIDTH), ""),
+                (fit(each["rollout"], min(MOST_NAME, max(LEAST_NAME, width // 3))), ""),
                 (f" {each['state']:<10}", "dim"),
                 (f"{wording.percent(each['percent'])}  by {each['submitted_by']}", "dim"),
             ],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from textual.containers import Container
@@ -21,8 +22,11 @@ from tui.values import NodeState, instant
 MOST_DIFFERENCES = 200
 """Differences listed; a plan with more is another plan."""
 
-MOST_NODES = 50
+MOST_NODES = 200
 """Canaries and failed nodes listed."""
+
+LEAST_LIST = 2
+"""Lines of the list of gates when there are few: the content below is what is to be read."""
 
 Item = tuple[str, Callable[[int], Line]]
 
@@ -33,25 +37,28 @@ class GatesPage(Page):
     place = "gates"
     DEFAULT_CSS = """
     GatesPage > #body { layout: vertical; }
-    GatesPage #list { height: 1fr; max-height: 8; }
+    GatesPage #list { height: 1fr; }
     GatesPage #content { height: 3fr; }
     GatesPage.-wide > #body { layout: horizontal; }
-    GatesPage.-wide #list { width: 2fr; height: 100%; max-height: 100%; }
+    GatesPage.-wide #list { width: 2fr; height: 100%; }
     GatesPage.-wide #content { width: 3fr; height: 100%; }
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: str = "") -> None:
         super().__init__()
+        self._chosen = first
         self.shown: dict[str, tuple[str, ...]] = {}
-        self._asked: set[tuple[str, ...]] = set()
+        self._asked: dict[str, tuple[str, ...]] = {}
 
     def body(self) -> Iterator[Widget]:
         """Yield the gates and what is decided at the chosen one."""
         yield Container(Listing(id="list"), Listing(id="content"), id="body")
 
     def on_mount(self) -> None:
-        """Give the keys to the gates."""
-        self.query_one("#list").focus()
+        """Give the keys to the gates, at the one that is asked for."""
+        listing = self.query_one("#list", Listing)
+        listing.cursor_key = self._chosen
+        listing.focus()
         super().on_mount()
 
     def on_resize(self) -> None:
@@ -83,6 +90,7 @@ class GatesPage(Page):
         if not waiting:
             items.append(("", fixed([("  no gate waits", "dim")])))
         listing.show(Items(items))
+        listing.take(all_there_is=self.has_class("-wide"), least=LEAST_LIST)
         chosen = self.chosen()
         content = [] if chosen is None else list(self._content(chosen))
         self.query_one("#content", Listing).show(Items(content))
@@ -122,11 +130,12 @@ class GatesPage(Page):
         rollout = waiting.rollout
         earlier = glance.approved_before(self.console.model.closed, rollout.status)
         is_proceed = waiting.gate["gate"] == "proceed"
-        failed = tuple(node.node for node in self.console.survey(rollout).failed) if is_proceed else ()
-        wanted = (rollout.id, earlier["rollout"] if earlier else "", *failed)
-        if wanted in self._asked:
+        failing = self.console.survey(rollout).failed if is_proceed else ()
+        failed = tuple(node.node for node in failing)
+        wanted = (earlier["rollout"] if earlier else "", *(f"{each.node}#{each.attempt}" for each in failing))
+        if self._asked.get(rollout.id) == wanted:
             return
-        self._asked.add(wanted)
+        self._asked[rollout.id] = wanted
         self.console.look_at(rollout.id)
         if earlier is not None and earlier["rollout"] not in self.console.model.plans:
             self.console.want("plan", earlier["rollout"])
@@ -134,12 +143,9 @@ class GatesPage(Page):
             self.run_worker(self._ask_failures(rollout.id, failed[:MOST_NODES]), group="failures")
 
     async def _ask_failures(self, rollout: str, nodes: tuple[str, ...]) -> None:
-        found: list[str] = []
-        for node in nodes:
-            said = await self.console.ask_node(rollout, node)
-            if said.answer is not None and said.answer["failure"] is not None:
-                found.append(said.answer["failure"]["id"])
-        self.shown[rollout] = tuple(found)
+        told = await asyncio.gather(*(self.console.ask_node(rollout, node) for node in nodes))
+        failures = [said.answer["failure"] for said in told if said.answer is not None]
+        self.shown[rollout] = tuple(each["id"] for each in failures if each is not None)
         self.changed()
 
     def _votes(self, waiting: Waiting) -> Iterator[Item]:
@@ -181,7 +187,11 @@ class GatesPage(Page):
 
     def _failures(self, waiting: Waiting) -> Iterator[Item]:
         failed = self.console.survey(waiting.rollout).failed
-        yield ("", heading("WHAT HAS FAILED", str(len(failed))))
+        known = waiting.rollout.id in self.shown
+        yield (
+            "",
+            heading("WHAT HAS FAILED", f"{len(failed)}: {_covered(failed) if known else 'reading them'}"),
+        )
         for node in failed[:MOST_NODES]:
             yield row(f"node:{node.node}", _node_line(node, node.failure))
 
@@ -264,6 +274,13 @@ def row(key: str, line: Line) -> Item:
     return (key or lines.plain(line), fixed(line))
 
 
+def _covered(failed: Sequence[NodeState]) -> str:
+    if not failed:
+        return "all of it was settled"
+    more = "" if len(failed) <= MOST_NODES else f" {MOST_NODES}, the others need another"
+    return f"a yes covers these{more}"
+
+
 def _need(name: str, have: int, want: int, who: str) -> Line:
     enough = have >= want
     mark: Line = [("  ✓ " if enough else "  ○ ", "ok" if enough else "accent")]
@@ -290,7 +307,9 @@ def _told(check: Mapping[str, Any]) -> str:
     return "; ".join(
         f"{kind}: "
         + ", ".join(
-            f"{key} {wording.size(value)}" for key, value in params.items() if value not in (None, "", [], {})
+            f"{key} {wording.value(key, value)}"
+            for key, value in params.items()
+            if value not in (None, "", [], {})
         )
         for kind, params in check.items()
         if isinstance(params, Mapping)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from textual.widget import Widget
 
 from tui import actions
-from tui.lines import Line, fit
+from tui.lines import Line, beside, fit, width_of
 from tui.listing import Listing
 from tui.page import Items, Page, fixed, heading
 from tui.phases import LOOKS
@@ -22,9 +22,9 @@ GROUPS = (
 )
 CURSOR_KEYS = (
     ("↑ ↓  j k", "move the cursor"),
-    ("pgup pgdn  space", "a page up or down"),
+    ("pgup pgdn space", "a page up or down"),
     ("home end  g G", "to the first, to the last"),
-    ("mouse", "a click puts the cursor, two open; the wheel scrolls"),
+    ("mouse", "a click moves the cursor, two open; the wheel scrolls"),
 )
 
 
@@ -54,21 +54,16 @@ class HelpPage(Page):
                     yield (keys, _row(keys, "", text))
             for action in actions.ACTIONS:
                 if action.group == group:
-                    places = (
-                        ", ".join(sorted(action.places))
-                        if action.deed is not None and len(action.places) < 5
-                        else ""
-                    )
-                    yield (
-                        action.name,
-                        _row(
-                            action.shown_key, action.title, action.help + (f"  [{places}]" if places else "")
-                        ),
-                    )
+                    is_narrow = action.deed is not None and len(action.places) < 5
+                    places = f"on {', '.join(sorted(action.places))}" if is_narrow else ""
+                    yield (action.name, _row(action.shown_key, action.title, action.help, places))
         yield ("", heading("GLYPHS"))
         for name, (glyph, role) in LOOKS.items():
             yield (f"glyph:{name}", fixed([("  ", ""), (f"{glyph:<17}", role), (name, "")]))
 
 
-def _row(keys: str, title: str, text: str) -> Callable[[int], Line]:
-    return fixed([("  ", ""), (fit(keys, 15), "key"), (fit(title, 12), "bold"), (text, "dim")])
+def _row(keys: str, title: str, text: str, places: str = "") -> Callable[[int], Line]:
+    """Return how to draw a key; where it works is told as far as there is room."""
+    line: Line = [("  ", ""), (fit(keys, 16), "key"), (fit(title, 12), "bold"), (text, "dim")]
+    note: Line = [(f"  {places} ", "faint")] if places else []
+    return lambda width: beside(line, note, width) if width_of(line) + width_of(note) <= width else line

@@ -162,10 +162,11 @@ def _pool_row(pool: wire.Lock) -> Callable[[int], Line]:
         [
             ("  ", ""),
             (fit(pool["pool"], 26), ""),
+            (fit(f"{pool['down']}/{pool['max_unavailable']}", 5, right=True), role),
+            (" down of ", "dim"),
+            (fit(wording.count(pool["members"], "node"), 12), "dim"),
             *slots,
-            (f"  {pool['down']}/{pool['max_unavailable']} down ", role),
-            (said, role),
-            (f"  of {wording.count(pool['members'], 'node')}", "dim"),
+            (f"  {said}", role),
         ]
     )
 
@@ -184,11 +185,12 @@ def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], L
     names = ", ".join(each["node"] for each in holders[:MOST_NAMED]) + (
         " …" if len(holders) > MOST_NAMED else ""
     )
-    why = holder["why"].removeprefix(holder["node"]).strip() if len(holders) > 1 else holder["why"]
+    why = holder["why"].removeprefix(holder["node"]).strip()
+    most = 20 if len(holders) == 1 else 0
     return lambda width: beside(
         [
             ("      ", ""),
-            (fit(names, 20) if len(holders) == 1 else f"{names}: ", "bold"),
+            (f"{fit(names, max(most, width // 3))} " if most else f"{names}: ", "bold"),
             (lines.clean(why), ""),
         ],
         [(f" {wording.ago(instant(holder['since']), now)} ", "dim")],

@@ -28,6 +28,9 @@ from tui.values import NodeState, RolloutState, instant
 KEPT_LINES = 20_000
 """Lines of a log that are kept: more than anybody scrolls, some megabytes."""
 
+NARROWEST = 60
+"""Cells from which the head has room for more than how the node stands."""
+
 STEP_LOOKS = {
     "ok": ("✓", "ok"),
     "failed": ("✗", "bad"),
@@ -196,6 +199,19 @@ class NodePage(Page):
         self.text = text
         self._show_log()
 
+    def whole(self) -> tuple[str, str] | None:
+        """Return a step with its output, or a line of the log."""
+        key = self.query_one("#steps", Listing).cursor_key
+        if not self.query_one("#steps").has_focus or self.detail is None:
+            return super().whole()
+        step = next((each for each in self.detail["steps"] if _step_key(each) == key), None)
+        if step is None:
+            return None
+        began = wording.day_and_hour(instant(step["began_at"]) or 0.0)
+        title = f"{step['action']} {wording.step_name(step['step'])}, {step['state']}, begun {began}"
+        output = "its output is its team's" if step["output"] is None else step["output"]
+        return title, "\n\n".join(part for part in (step["text"], output) if part) or "it said nothing"
+
     # -- drawing
 
     def _head(self, width: int) -> Sequence[Line]:
@@ -213,8 +229,9 @@ class NodePage(Page):
             (f" {wording.ago(node.since, now)}", "dim"),
             *isolated,
         ]
-        right: Line = [(f" team {node.team or '-'}  wave {node.wave}  attempt {node.attempt} ", "dim")]
-        return [beside(first, right, width), [(" ", ""), *self._standing(node)]]
+        again = f"  attempt {node.attempt}" if node.attempt else ""
+        right: Line = [(f" team {node.team or '-'}  wave {node.wave}{again} ", "dim")]
+        return [beside(first, right if width >= NARROWEST else [], width), [(" ", ""), *self._standing(node)]]
 
     def _standing(self, node: NodeState) -> Line:
         rollout = self.rollout
@@ -254,8 +271,7 @@ class NodePage(Page):
         for attempt in sorted({step["attempt"] for step in detail["steps"]}, reverse=True):
             yield ("", heading(f"ATTEMPT {attempt}"))
             for step in (each for each in detail["steps"] if each["attempt"] == attempt):
-                key = f"{attempt}/{step['step']}/{step['action']}/{step['number']}"
-                yield (key, _step_row(step, self.console.now()))
+                yield (_step_key(step), _step_row(step, self.console.now()))
         if not detail["steps"]:
             yield ("", fixed([("  nothing was done to it yet", "dim")]))
 
@@ -283,9 +299,20 @@ class NodePage(Page):
         was_last = listing.rows is None or listing.cursor >= len(listing.rows) - 1
         which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
         end = self._reader.standing if self._reader is not None else ""
-        listing.show(LogRows(shown, f"{which}{f', containing “{self.text}”' if self.text else ''}  {end}"))
+        note = f"{which}{f', containing “{self.text}”' if self.text else ''}  {end}"
+        listing.show(LogRows(shown, note, self._why_empty(end)))
         if self.follows and (was_last or not listing.has_focus):
             listing.action_jump(-1)
+
+    def _why_empty(self, standing: str) -> str:
+        """Return why there is no line of the log."""
+        if self.log_lines:
+            return f"no line of {len(self.log_lines):,} contains “{self.text}”"
+        if standing in ("reading", "live"):
+            return "nothing yet"
+        return (
+            "nothing has run on it" if self.node is not None and not self.node.attempt else "it said nothing"
+        )
 
     def _matches(self, line: dict[str, Any]) -> bool:
         return not self.text or self.text.lower() in line["text"].lower()
@@ -294,21 +321,24 @@ class NodePage(Page):
 class LogRows:
     """A line per line of the log, drawn when it is seen; tasks stand out as headings."""
 
-    def __init__(self, told: Sequence[dict[str, Any]], note: str) -> None:
+    def __init__(self, told: Sequence[dict[str, Any]], note: str, empty: str) -> None:
         self._told = told
         self._note = note
+        self._empty = empty
 
     def __len__(self) -> int:
-        return len(self._told) + 1
+        return max(2, len(self._told) + 1)
 
     def key(self, row: int) -> str:
         """Return the number of the line."""
-        return "" if row == 0 else str(self._told[row - 1]["offset"])
+        return "" if row == 0 or not self._told else str(self._told[row - 1]["offset"])
 
     def draw(self, row: int, width: int) -> Sequence[Line]:
         """Return the line."""
         if row == 0:
             return (heading("LOG", self._note)(width),)
+        if not self._told:
+            return ([(f"  {self._empty}", "dim")],)
         told = self._told[row - 1]
         at = instant(told["at"]) or 0.0
         role = _LOG_ROLES.get(told["kind"], "")
@@ -329,6 +359,10 @@ _LOG_ROLES = {
     "stats": "dim",
     "busy": "warn",
 }
+
+
+def _step_key(step: wire.Step) -> str:
+    return f"{step['attempt']}/{step['step']}/{step['action']}/{step['number']}"
 
 
 def _step_row(step: wire.Step, now: float) -> Callable[[int], Line]:

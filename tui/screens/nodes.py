@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from textual.widget import Widget
 
@@ -13,6 +14,19 @@ from tui.page import Page
 from tui.phases import look
 from tui.question import Subject
 from tui.values import BUSY, NodeState, RolloutState
+
+LEAST_NAME, MOST_NAME = 13, 40
+"""Cells of a node's name: as many as the longest has, within these bounds and a third of the width."""
+
+_URGENCY: Mapping[str, int] = {"failed": 0, **dict.fromkeys(BUSY, 1), "pending": 2, "done": 3}
+
+ORDERS: Mapping[str, Callable[[NodeState], Any]] = {
+    "the plan's order": lambda _: 0,
+    "what wants a look first": lambda node: (_URGENCY.get(node.phase, 9), node.since or 0.0),
+    "the latest change first": lambda node: -(node.since or 0.0),
+    "by name": lambda node: node.node,
+}
+"""Ways to sort; equals stay in the plan's order."""
 
 
 class NodesPage(Page):
@@ -26,6 +40,7 @@ class NodesPage(Page):
         self.pool = pool
         self.reason = reason
         self.text = ""
+        self.order = next(iter(ORDERS))
 
     @property
     def rollout(self) -> RolloutState | None:
@@ -68,6 +83,12 @@ class NodesPage(Page):
         """Ask which nodes are meant."""
         self.console.ask_text("show nodes that contain", self.text, self._find)
 
+    def do_sort(self) -> None:
+        """Sort in the next way."""
+        ways = list(ORDERS)
+        self.order = ways[(ways.index(self.order) + 1) % len(ways)]
+        self.changed()
+
     def _find(self, text: str) -> None:
         self.text = text
         self.changed()
@@ -82,9 +103,9 @@ class NodesPage(Page):
         if self.reason:
             nodes = [each for each in nodes if each.reason is not None and each.reason["text"] == self.reason]
         words = self.text.lower().split()
-        return (
-            [each for each in nodes if all(word in _words(each) for word in words)] if words else list(nodes)
-        )
+        if words:
+            nodes = [each for each in nodes if all(word in _words(each) for word in words)]
+        return sorted(nodes, key=ORDERS[self.order])
 
     def _head(self, width: int) -> Sequence[Line]:
         rollout = self.rollout
@@ -99,7 +120,7 @@ class NodesPage(Page):
             ]
         )
         text = f", containing “{self.text}”" if self.text else ""
-        return [[(f" {found}{why}{text}", "head")]]
+        return [[(f" {found}{why}{text}, {self.order}", "head")]]
 
 
 def _words(node: NodeState) -> str:
@@ -114,6 +135,7 @@ class NodeRows:
     def __init__(self, nodes: Sequence[NodeState], now: float) -> None:
         self._nodes = nodes
         self._now = now
+        self._named = lines.column((node.node for node in nodes), LEAST_NAME, MOST_NAME)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -134,7 +156,7 @@ class NodeRows:
         again = f" #{node.attempt}" if node.attempt > 1 else ""
         line: Line = [
             (f" {glyph} ", role),
-            (fit(node.node, 24 if wide else 14), "bold"),
+            (fit(node.node, min(self._named, width // 3)) + " ", "bold"),
             (fit(node.team or "-", 12), ""),
             (fit(node.wave, 10 if wide else 8), "dim"),
             (fit(state + again, 16), role),

@@ -20,7 +20,7 @@ from tui.page import Items, Page, fixed, gate_lines, gate_of, heading
 from tui.phases import LOOKS, legend, strip
 from tui.question import Subject
 from tui.screens.fleet import progress
-from tui.values import PoolState, RolloutState, Work
+from tui.values import NodeState, PoolState, RolloutState, Work
 
 WIDE = 132
 """Cells from which the two halves stand side by side."""
@@ -35,6 +35,9 @@ MOST_GROUPS = 40
 """Reasons listed; in a fleet of five hundred pools most of them are alike, and the nodes screen has all."""
 
 POOL_NAME = 24
+
+LEAST_NAME, MOST_NAME = 12, 32
+"""Cells of a node's name: as many as the longest that is listed has, within these bounds."""
 
 
 class RolloutPage(Page):
@@ -94,7 +97,9 @@ class RolloutPage(Page):
             self.query_one("#now", Listing).show(Items([("", fixed([("  waiting for the daemon", "dim")]))]))
             return
         self.query_one("#now", Listing).show(Items(list(self._now(rollout))))
-        self.query_one("#pools", Listing).show(PoolRows(rollout))
+        pools = self.query_one("#pools", Listing)
+        pools.show(PoolRows(rollout))
+        pools.take(all_there_is=self.has_class("-wide"))
 
     # -- moves
 
@@ -112,7 +117,7 @@ class RolloutPage(Page):
             case "why":
                 self.console.open_nodes(self.rollout_id, reason=name)
             case "gate":
-                self.console.act("gates")
+                self.console.open_gate(name)
             case _:
                 self.console.open_nodes(self.rollout_id)
 
@@ -181,15 +186,17 @@ class RolloutPage(Page):
                 yield (f"gate:{waiting.key}" if number == 0 else "", fixed(line))
         failed = self.console.survey(rollout).failed
         if failed:
+            width = lines.column((node.node for node in failed), LEAST_NAME, MOST_NAME)
             yield ("", heading("FAILED", str(len(failed))))
             for node in failed:
-                yield (f"node:{node.node}", _failed_row(node.node, node.failure or "it failed", node.attempt))
+                yield (f"node:{node.node}", _failed_row(node, width))
         yield ("", heading("IN FLIGHT", f"{len(rollout.in_flight)}"))
         now = self.console.now()
         works = sorted(rollout.in_flight.values(), key=lambda each: each.began or each.since)
         shown = works[: self._most_in_flight()]
+        width = lines.column((work.node for work in shown), LEAST_NAME, MOST_NAME)
         for work in shown:
-            yield (f"node:{work.node}", work_row(work, rollout.status["expected_s"], now))
+            yield (f"node:{work.node}", work_row(work, rollout.status["expected_s"], now, width))
         if len(shown) < len(works):
             yield ("", fixed([(f"   and {len(works) - len(shown)} later ones: n shows all nodes", "dim")]))
         if not works:
@@ -295,7 +302,7 @@ def _gate_mark(state: str, name: str) -> tuple[str, str]:
     return (f"{glyph} {name}", role)
 
 
-def work_row(work: Work, usual_s: float, now: float) -> Callable[[int], Line]:
+def work_row(work: Work, usual_s: float, now: float, named: int) -> Callable[[int], Line]:
     """Return how to draw a node in flight: phase, step, task, and its time against the usual."""
 
     def draw(width: int) -> Line:
@@ -316,7 +323,7 @@ def work_row(work: Work, usual_s: float, now: float) -> Callable[[int], Line]:
         )
         left: Line = [
             (f" {glyph} ", role),
-            (fit(work.node, 18 if width >= 100 else 12), "bold"),
+            (fit(work.node, min(named, max(LEAST_NAME, width // 4))), "bold"),
             (f" {work.phase:<12}", role),
             *gauge,
             (f" {share}" if share else "", ""),
@@ -327,9 +334,14 @@ def work_row(work: Work, usual_s: float, now: float) -> Callable[[int], Line]:
     return draw
 
 
-def _failed_row(node: str, text: str, attempt: int) -> Callable[[int], Line]:
-    again = f" (attempt {attempt})" if attempt > 1 else ""
-    return fixed([(" ✗ ", "bad"), (fit(node, 12), "bold"), (f" {lines.clean(text)}{again}", "bad")])
+def _failed_row(node: NodeState, named: int) -> Callable[[int], Line]:
+    again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
+    text = f" {lines.clean(node.failure or 'it failed')}{again}"
+    return lambda width: [
+        (" ✗ ", "bad"),
+        (fit(node.node, min(named, max(LEAST_NAME, width // 3))), "bold"),
+        (text, "bad"),
+    ]
 
 
 def _group_row(number: int, text: str, names: str) -> Callable[[int], Line]:

@@ -93,7 +93,7 @@ def _team(
         [
             *mark,
             (fit(name, 20), "bold"),
-            (", ".join(members) or "nobody: nobody can vote for it", ""),
+            (fit(", ".join(members) or "nobody: nobody can vote for it", 32), ""),
             (f"  {', '.join(own)}", "dim"),
         ]
     )
