@@ -7,6 +7,7 @@ instants are epoch seconds.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,10 +80,10 @@ class Failure:
 
     @property
     def signature(self) -> str:
-        """What makes two failures of the same sort: the step and the message without its numbers."""
-        text = "".join(char for char in self.message if not char.isdigit()).replace(
-            self.node.rstrip("0123456789"), ""
-        )
+        """What makes two failures of the same sort: the step and the message without node and numbers."""
+        # A node's name is one word: of a node `a`, no letter of other words may go with it.
+        nameless = re.sub(rf"(?<![\w.-]){re.escape(self.node)}(?![\w-])", "", self.message)
+        text = "".join(char for char in nameless if not char.isdigit())
         return f"{self.step}:{text.strip().lower()[:200]}"
 
 

@@ -6,6 +6,7 @@ in an index of their own, so that one way of looking serves both.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from machines.projection import Projection
@@ -48,7 +49,7 @@ async def find(state: State, named: str) -> Found:
     live = live or [each for each in there.values() if each.plan.name == named]
     if len(live) == 1:
         return Found(state.index, live[0], live=True)
-    closed = {each.id: each.name for each in await state.store.closed_rollouts(MOST_CLOSED)}
+    closed = await _closed(state)
     candidates = {each.id: each.plan.name for each in live} or {
         rollout: name for rollout, name in closed.items() if rollout == named or name == named
     }
@@ -56,11 +57,23 @@ async def find(state: State, named: str) -> Found:
         every = closed | {each.id: each.plan.name for each in there.values()}
         candidates = {rollout: name for rollout, name in every.items() if rollout.startswith(named)}
     if len(candidates) > 1:
-        named_ids = ", ".join(list(candidates)[:MOST_NAMED])
-        raise Refused(
-            "ambiguous", f"{named} could be {len(candidates)} rollouts ({named_ids}): name one by its id"
-        )
+        raise _ambiguous(named, candidates)
     return await _found(state, next(iter(candidates), named))
+
+
+async def find_for_good(state: State, named: str) -> Found:
+    """Return the rollout that is meant by what cannot be taken back.
+
+    A plan's name counts where no other rollout, live or closed, has it: the
+    live one is not preferred.  Raises as find() does.
+    """
+    found = await find(state, named)
+    if named == found.rollout.plan.name and named != found.rollout.id:
+        every = await _closed(state) | {each.id: each.plan.name for each in state.index.rollouts.values()}
+        alike = [rollout for rollout, name in every.items() if name == named]
+        if len(alike) > 1:
+            raise _ambiguous(named, alike)
+    return found
 
 
 async def find_in_audit(state: State, named: str) -> str:
@@ -76,6 +89,17 @@ async def find_in_audit(state: State, named: str) -> str:
     raise NotFound(
         f"neither a rollout nor the audit has the name {named}: rolloutctl rollouts lists those there are,"
         " and a deleted one is named by its whole id"
+    )
+
+
+async def _closed(state: State) -> dict[str, str]:
+    return {each.id: each.name for each in await state.store.closed_rollouts(MOST_CLOSED)}
+
+
+def _ambiguous(named: str, candidates: Collection[str]) -> Refused:
+    named_ids = ", ".join(list(candidates)[:MOST_NAMED])
+    return Refused(
+        "ambiguous", f"{named} could be {len(candidates)} rollouts ({named_ids}): name one by its id"
     )
 
 

@@ -131,3 +131,7 @@ def test_failures_of_one_sort_share_their_signature() -> None:
 
     assert signature("n1", "task 3 failed on n1") == signature("n12", "task 44 failed on n12")
     assert signature("n1", "task 3 failed on n1") != signature("n1", "disk full")
+    assert signature("a1", "apt failed on a1: rate") == signature(
+        "b-2.example", "apt failed on b-2.example: rate"
+    )
+    assert signature("n1", "n1 failed; n1.") == signature("web", "web failed; web.")

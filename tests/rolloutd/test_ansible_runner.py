@@ -87,6 +87,16 @@ async def test_a_start_over_an_unclaimed_directory_claims_it_and_runs_beside_it(
     assert real.starts() == ["r1"]
 
 
+@pytest.mark.parametrize(
+    ("script", "said"), [("exit 3", "(3)"), ("echo no room >&2; exit 4", "(4): no room")]
+)
+async def test_a_command_that_fails_is_told_with_its_status(real: Real, script: str, said: str) -> None:
+    task = f"{{ansible.builtin.shell: {script!r}}}"
+    state, _, _ = await play(real, f"- hosts: all\n  gather_facts: false\n  tasks: [{task}]\n")
+    assert isinstance(state.result, Failed)
+    assert state.result.text.endswith(f"non-zero return code {said}")
+
+
 async def test_nothing_of_a_run_stays_on_this_machine(real: Real) -> None:
     runner = real.runner()
     handle = await runner.start(real.request("ok.yml"))

@@ -96,11 +96,11 @@ async def prepared(inside: House) -> dict[tuple[str, str], tuple[str, str, Any]]
         ("POST", "/v1/rollouts/{r}/resume"): ("adam", f"/v1/rollouts/{r}/resume", BECAUSE),
         ("POST", "/v1/rollouts/{r}/cancel"): ("olga", f"/v1/rollouts/{other}/cancel", BECAUSE),
         ("DELETE", "/v1/rollouts/{r}"): ("olga", f"/v1/rollouts/{other}", None),
+        ("PUT", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1", **BECAUSE}),
+        ("DELETE", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1"}),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/retry"): ("olga", f"{n}/retry", BECAUSE),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/skip"): ("olga", f"{n}/skip", {**BECAUSE, "put_back": "leave"}),
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
-        ("PUT", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1", **BECAUSE}),
-        ("DELETE", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1"}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
@@ -256,6 +256,22 @@ async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
         assert [(each["rollout"], each["state"]) for each in listed] == [(rollout, "cancelled")]
         await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
         assert (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"] == []
+
+
+async def test_what_cannot_be_taken_back_wants_the_one_rollout_of_that_name(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        first = await inside.submit()
+        await inside.ask("olga", "post", f"/v1/rollouts/{first}/cancel", BECAUSE)
+        second = await inside.submit()
+        await inside.ask("olga", "post", f"/v1/rollouts/{second}/cancel", BECAUSE)
+        for _ in range(2):
+            with pytest.raises(Answer) as ambiguous:
+                await inside.ask("olga", "delete", "/v1/rollouts/sysctl")
+            assert (ambiguous.value.status, ambiguous.value.code) == (409, "ambiguous")
+            assert first in str(ambiguous.value)
+            await inside.restart()
+        assert await inside.ask("olga", "delete", f"/v1/rollouts/{second}") == {"rollout": second}
+        assert await inside.ask("olga", "delete", "/v1/rollouts/sysctl") == {"rollout": first}
 
 
 async def test_the_audit_of_a_deleted_rollout_stays_and_of_an_unknown_one_there_is_none(

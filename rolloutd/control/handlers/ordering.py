@@ -15,7 +15,7 @@ from machines import gates
 from machines.plan import GateName
 from machines.rollout import Rollout, Target
 from rolloutd.control import requests, views, wire
-from rolloutd.control.finding import Found, find
+from rolloutd.control.finding import Found, find, find_for_good
 from rolloutd.control.identity import Identity
 from rolloutd.control.routes import Call, Desk, Route
 from rolloutd.errors import Refused
@@ -92,7 +92,7 @@ async def cancel(desk: Desk, call: Call) -> wire.Rollout:
 
 async def delete(desk: Desk, call: Call) -> wire.Deleted:
     """Take a closed rollout off the lists; what its runs have said is removed."""
-    found = await find(desk.state, call.names["r"])
+    found = await find_for_good(desk.state, call.names["r"])
     async with desk.state.deciding(call.who.actor) as commit:
         rollout = _current(desk.state, found)
         targets = tuple(found.index.targets(rollout.id))

@@ -263,6 +263,8 @@ def _words(fields: Any) -> str:
         return NO_LOG
     message = str(fields.get("msg") or "").strip()
     if message.startswith(_EMPTY_WORDS):
+        status = fields.get("rc")
+        message += f" ({status})" if isinstance(status, int) else ""
         for name in ("stderr", "module_stderr", "stdout", "module_stdout"):
             more = str(fields.get(name) or "").strip()
             if more and not _TTY_END.fullmatch(more):
@@ -273,5 +275,5 @@ def _words(fields: Any) -> str:
 _TTY_END = re.compile(r"(Shared connection|Connection) to \S+ closed\.")
 """What ssh says itself at the end of a raw command, whose own words are on the terminal's one stream."""
 
-_EMPTY_WORDS = ("non-zero return code", "MODULE FAILURE")
+_EMPTY_WORDS = ("non-zero return code", "MODULE FAILURE", "Module result deserialization failed")
 """Messages that say nothing by themselves: the program's own last words follow them."""
