@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
@@ -31,9 +30,9 @@ from tui.page import Page
 from tui.plain import Plain
 from tui.prompt import Prompt
 from tui.question import Request, Subject
-from tui.reading import Reading
 from tui.screens.fleet import FleetPage
 from tui.values import RolloutState
+from tui.ways import Ways
 from tui.wishes import SHARE, Wishes
 
 FRAME_S = 0.06
@@ -46,7 +45,7 @@ HINT_S = 20.0
 """How long a hint for somebody new stays."""
 
 
-class Console(App[None]):
+class Console(Ways):
     """Everything an operator sees and decides."""
 
     TITLE = "rolloutd"
@@ -322,53 +321,6 @@ class Console(App[None]):
         """Ask for a line of text."""
         self.push_screen(Prompt(label, text), lambda answer: None if answer is None else then(answer))
 
-    # -- where we are
-
-    def do_back(self) -> None:
-        """Go back to where we came from."""
-        if len(self.screen_stack) > 1:
-            self.pop_screen()
-
-    def do_fleet(self) -> None:
-        """Show all rollouts."""
-        while len(self.screen_stack) > 1:
-            self.pop_screen()
-
-    def do_gates(self) -> None:
-        """Show what waits for a decision."""
-        self.open_gate("")
-
-    def do_whole(self) -> None:
-        """Show the whole of the line under the cursor."""
-        whole = self.screen.whole() if isinstance(self.screen, Page) else None
-        if whole is not None:
-            self.push_screen(Reading(*whole))
-
-    def do_locks(self) -> None:
-        """Show slots, holds and freezes."""
-        from tui.screens.locks import LocksPage
-
-        self._go(LocksPage)
-
-    def do_audit(self) -> None:
-        """Show who did what."""
-        from tui.screens.audit import AuditPage
-
-        self._go(AuditPage)
-
-    def do_teams(self) -> None:
-        """Show teams and limits."""
-        from tui.screens.teams import TeamsPage
-
-        self._go(TeamsPage)
-
-    def do_help(self) -> None:
-        """Show all keys."""
-        from tui.screens.help import HelpPage
-
-        if not isinstance(self.screen, HelpPage):
-            self.push_screen(HelpPage())
-
     def do_palette(self) -> None:
         """Find by name."""
         self.action_command_palette()
@@ -384,37 +336,6 @@ class Console(App[None]):
     def do_quit(self) -> None:
         """Leave."""
         self.exit()
-
-    def _go(self, page: Callable[..., Page], *what: str) -> None:
-        if type(self.screen) is page:
-            return
-        while len(self.screen_stack) > 1:
-            self.pop_screen()
-        self.push_screen(page(*what))
-
-    def open_rollout(self, rollout: str) -> None:
-        """Show a rollout."""
-        from tui.screens.rollout import RolloutPage
-
-        self.push_screen(RolloutPage(rollout))
-
-    def open_gate(self, key: str) -> None:
-        """Show what waits for a decision, and of that the gate with this key."""
-        from tui.screens.gates import GatesPage
-
-        self._go(GatesPage, key)
-
-    def open_nodes(self, rollout: str, *, pool: str = "", reason: str = "") -> None:
-        """Show nodes of a rollout."""
-        from tui.screens.nodes import NodesPage
-
-        self.push_screen(NodesPage(rollout, pool=pool, reason=reason))
-
-    def open_node(self, rollout: str, node: str) -> None:
-        """Show one node."""
-        from tui.screens.node import NodePage
-
-        self.push_screen(NodePage(rollout, node))
 
     # -- what every screen says
 

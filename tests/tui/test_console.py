@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.replay import Voice
-from tests.support.replayed import DIGEST, Fleet
-from tests.tui.house import NOON, broken, console, rows, running, screen, shows, small, until
+from tests.support.replayed import DIGEST
+from tests.tui.house import broken, console, rows, running, screen, shows, small, until
 from tui import actions
 from tui.app import Console
 from tui.listing import Listing
-
-FRAMES = 20
-
-
-@pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory whose name is short enough for a socket."""
-    return tmp_path_factory.mktemp("s")
 
 
 def listed(app: Console, name: str) -> str:
@@ -57,44 +47,6 @@ async def test_events_are_drawn_as_they_come(place: Path) -> None:
         await shows(pilot, "3 in flight")
         world.move("sea001-01", "done", outcome="changed")
         await shows(pilot, "5 of 12 done, 2 in flight")
-
-
-async def test_what_is_longer_than_the_screen_scrolls_with_the_cursor(place: Path) -> None:
-    async with console(Fleet(pools=30, per_pool=20, at=NOON), place) as (app, pilot, _):
-        await pilot.press("enter", "n")
-        await shows(pilot, "600 nodes")
-        await pilot.press("pagedown", "pagedown", "down")
-        await shows(pilot, "▌ · med002-01")
-        await pilot.press("G")
-        await shows(pilot, "▌ · tea029-19")
-        await pilot.press("g")
-        await shows(pilot, "▌ · pay000-00")
-        await pilot.press("escape", "tab", "end")
-        await shows(pilot, "▌team/team029")
-        await pilot.press("question_mark", "end")
-        await shows(pilot, "▌  -                left")
-        listing = app.screen.query_one("#body", Listing)
-        assert listing.show_vertical_scrollbar
-        assert listing.scroll_offset.y == listing.max_scroll_y
-
-
-async def test_drawing_leaves_nothing_for_the_collector(place: Path) -> None:
-    """A full collection stops the picture, so what was drawn must be gone without one."""
-    world = running()
-    async with console(world, place, size=(200, 50)) as (app, pilot, _):
-        await pilot.press("enter")
-        await shows(pilot, "IN FLIGHT 3")
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(FRAMES):
-                world.at += 1.0
-                app.redraw()
-                await pilot.pause()
-            left = gc.collect()
-        finally:
-            gc.enable()
-    assert left < 10 * FRAMES, "each of the lines that were drawn waits for a full collection"
 
 
 async def test_a_node_shows_steps_and_its_log(place: Path) -> None:
@@ -342,97 +294,3 @@ async def test_who_may_not_sees_all_does_nothing_and_is_told_who_could(place: Pa
             await pilot.press(key)
         assert type(app.screen).__name__ == "NodePage"
     assert not world.calls
-
-
-# -- the connection
-
-
-async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbers(place: Path) -> None:
-    world = running()
-    async with console(world, place) as (app, pilot, voice):
-        await pilot.press("enter")
-        await shows(pilot, "4 of 12 done, 3 in flight")
-        voice.close()
-        await shows(pilot, "✗ lost", "stale: what is shown is of")
-        world.move("sea001-01", "done", outcome="changed")
-        world.at += 5
-        world.move("sea001-02", "isolating")
-        again = Voice(world, place / "s")
-        try:
-            await shows(pilot, "● live", "5 of 12 done, 3 in flight")
-            assert app.connections == 2
-            await until(pilot, lambda: app.model.heard == world.seq)
-            heard = [entry["seq"] for entry in app.model.entries]
-            assert heard == sorted(set(heard))
-            assert heard[-2:] == [world.seq - 1, world.seq]
-        finally:
-            again.close()
-
-
-async def test_a_daemon_with_another_history_is_read_anew(place: Path) -> None:
-    world = running()
-    async with console(world, place) as (_, pilot, voice):
-        await shows(pilot, "kernel-x7k2p")
-        voice.close()
-        await shows(pilot, "✗ lost")
-        other = Fleet(pools=1, per_pool=1, at=world.at, name="firmware")
-        again = Voice(other, place / "s")
-        try:
-            await shows(pilot, "● live", "firmware-x7k2p")
-            await until(pilot, lambda: "kernel-x7k2p" not in screen(pilot.app))
-        finally:
-            again.close()
-
-
-async def test_it_starts_without_a_daemon_and_waits_for_it(place: Path) -> None:
-    from rolloutd.control.client import Client
-
-    world = running()
-    app = Console(Client(place / "s"), now=lambda: world.at)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await shows(pilot, "no daemon answers", "waiting for the daemon")
-        voice = Voice(world, place / "s")
-        try:
-            await shows(pilot, "● live", "kernel-x7k2p")
-        finally:
-            voice.close()
-
-
-# -- sizes and looks
-
-
-@pytest.mark.parametrize("size", [(80, 24), (200, 50), (40, 10)])
-async def test_every_screen_fits_every_size(place: Path, size: tuple[int, int]) -> None:
-    async with console(broken(), place, size=size) as (app, pilot, _):
-        await shows(pilot, "kernel")
-        for keys in (("enter",), ("n",), ("enter",), ("2",), ("3",), ("4",), ("5",), ("question_mark",)):
-            await pilot.press(*keys)
-            await pilot.pause()
-            assert all(len(line) <= size[0] for line in screen(app).splitlines())
-
-
-async def test_without_glyphs_everything_is_ascii(place: Path) -> None:
-    world = running()
-    world.nodes["pay000-02"]["team"] = "büro-節"
-    async with console(world, place, ascii_only=True) as (app, pilot, _):
-        await pilot.press("enter")
-        text = await shows(pilot, "IN FLIGHT 3")
-        assert "#m." in text
-        for keys, seen in (
-            (("n",), "b?ro-??"),
-            (("question_mark", "pagedown"), "DECIDE AND ACT"),
-            (("escape", "colon"), "open what the cursor is on"),
-            (("escape", "F"), "Freeze everything?"),
-            (("escape", "l"), "the whole line"),
-        ):
-            await pilot.press(*keys)
-            await shows(pilot, seen)
-            assert screen(app).isascii(), keys
-
-
-async def test_light_and_dark(place: Path) -> None:
-    async with console(running(), place, theme_name="light") as (app, pilot, _):
-        await shows(pilot, "kernel-x7k2p")
-        light = app.screen.styles.background
-        await pilot.press("T")
-        await until(pilot, lambda: app.screen.styles.background != light)
