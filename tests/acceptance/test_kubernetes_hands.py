@@ -14,7 +14,7 @@ import pytest
 
 from rolloutd.adapters.kubernetes.cluster import MANAGER
 from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY, KEPT
-from tests.support.kubestage import Stage, is_closed, isolating, only, pods_of, slow, stage
+from tests.support.kubestage import Stage, is_closed, isolating, only, pods_of, stage
 from tests.support.kubetwin.server import Asked
 
 JSON = Any
@@ -57,13 +57,15 @@ async def test_held_while_its_playbook_runs_it_finishes_and_stays(tmp_path_facto
     async with stage(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]
         before = await face(made, node)
-        rollout = await made.submit("held", canary=only(node), maintain=slow(made, 5), soak="1h")
+        made.daemon.hold()
+        rollout = await made.submit("held", canary=only(node), soak="1h")
         await made.until(made.daemon.spans, "the playbook runs")
 
         if how == "rolloutctl":
             await made.rolloutctl("hold", node, "--reason", WHY)
         else:
             await made.cluster.annotate(node, HOLD, WHY)
+        made.daemon.release()
 
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
         [span] = made.daemon.spans()
@@ -84,9 +86,11 @@ async def test_held_while_its_playbook_runs_it_finishes_and_stays(tmp_path_facto
 async def test_a_kept_node_that_somebody_cordons_anew_is_theirs(tmp_path_factory: Where) -> None:
     async with stage(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]
-        rollout = await made.submit("held", canary=only(node), maintain=slow(made, 5), soak="1h")
+        made.daemon.hold()
+        rollout = await made.submit("held", canary=only(node), soak="1h")
         await made.until(made.daemon.spans, "the playbook runs")
         await made.rolloutctl("hold", node, "--reason", WHY)
+        made.daemon.release()
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")
         await made.cluster.cordon(node, closed=False)
         await made.cluster.cordon(node)
@@ -113,7 +117,7 @@ async def test_cordoned_between_our_look_and_our_cordon(tmp_path_factory: Where)
         made.twin.server.interferences.append(overtake)
         rollout = await made.submit("beaten", canary=only(node), isolate=drain_within("3s"))
 
-        await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "isolating", "it is begun")
+        await made.until(lambda: overtaken, "its cordon was written by somebody else")
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "pending", "it is put back")
         assert overtaken == [node]
         await stays_theirs(made, node)
