@@ -49,7 +49,7 @@ async def test_a_daemon_with_another_history_is_read_anew(place: Path) -> None:
 
 
 async def test_it_starts_without_a_daemon_and_waits_for_it(place: Path) -> None:
-        world = running()
+    world = running()
     app = Console(Client(place / "s"), now=lambda: world.at)
     async with app.run_test(size=(80, 24)) as pilot:
         await shows(pilot, "no daemon answers", "waiting for the daemon")
