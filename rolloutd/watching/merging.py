@@ -3,17 +3,23 @@
 Sources speak of the same node when they name it alike, or tell the same
 `provider_id`.  A Kubernetes node is in one cluster: where two clusters have
 nodes of one name, the one that is known keeps it and the other is refused,
-because a cordon meant for one must never reach the other.
+because a cordon meant for one must never reach the other.  A name that Ansible
+would read as a pattern is refused too: `!n1` is every node but n1 to it.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from machines.node import Kind, Node
 from rolloutd.ports import GROUPS, PROVIDER_ID, Found
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""A node's name: it is part of a pattern of Ansible's, of a file's name beside the rollout's, and of URLs."""
 
 
 @dataclass(slots=True)
@@ -54,13 +60,26 @@ def merge(
     clusters = _clusters(called, known, quiet)
     for name, one in called:
         cluster = clusters.get(name, one.source)
-        if one.kind is Kind.KUBERNETES and cluster != one.source:
+        if not _is_name(name):
+            merged.names[one.source, one.name] = ""
+            told = f"{name[:60]!r} is no name for a node: use letters, digits, '-', '_' and '.', at most 128"
+            merged.refused.setdefault(one.source, []).append(told)
+        elif one.kind is Kind.KUBERNETES and cluster != one.source:
             merged.names[one.source, one.name] = ""
             told = f"{one.name} is also in {cluster}: give one of the two clusters a prefix in the settings"
             merged.refused.setdefault(one.source, []).append(told)
         else:
             _add(merged, name, one)
     return merged
+
+
+def _is_name(name: str) -> bool:
+    if NAME.fullmatch(name):
+        return True
+    try:
+        return ipaddress.ip_address(name).version == 6  # the colons are no pattern's there
+    except ValueError:
+        return False
 
 
 def _clusters(

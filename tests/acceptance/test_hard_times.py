@@ -92,7 +92,9 @@ def running(made: World) -> Iterator[None]:
 @contextmanager
 def small_disk(directory: Path) -> Iterator[None]:
     """Mount a disk of a few megabytes."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(directory)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(directory)], check=True
+    )
     try:
         yield
     finally:

@@ -54,6 +54,18 @@ async def test_a_source_that_the_settings_no_longer_name_has_no_say(tmp_path: Pa
         assert await told(inside, renamed) == {"p1": {"team": "search"}}
 
 
+async def test_a_name_that_ansible_reads_as_a_pattern_is_refused_and_the_others_stay(tmp_path: Path) -> None:
+    """`--limit '!n1'` is every node but n1, `a,b` two of them, `@a` a file; `../x` is no file's name."""
+    odd = ("!n1", "a,b", "@a", "../x", "~n", "w*", "-l", "n 1", "", "n" * 129)
+    good = ("n1", "fe80::1", "10.0.0.1", "db-1.example.com", "A_b")
+    async with house(tmp_path) as inside:
+        source = Source("hosts", {name: {"team": "payments"} for name in (*odd, *good)})
+        assert await told(inside, source) == {name: {"team": "payments"} for name in good}
+        state = inside.state.sources["hosts"]
+        assert "'!n1' is no name for a node" in state.error
+        assert "9 more of its nodes" in state.error
+
+
 async def test_while_a_source_is_silent_what_is_gone_from_the_settings_stays(tmp_path: Path) -> None:
     """The silent one may be the same source under a new name."""
     async with house(tmp_path) as inside:
