@@ -42,7 +42,7 @@ MAX_NODES = 500
 PARENT_POLL_S = 0.5
 """How late the fleet notices that whoever started it is gone."""
 
-SWEEPS = 100
+SWEEPS = 250
 SWEEP_PAUSE_S = 0.02
 """How often and how fast processes are looked for that a killed one has just started."""
 

@@ -14,7 +14,7 @@ from tests.support.kubeworld import World
 REFUSE = Policy()
 DELETE = Policy(delete_local_storage=True, delete_without_controller=True)
 LONG_S = 60.0
-SHORT_S = 1.0
+SHORT_S = 2.0
 
 
 async def the_pod(cluster: Cluster, node: str) -> Pod:
