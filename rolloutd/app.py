@@ -49,6 +49,7 @@ from rolloutd.service.systemd import Service, handed_socket
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.state.feed import Feed
+from rolloutd.state.fleet import Fleet
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
 from rolloutd.watching.observing import PlainHosts
@@ -112,7 +113,7 @@ async def _serving(
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     runner = _runner(settings, shell)
     alarm = ApschedulerAlarm()
-    kit = Kit(shell, clock, runner, lambda: InventorySnapshot(state.connections, state.groups()), settings)
+    kit = Kit(shell, clock, runner, lambda: _snapshot(state.fleet()), settings)
     gear = Gear(runner, Adapters(ISOLATORS, kit), Adapters(CHECKS, kit), _trees(state, sources))
     daemon = Daemon(
         state,
@@ -231,11 +232,15 @@ async def _state(settings: Settings, store: Store, clock: SystemClock, compiler:
         index = Projection.build(snapshot, compile_limits(settings), compiler)
     head = await store.head()
     state = State(index, store, clock, settings, Feed(head.seq if head else 0), epoch=snapshot.epoch)
-    state.connections.update(await store.connections())
+    state.connect(await store.connections())
     await state.commit(
         [DaemonStarted(snapshot.epoch, __version__, digest(settings), clock.now())], cause="daemon started"
     )
     return state
+
+
+def _snapshot(fleet: Fleet) -> InventorySnapshot:
+    return InventorySnapshot(fleet.hosts, fleet.groups, fleet.generation)
 
 
 def _notifying(state: State) -> Notifying:

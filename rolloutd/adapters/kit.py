@@ -24,10 +24,14 @@ WATCHES = "rolloutd.watches"
 
 @dataclass(frozen=True, slots=True)
 class InventorySnapshot:
-    """The whole static inventory of the last refresh: host variables by node, nodes by group."""
+    """The whole static inventory of the last refresh: host variables by node, nodes by group.
+
+    Another refresh that changed anything has another `generation`.
+    """
 
     hosts: Mapping[str, Mapping[str, JSON]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

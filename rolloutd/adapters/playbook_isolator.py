@@ -61,6 +61,7 @@ class PlaybookIsolator:
                 playbook=playbook,
                 inventory=snapshot.hosts,
                 groups=snapshot.groups,
+                generation=snapshot.generation,
                 variables=ctx.variables,
                 timeout_s=max(MIN_RUN_S, ctx.deadline - self._clock.now()),
             )

@@ -90,14 +90,15 @@ class Running:
         self._book.unclean = True
 
     async def _request(self, action: actions.Run, run: str) -> RunRequest:
-        stage = action.stage
+        stage, fleet = action.stage, self._state.fleet()
         return RunRequest(
             run=run,
             node=self._node,
             tree=await self._gear.tree(self._rollout),
             playbook=stage.playbook,
-            inventory=self._state.connections,
-            groups=self._state.groups(),
+            inventory=fleet.hosts,
+            groups=fleet.groups,
+            generation=fleet.generation,
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
             fence=await self._state.token(),

@@ -17,7 +17,8 @@ class RunRequest:
     """One playbook run on one node.
 
     `run` names the run for ever (safe as a file name); `inventory` is the whole
-    static inventory, node name to host variables; `tree` is the working
+    static inventory, node name to host variables, and with `groups` the same for
+    every request of one `generation`; `tree` is the working
     directory; `playbook` is relative to it.  The limit counts from the start of
     the run and is kept by the run itself.  `fence` is a token `epoch.number WHOSE SECOND` that
     grows with every run: a node that has seen a greater one refuses the run; it
@@ -30,6 +31,7 @@ class RunRequest:
     playbook: str
     inventory: Mapping[str, Mapping[str, JSON]]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    generation: int | None = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
     timeout_s: float = 1800.0
     fence: str = ""

@@ -10,7 +10,7 @@ It knows no socket, no adapter and no driver.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,9 +19,10 @@ from machines.invariants import violation
 from machines.projection import Projection
 from machines.rollout import DAEMON, Reason
 from rolloutd.errors import NotFound, StoreFailed, TenureLost
-from rolloutd.ports import GROUPS, JSON, Clock, Entry, Host, Store
+from rolloutd.ports import JSON, Clock, Entry, Host, Store
 from rolloutd.settings import Settings
 from rolloutd.state.feed import Feed
+from rolloutd.state.fleet import Fleet, fleet_of
 from rolloutd.state.telling import tell
 
 Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
@@ -79,6 +80,8 @@ class State:
     refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submitting: asyncio.Lock = field(default_factory=asyncio.Lock)
     deposed: asyncio.Event = field(default_factory=asyncio.Event)
+    _fleet: Fleet | None = None
+    _generation: int = 0
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def now(self) -> float:
@@ -92,14 +95,19 @@ class State:
             raise NotFound(f"the inventory no longer has {node}")
         return Host(node, known.kind, known.labels, self.connections.get(node, {}))
 
-    def groups(self) -> dict[str, list[str]]:
-        """Return the nodes of each group of the inventory, as last told; of 10,000 nodes in milliseconds."""
-        found: dict[str, list[str]] = {}
-        for node, connection in self.connections.items():
-            named = connection.get(GROUPS)
-            for group in named if isinstance(named, list) else ():
-                found.setdefault(str(group), []).append(node)
-        return found
+    def connect(self, connections: Mapping[str, Mapping[str, JSON]], gone: Iterable[str] = ()) -> None:
+        """Take up how nodes are reached; those that are gone are reached no more."""
+        lost = [name for name in gone if self.connections.pop(name, None) is not None]
+        if lost or any(self.connections.get(name) != each for name, each in connections.items()):
+            self.connections.update(connections)
+            self._fleet = None
+
+    def fleet(self) -> Fleet:
+        """Return how all nodes are reached, and their groups, as last told: one value until that changes."""
+        if self._fleet is None:
+            self._generation += 1
+            self._fleet = fleet_of(self.connections, self._generation)
+        return self._fleet
 
     async def token(self) -> str:
         """Return what a run shows the fence: two numbers that only grow, whose they are, the second it is.

@@ -128,9 +128,7 @@ class Refreshing:
             events.append(NodesGone(gone))
         if events:
             await self._state.commit(events, cause="inventory refreshed")
-        self._state.connections.update(connections)
-        for name in gone:
-            self._state.connections.pop(name, None)
+        self._state.connect(connections, gone)
 
     def _tell(self, merged: Merged) -> None:
         """Let everybody see which sources have nodes that were refused, and what nodes are called."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rolloutd.adapters.ansible.inventories import DIRECTORY
 from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
 
 pytestmark = pytest.mark.servers
@@ -17,17 +18,17 @@ def test_runs_go_when_their_time_has_come_or_their_rollout_is_deleted(tmp_path: 
     with world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made:
         runs = made.directory / "state" / "runs"
         first = walked(made, "first")
-        kept = sorted(path.name for path in runs.iterdir())
+        kept = names(runs)
         assert [name.partition(".")[0] for name in kept] == [first]
         assert "begin" in logs(made, first)
         second = walked(made, "second")
         made.client.delete(f"/v1/rollouts/{second}")
-        made.until(lambda: sorted(path.name for path in runs.iterdir()) == kept, "the deleted one's runs go")
+        made.until(lambda: names(runs) == kept, "the deleted one's runs go")
         made.kill_daemon()
         (runs / ".gone-half").mkdir()
         made.write_settings(**made.settings, keep={"runs": "1s"})
         made.start_daemon()
-        made.until(lambda: not list(runs.iterdir()), "the first one's runs go as well")
+        made.until(lambda: not names(runs), "the first one's runs go as well")
         said = logs(made, first)
         assert "the output was removed 1s after the rollout's end, by the settings' keep" in said
         assert "run run.configure: ok" in said
@@ -37,6 +38,11 @@ def test_runs_go_when_their_time_has_come_or_their_rollout_is_deleted(tmp_path: 
             ["tar", "-xzOf", exported, f"{first}/nodes/n1.log"], capture_output=True, check=True
         )
         assert b"by the settings' keep" in told.stdout
+
+
+def names(runs: Path) -> list[str]:
+    """Return what lies beside the inventory that runs share."""
+    return sorted(path.name for path in runs.iterdir() if path.name != DIRECTORY)
 
 
 def walked(made: World, name: str) -> str:

@@ -307,4 +307,5 @@ def in_work(serviced: Serviced) -> bool:
 
 def runs_of(serviced: Serviced) -> list[str]:
     """Return the runs that the daemon keeps."""
-    return [entry.name for entry in (serviced.systemd.root / "var/lib/rolloutd/runs").iterdir()]
+    runs = serviced.systemd.root / "var/lib/rolloutd/runs"
+    return [entry.name for entry in runs.iterdir() if not entry.name.startswith(".")]

@@ -144,6 +144,7 @@ async def test_a_removal_that_was_interrupted_is_ended_by_the_next_look(tmp_path
     world.put("a", NOW)
     half = tmp_path / f"{GONE}b"
     half.mkdir()
+    (tmp_path / ".inventories").mkdir()  # it is no run
     (half / "output").write_text("some")
     assert [each.name for each in await world.shelf.kept()] == ["a"]
     assert not half.exists()

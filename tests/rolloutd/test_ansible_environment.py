@@ -61,15 +61,13 @@ def test_defaults_count_where_the_inventory_says_nothing(tmp_path: Path) -> None
         hosts,
         {"web": ["n1", "gone"], "all": ["n1", "n2"]},
         defaults=defaults,
-        config=config(tmp_path, "[ssh_connection]\nssh_common_args = -o ProxyJump=j\n"),
-        interpreters={"n1": "/usr/bin/python3"},
+        common=config(tmp_path, "[ssh_connection]\nssh_common_args = -o ProxyJump=j\n").common_args,
     )["all"]
     assert made["children"] == {"web": {"hosts": {"n1": {}}}}
     common = "-o ProxyJump=j -o UserKnownHostsFile=/etc/kh"
     assert made["hosts"]["n1"] == {
         "ansible_user": "ops",
         "ansible_ssh_private_key_file": "/etc/id",
-        "ansible_python_interpreter": "/usr/bin/python3",
         "ansible_ssh_common_args": common,
     }
     assert made["hosts"]["n2"] == {**hosts["n2"], "ansible_ssh_common_args": common}

@@ -82,13 +82,28 @@ async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path:
         one = Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]})
         two = Source("two", {"p2": {}, "s1": {}}, {"p2": ["db"], "s1": ["web"]})
         await told(inside, one, two)
-        assert inside.state.groups() == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
-        inside.state.connections.clear()
-        inside.state.connections.update(await inside.state.store.connections())
-        assert inside.state.groups() == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        assert inside.state.fleet().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        inside.state.connect({}, tuple(inside.state.connections))
+        inside.state.connect(await inside.state.store.connections())
+        assert inside.state.fleet().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
         two.groups = {}
         await told(inside, one, two)
-        assert inside.state.groups() == {"web": ["p1", "p2"]}
+        assert inside.state.fleet().groups == {"web": ["p1", "p2"]}
+
+
+async def test_the_fleet_is_one_value_until_a_refresh_changes_it(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        one = Source("one", {"p1": {}, "p2": {}})
+        await told(inside, one)
+        fleet = inside.state.fleet()
+        await told(inside, one)
+        assert inside.state.fleet() is fleet
+        await told(inside, Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"]}))
+        changed = inside.state.fleet()
+        assert changed.generation > fleet.generation
+        assert (fleet.groups, changed.groups) == ({}, {"web": ["p1"]})
+        inside.state.connect({}, ["p2"])
+        assert list(inside.state.fleet().hosts) == ["p1"]
 
 
 class Slow(Source):

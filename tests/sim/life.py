@@ -102,7 +102,7 @@ class Life:
         index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
         head = await store.head()
         state = State(index, keeper, clock, self._settings, Feed(head.seq if head else 0))
-        state.connections.update(await store.connections())
+        state.connect(await store.connections())
         await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")
         keeper.state = state
         world.court.alive_since = clock.now()

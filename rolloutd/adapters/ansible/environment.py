@@ -110,6 +110,11 @@ class TreeConfig:
         """Return a setting as it is written."""
         return self.values.get(section, {}).get(key) or None
 
+    @property
+    def common_args(self) -> str:
+        """The arguments of ssh that hold where a host has none of its own."""
+        return self.get("ssh_connection", "ssh_common_args") or ""
+
     def callback_paths(self) -> str:
         """Return the directories of callback plugins that hold without us."""
         said = self.get("defaults", "callback_plugins")
@@ -186,14 +191,10 @@ def static_inventory(
     groups: Mapping[str, Sequence[str]],
     *,
     defaults: Defaults,
-    config: TreeConfig,
-    interpreters: Mapping[str, str],
+    common: str,
 ) -> dict[str, Any]:
     """Return the inventory as Ansible's YAML plugin reads it, with our defaults filled in."""
-    common = config.get("ssh_connection", "ssh_common_args") or ""
-    named = {
-        name: _host(variables, defaults, common, interpreters.get(name)) for name, variables in hosts.items()
-    }
+    named = {name: _host(variables, defaults, common) for name, variables in hosts.items()}
     children: dict[str, Any] = {
         group: {"hosts": {name: {} for name in members if name in named}}
         for group, members in groups.items()
@@ -202,16 +203,17 @@ def static_inventory(
     return {"all": {"hosts": named, "children": children}}
 
 
-def _host(
-    variables: Mapping[str, Any], defaults: Defaults, common: str, interpreter: str | None
-) -> dict[str, Any]:
+def own_inventory(node: str, interpreter: str) -> dict[str, Any]:
+    """Return what a run alone knows of its node, to be read after the inventory of all."""
+    return {"all": {"hosts": {node: {"ansible_python_interpreter": interpreter}}}}
+
+
+def _host(variables: Mapping[str, Any], defaults: Defaults, common: str) -> dict[str, Any]:
     host = {name: value for name, value in variables.items() if name not in OWN_VARIABLES}
     if defaults.user and not {"ansible_user", "ansible_ssh_user"} & host.keys():
         host["ansible_user"] = defaults.user
     if defaults.key_file and not {"ansible_private_key_file", "ansible_ssh_private_key_file"} & host.keys():
         host["ansible_ssh_private_key_file"] = str(defaults.key_file)
-    if interpreter:
-        host.setdefault("ansible_python_interpreter", interpreter)
     said = str(host.get("ansible_ssh_common_args", common))
     if defaults.known_hosts and "UserKnownHostsFile" not in said:
         known = shlex.quote(f"UserKnownHostsFile={defaults.known_hosts}")

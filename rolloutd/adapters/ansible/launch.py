@@ -10,11 +10,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import Defaults, Places, TreeConfig
+from rolloutd.adapters.ansible.inventories import Inventories
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.ports import Failed, RunRequest
 
@@ -45,7 +46,8 @@ def prepare(
     binary: str,
     mark: str,
     defaults: Defaults,
-    interpreters: Mapping[str, str],
+    interpreter: str | None,
+    inventories: Inventories,
 ) -> None:
     """Make the run's directory and write all that the wrapper and Ansible read.
 
@@ -67,10 +69,13 @@ def prepare(
         "connection": dict(host),
     }
     directory.write_facts(facts)
-    inventory = environment.static_inventory(
-        request.inventory, request.groups, defaults=defaults, config=config, interpreters=interpreters
+    common = config.common_args
+    make = partial(
+        environment.static_inventory, request.inventory, request.groups, defaults=defaults, common=common
     )
-    directory.write(directory.inventory_file, inventory)
+    inventories.put(directory.inventory_file, request.generation, common, make)
+    if interpreter is not None:
+        directory.write(directory.own_inventory_file, environment.own_inventory(request.node, interpreter))
     directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
     script = environment.ssh_script(mark, remote_tmp, config, host)
     directory.write(directory.ssh_file, script, mode=0o700)
@@ -84,7 +89,7 @@ def prepare(
         limit_s=request.timeout_s,
         sockets=sockets,
         cwd=request.tree,
-        argv=_argv(binary, directory, request),
+        argv=_argv(binary, directory, request, interpreter),
         environment=environment.environment(places, config),
     )
 
@@ -97,11 +102,12 @@ def spawn(directory: RunDir, run: str) -> int:
     return os.posix_spawn(argv[0], argv, environ, file_actions=null, setsid=True)
 
 
-def _argv(binary: str, directory: RunDir, request: RunRequest) -> list[str]:
+def _argv(binary: str, directory: RunDir, request: RunRequest, interpreter: str | None) -> list[str]:
+    own = ["--inventory", str(directory.own_inventory_file)] if interpreter is not None else []
     limit = ["--limit", request.node]
     variables = ["--extra-vars", f"@{directory.variables_file}"]
     books = [str(directory.fence_file), request.playbook] if request.fence else [request.playbook]
-    return [binary, "--inventory", str(directory.inventory_file), *limit, *variables, "--", *books]
+    return [binary, "--inventory", str(directory.inventory_file), *own, *limit, *variables, "--", *books]
 
 
 def _short_directory() -> str:

@@ -60,8 +60,13 @@ class RunDir:
 
     @property
     def inventory_file(self) -> Path:
-        """The static inventory of the run."""
+        """The static inventory of all hosts, under this run's own name for it."""
         return self.path / "inventory.json"
+
+    @property
+    def own_inventory_file(self) -> Path:
+        """What this run alone knows of its node."""
+        return self.path / "own.json"
 
     @property
     def fence_file(self) -> Path:

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from rolloutd.adapters.ansible import environment, launch, processes, progress, remnants, rundir, wrapper
 from rolloutd.adapters.ansible.environment import Defaults
 from rolloutd.adapters.ansible.interpreter import Interpreters, as_host
+from rolloutd.adapters.ansible.inventories import Inventories
 from rolloutd.adapters.ansible.rundir import RunDir
 from rolloutd.errors import NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Shell, Unknown
@@ -72,6 +73,7 @@ class AnsibleRunner:
         self._runs_dir = runs_dir.resolve()
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
+        self._inventories = Inventories(self._runs_dir)
         self._slots = asyncio.Semaphore(parallel)
         self._defaults = Defaults(known_hosts, user, key_file)
         self._interpreters = Interpreters(shell)
@@ -187,7 +189,6 @@ class AnsibleRunner:
             directory.write_facts(facts)
             directory.take_claim()
             return
-        interpreters = {request.node: python} if isinstance(python, str) else {}
         await self._slots.acquire()
         run = _Followed(directory, has_slot=True)
         try:
@@ -198,7 +199,8 @@ class AnsibleRunner:
                 binary=self._binary,
                 mark=self._marks.mark(request.node, request.run),
                 defaults=self._defaults,
-                interpreters=interpreters,
+                interpreter=python if isinstance(python, str) else None,
+                inventories=self._inventories,
             )
             self._tmp_bases.add(str(directory.facts()["remote_tmp"]).rpartition("/")[0])
             self._watch(run, launch.spawn(directory, request.run))

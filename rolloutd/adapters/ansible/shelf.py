@@ -43,7 +43,7 @@ class RunShelf:
             for entry in entries:
                 if entry.name.startswith(GONE):
                     shutil.rmtree(entry.path, ignore_errors=True)
-                elif entry.is_dir(follow_symlinks=False):
+                elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     touched_at = entry.stat(follow_symlinks=False).st_mtime
                     found.append(Kept(entry.name, touched_at, entry.name))
         return sorted(found, key=lambda each: each.name)
