@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import wire
+from rolloutd.control import sentences, wire
 from rolloutd.control.client import path_of
 from tui import rights, wording
 from tui.glance import missing
@@ -149,7 +149,7 @@ def _vote(*, yes: bool) -> Deed:
             must_be=digest[:TYPED_OF_DIGEST],
         )
         verb = "approve" if yes else "reject"
-        title = f"{verb.capitalize()} {wording.gate_name(gate)}?"
+        title = f"{verb.capitalize()} {sentences.gate_name(gate)}?"
         return Question(title, tuple(text), (REASON, proof) if cancels else (REASON,), verb, not yes)
 
     def request(subject: Subject, answers: Answers) -> Request:
@@ -170,7 +170,7 @@ def _vote(*, yes: bool) -> Deed:
             "POST",
             path_of("rollouts", rollout.id, "votes"),
             body,
-            f"you said {said} at {wording.gate_name(gate)} of {rollout.id}",
+            f"you said {said} at {sentences.gate_name(gate)} of {rollout.id}",
         )
 
     return Deed(_gate_lacks, _may_vote, question, request)
@@ -203,7 +203,7 @@ def _withdraw() -> Deed:
         rollout = subject.gate.rollout
         about = f"{rollout.id}, digest {wording.short(rollout.status['digest'])}"
         return Question(
-            f"Take your votes at {wording.gate_name(subject.gate.gate)} back?",
+            f"Take your votes at {sentences.gate_name(subject.gate.gate)} back?",
             (about, "A yes can be taken back until the gate opens, a no at any time."),
             (REASON,),
             "withdraw",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import wire
+from rolloutd.control import sentences, wire
 from tui import rights, wording
 from tui.model import Model
 from tui.values import BUSY, NodeState, RolloutState, instant
@@ -123,7 +123,7 @@ def sentence(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]
         each for each in waiting(model) if each.rollout.id == rollout.id and each.gate["state"] == "waiting"
     ]
     if reason is not None and reason["code"].startswith("gate-") and gates:
-        return f"{wording.gate_name(gates[0].gate)} waits for votes of {missing(gates[0])}", ""
+        return f"{sentences.gate_name(gates[0].gate)} waits for votes of {missing(gates[0])}", ""
     match rollout.state:
         case "done":
             return f"done: {wording.count(rollout.counts['done'], 'node')} changed or already current", ""

@@ -16,6 +16,7 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
+from rolloutd.control import sentences
 from tui import actions, glance, rights, wording
 from tui.actions import Action
 from tui.glance import Waiting
@@ -38,10 +39,14 @@ _GAP = re.compile(r" {8,}")
 TABS = ("fleet", "gates", "locks", "audit", "teams")
 
 
-class Items:
-    """Rows that are few enough to be listed: a key and how to draw each."""
+Item = tuple[str, Callable[[int], Line]]
+"""A row: what tells it from every other one, empty where the cursor cannot be, and how to draw it."""
 
-    def __init__(self, items: Sequence[tuple[str, Callable[[int], Line]]]) -> None:
+
+class Items:
+    """Rows that are few enough to be listed."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
         self._items = items
 
     def __len__(self) -> int:
@@ -74,7 +79,10 @@ def heading(text: str, note: str = "") -> Callable[[int], Line]:
 
 
 class Page(Screen[None]):
-    """A screen of the console."""
+    """A screen of the console: one list of items, where a page does not say otherwise.
+
+    Textual calls a handler in each class that has it, a page's own first: none calls its base's.
+    """
 
     DEFAULT_CSS = """
     Page { layout: vertical; background: $background; }
@@ -83,6 +91,8 @@ class Page(Screen[None]):
     Page > #body { height: 1fr; }
     """
     place = ""
+    begins_at = "Listing"
+    """What has the keys at first, as a selector."""
     _is_laid_out = False
 
     @property
@@ -98,12 +108,16 @@ class Page(Screen[None]):
         yield Banner(self._keys, id="keys")
 
     def body(self) -> Iterator[Widget]:
-        """Yield what the page shows."""
-        raise NotImplementedError
+        """Yield what stands between the lines of the frame."""
+        yield Listing(id="body")
+
+    def items(self) -> Iterator[Item]:
+        """Yield the rows of a page that is one list."""
+        yield from ()
 
     def redraw(self) -> None:
         """Show what is different in the body."""
-        raise NotImplementedError
+        self.query_one("#body", Listing).show(Items(list(self.items())))
 
     def subject(self) -> Subject:
         """Return what the cursor is on."""
@@ -125,6 +139,7 @@ class Page(Screen[None]):
 
     def on_mount(self) -> None:
         """Draw for the first time."""
+        self.query(self.begins_at).first().focus()
         self._is_laid_out = True
         self.changed()
 
@@ -236,7 +251,7 @@ def gate_lines(page: Page, waiting: Waiting, width: int) -> list[Line]:
     for_me: Line = [(" yours ", "mine")] if waiting.for_me else []
     head: Line = [
         ("◆ " if gate["state"] == "waiting" else "✗ ", "accent" if gate["state"] == "waiting" else "bad"),
-        (wording.gate_name(gate), "bold"),
+        (sentences.gate_name(gate), "bold"),
         (f" of {waiting.rollout.id} ", ""),
         *for_me,
     ]

@@ -1,16 +1,10 @@
-"""Words for times, numbers and audit entries, as people read them.
-
-The entries themselves are the record; an event that this version does not know
-is shown by its name, because the daemon may be newer.
-"""
+"""Words for times, durations, numbers and values, as people read them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
-
-Fields = Mapping[str, Any]
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
@@ -74,11 +68,6 @@ def short(digest: str) -> str:
     return digest[:SHOWN_OF_DIGEST]
 
 
-def gate_name(gate: Mapping[str, Any]) -> str:
-    """Return what a gate is called: `continue after canary`."""
-    return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
-
-
 def exact(seconds: float) -> str:
     """Return a duration as a plan file has it, with nothing left out: `1h30m`, `45s`."""
     left, text = int(seconds), ""
@@ -101,23 +90,6 @@ def value(path: str, told: Any) -> str:
     return exact(told) if is_duration else str(told)
 
 
-# -- audit entries -------------------------------------------------------------
-
-
-def actor(entry: Mapping[str, Any]) -> str:
-    """Return who did it."""
-    who = entry.get("actor") or {}
-    return str(who.get("name", "?"))
-
-
-def sentence(entry: Mapping[str, Any]) -> str:
-    """Return what happened, without its time, its actor, its rollout and its node."""
-    fields = entry.get("fields") or {}
-    tell = _SENTENCES.get(entry["event"])
-    text = tell(fields) if tell is not None else _words(entry["event"])
-    return " ".join(text.split())
-
-
 def tone(entry: Mapping[str, Any]) -> str:
     """Return the role in which an entry is shown."""
     fields = entry.get("fields") or {}
@@ -134,74 +106,3 @@ def tone(entry: Mapping[str, Any]) -> str:
             return "warn"
         case _:
             return ""
-
-
-def step_name(step: str) -> str:
-    """Return a step's name for people: `isolate.0.command` is `isolate: command`."""
-    parts = [part for part in step.split(".") if not part.isdigit()]
-    return ": ".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else step
-
-
-def _phase_moved(fields: Fields) -> str:
-    failure = fields.get("failure") or {}
-    what = f"{failure['step']}: {failure['message']}" if failure else fields.get("text") or ""
-    outcome = f" ({fields['outcome']})" if fields.get("outcome") else ""
-    attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
-    return f"{fields['source']} → {fields['target']}{outcome}{attempt}{': ' + what if what else ''}"
-
-
-def _step(fields: Fields) -> str:
-    text = f": {fields['text']}" if fields.get("text") else ""
-    state = "begun" if fields["state"] == "intended" else fields["state"]
-    return f"{fields['action']} {step_name(fields['step'])} {state}{text}"
-
-
-def _vote(fields: Fields) -> str:
-    vote = fields["vote"]
-    return f"voted {'yes' if vote['yes'] else 'NO'} at {gate_name(vote)}: {vote['reason']}"
-
-
-def _hold(fields: Fields) -> str:
-    hold = fields["hold"]
-    return f"held as {hold['source']}/{hold['id']}: {hold['reason']}"
-
-
-def _names(nodes: list[Any]) -> str:
-    shown = [node["name"] if isinstance(node, dict) else str(node) for node in nodes[:3]]
-    return ", ".join(shown) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-
-
-def _because(verb: str) -> Callable[[Fields], str]:
-    return lambda fields: f"{verb}: {fields['reason']}" if fields.get("reason") else verb
-
-
-_SENTENCES: dict[str, Callable[[Fields], str]] = {
-    "PhaseMoved": _phase_moved,
-    "StepRecorded": _step,
-    "VoteCast": _vote,
-    "VoteWithdrawn": _because("took a vote back"),
-    "GateOpened": lambda f: f"opened the gate {gate_name(f)}",
-    "RolloutOpened": lambda f: f"submitted {f['name']}, {count(len(f['targets']), 'target')}",
-    "RolloutPaused": _because("paused"),
-    "RolloutResumed": _because("resumed"),
-    "RolloutCancelled": _because("cancelled"),
-    "RolloutEnded": lambda _: "the rollout has ended",
-    "RolloutDeleted": lambda _: "deleted the rollout",
-    "TargetsJoined": lambda f: f"joined: {_names([target['node'] for target in f['targets']])}",
-    "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
-    "LookedCurrent": lambda f: f"looked at: needs the change {f.get('text', '')}",
-    "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
-    "HoldTaken": _hold,
-    "HoldReleased": lambda f: f"hold {f['source']}/{f['id']} released",
-    "Frozen": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",
-    "Unfrozen": lambda _: "lifted a freeze",
-    "NodesSeen": lambda f: f"the inventory has {_names(f['nodes'])}",
-    "NodesGone": lambda f: f"the inventory no longer has {_names(f['names'])}",
-    "RunsRemoved": lambda f: f"removed the output of {f['runs']} runs, as the settings' keep says",
-    "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
-    "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
-}
-
-
-def _words(event: str) -> str:
-    return "".join(f" {char.lower()}" if char.isupper() else char for char in event).strip()

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rolloutd.cli import exits, moments, sentences
+from rolloutd.cli import exits, moments
 from rolloutd.cli.output import printable, say
+from rolloutd.control import sentences
 from rolloutd.control.client import Client, path_of
 
 PAGE = 1000

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from rolloutd.cli import sentences
 from rolloutd.cli.output import percentage, printable
 from rolloutd.cli.reading import reason_sentence
 from rolloutd.cli.views import View
+from rolloutd.control import sentences
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout

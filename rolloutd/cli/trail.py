@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits, moments, sentences
+from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family
 from rolloutd.cli.following import follow_entries
 from rolloutd.cli.output import printable, put, put_json, put_json_line, say
+from rolloutd.control import sentences
 from rolloutd.control.client import path_of
 
 if TYPE_CHECKING:

@@ -122,7 +122,7 @@ def test_the_changelog_is_kept() -> None:
 
 
 def test_every_event_has_a_sentence() -> None:
-    from rolloutd.cli import sentences
+    from rolloutd.control import sentences
 
     for event in Event.__args__:
         assert event.__name__ in sentences._SENTENCES

@@ -8,6 +8,7 @@ from typing import Any
 
 from textual.widget import Widget
 
+from rolloutd.control import sentences
 from tui import lines, wording
 from tui.lines import Line, fit
 from tui.listing import Banner, Listing
@@ -38,11 +39,6 @@ class AuditPage(Page):
         yield Banner(self._head, id="head")
         yield Listing(id="body")
 
-    def on_mount(self) -> None:
-        """Ask for the latest entries."""
-        self.query_one("#body").focus()
-        super().on_mount()
-
     def redraw(self) -> None:
         """Take the entries that came by the stream, and list what is meant."""
         if self._first is None and self.console.model.seq >= 0:
@@ -68,7 +64,6 @@ class AuditPage(Page):
         near = rows is not None and message.listing.cursor > len(rows) - 20
         if near and self._first is not None and self._first > 1 and len(self.entries) < KEPT:
             self._ask_before(self._first)
-        super().on_listing_moved(message)
 
     def do_open(self) -> None:
         """Go to the node or the rollout of the entry under the cursor."""
@@ -87,9 +82,9 @@ class AuditPage(Page):
         entry = next((each for each in self.entries if str(each["seq"]) == key), None)
         if entry is None:
             return None
-        who = f"{wording.day_and_hour(entry['at'])} {wording.actor(entry)}"
+        who = f"{wording.day_and_hour(entry['at'])} {sentences.actor(entry)}"
         fields = json.dumps(dict(entry), indent=2, ensure_ascii=False)
-        return f"entry {entry['seq']}: {who}", f"{wording.sentence(entry)}\n\n{fields}"
+        return f"entry {entry['seq']}: {who}", f"{sentences.sentence(entry)}\n\n{fields}"
 
     def do_find(self) -> None:
         """Ask which entries are meant."""
@@ -149,7 +144,7 @@ class AuditPage(Page):
 
 
 def _words(entry: Mapping[str, Any]) -> str:
-    who, what = wording.actor(entry), wording.sentence(entry)
+    who, what = sentences.actor(entry), sentences.sentence(entry)
     return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}".lower()
 
 
@@ -175,9 +170,9 @@ class EntryRows:
         line: Line = [
             (f"{entry['seq']:>7} ", "faint"),
             (f"{at}  ", "dim"),
-            (fit(wording.actor(entry), 10), "accent"),
+            (fit(sentences.actor(entry), 10), "accent"),
             (" ", ""),
         ]
         if wide:
             line.append((fit(entry["rollout"] or "", 24) + " ", "dim"))
-        return ([*line, (node, "bold"), (lines.clean(wording.sentence(entry)), wording.tone(entry))],)
+        return ([*line, (node, "bold"), (lines.clean(sentences.sentence(entry)), wording.tone(entry))],)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from textual.widget import Widget
+from collections.abc import Callable
 
 from rolloutd.control import wire
 from tui import glance, lines, wording
@@ -25,15 +23,6 @@ class FleetPage(Page):
     """The first screen."""
 
     place = "fleet"
-
-    def body(self) -> Iterator[Widget]:
-        """Yield the list of rollouts."""
-        yield Listing(id="body")
-
-    def on_mount(self) -> None:
-        """Give the keys to the list."""
-        self.query_one("#body").focus()
-        super().on_mount()
 
     def redraw(self) -> None:
         """List the rollouts anew."""

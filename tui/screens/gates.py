@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from textual.containers import Container
 from textual.widget import Widget
 
+from rolloutd.control import sentences
 from tui import glance, lines, rights, wording
 from tui.glance import Waiting
 from tui.lines import Line, fit
 from tui.listing import Listing
-from tui.page import Items, Page, fixed, gate_lines, heading
+from tui.page import Item, Items, Page, fixed, gate_lines, heading
 from tui.phases import look, strip
 from tui.question import Subject
 from tui.screens.rollout import WIDE
@@ -27,8 +28,6 @@ MOST_NODES = 200
 
 LEAST_LIST = 2
 """Lines of the list of gates when there are few: the content below is what is to be read."""
-
-Item = tuple[str, Callable[[int], Line]]
 
 
 class GatesPage(Page):
@@ -55,16 +54,12 @@ class GatesPage(Page):
         yield Container(Listing(id="list"), Listing(id="content"), id="body")
 
     def on_mount(self) -> None:
-        """Give the keys to the gates, at the one that is asked for."""
-        listing = self.query_one("#list", Listing)
-        listing.cursor_key = self._chosen
-        listing.focus()
-        super().on_mount()
+        """Begin at the gate that is asked for."""
+        self.query_one("#list", Listing).cursor_key = self._chosen
 
     def on_resize(self) -> None:
         """Stand the halves side by side where there is room."""
         self.set_class(self.size.width >= WIDE, "-wide")
-        super().on_resize()
 
     def chosen(self) -> Waiting | None:
         """Return the gate under the cursor."""
@@ -150,7 +145,7 @@ class GatesPage(Page):
 
     def _votes(self, waiting: Waiting) -> Iterator[Item]:
         gate, status = waiting.gate, waiting.rollout.status
-        yield ("", heading("VOTES", wording.gate_name(gate)))
+        yield ("", heading("VOTES", sentences.gate_name(gate)))
         owner = gate["needs"]["owner"]
         if owner["want"]:
             yield row(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from textual.widget import Widget
-
 from tui import actions
 from tui.lines import Line, beside, fit, width_of
-from tui.listing import Listing
-from tui.page import Items, Page, fixed, heading
+from tui.page import Item, Page, fixed, heading
 from tui.phases import LOOKS
 
 GROUPS = (
@@ -33,20 +30,8 @@ class HelpPage(Page):
 
     place = "help"
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the list."""
-        yield Listing(id="body")
-
-    def on_mount(self) -> None:
-        """Give the keys to the list."""
-        self.query_one("#body").focus()
-        super().on_mount()
-
-    def redraw(self) -> None:
-        """List all keys."""
-        self.query_one("#body", Listing).show(Items(list(self._items())))
-
-    def _items(self) -> Iterator[tuple[str, Callable[[int], Line]]]:
+    def items(self) -> Iterator[Item]:
+        """Yield all keys."""
         for group, title in GROUPS:
             yield ("", heading(title))
             if group == "move":

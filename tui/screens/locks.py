@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from textual.widget import Widget
-
 from rolloutd.control import wire
 from tui import lines, wording
 from tui.lines import Line, beside, fit
 from tui.listing import Listing
-from tui.page import Items, Page, fixed, heading
+from tui.page import Item, Items, Page, fixed, heading
 from tui.question import Subject
 from tui.values import instant
 
 MOST_NAMED = 8
 """Nodes named in one line of those that are down for the same reason."""
-
-Item = tuple[str, Callable[[int], Line]]
 
 
 class LocksPage(Page):
@@ -29,15 +25,9 @@ class LocksPage(Page):
         super().__init__()
         self.text = ""
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the list."""
-        yield Listing(id="body")
-
     def on_mount(self) -> None:
         """Have the slots asked for."""
         self.console.want("locks")
-        self.query_one("#body").focus()
-        super().on_mount()
 
     def subject(self) -> Subject:
         """Return the hold, the freeze or the node under the cursor."""

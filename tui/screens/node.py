@@ -14,12 +14,12 @@ from typing import Any
 from textual.containers import Container
 from textual.widget import Widget
 
-from rolloutd.control import wire
+from rolloutd.control import sentences, wire
 from tui import lines, wording
 from tui.lines import Line, beside, fit
 from tui.listing import Banner, Listing
 from tui.logs import LogReader
-from tui.page import Items, Page, fixed, heading
+from tui.page import Item, Items, Page, fixed, heading
 from tui.phases import look
 from tui.question import Subject
 from tui.screens.rollout import WIDE
@@ -44,6 +44,7 @@ class NodePage(Page):
     """The screen of one node."""
 
     place = "node"
+    begins_at = "#log"
     DEFAULT_CSS = """
     NodePage > #body { layout: vertical; }
     NodePage #steps { height: 2fr; }
@@ -87,9 +88,7 @@ class NodePage(Page):
     def on_mount(self) -> None:
         """Have the node and its log asked for."""
         self.console.look_at(self.rollout_id)
-        self.query_one("#log").focus()
         self._read_log()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Leave the log."""
@@ -99,7 +98,6 @@ class NodePage(Page):
     def on_resize(self) -> None:
         """Stand the halves side by side where there is room."""
         self.set_class(self.size.width >= WIDE, "-wide")
-        super().on_resize()
 
     def crumbs(self) -> str:
         """Return where this is."""
@@ -208,7 +206,7 @@ class NodePage(Page):
         if step is None:
             return None
         began = wording.day_and_hour(instant(step["began_at"]) or 0.0)
-        title = f"{step['action']} {wording.step_name(step['step'])}, {step['state']}, begun {began}"
+        title = f"{step['action']} {sentences.step_name(step['step'])}, {step['state']}, begun {began}"
         output = "its output is its team's" if step["output"] is None else step["output"]
         return title, "\n\n".join(part for part in (step["text"], output) if part) or "it said nothing"
 
@@ -239,7 +237,7 @@ class NodePage(Page):
         if work is not None:
             share = f" {work.percent:.0f} %" if work.percent is not None else ""
             return [
-                (wording.step_name(work.step) or "at work", "run"),
+                (sentences.step_name(work.step) or "at work", "run"),
                 (share, ""),
                 (f"  {lines.clean(work.task)}", "dim"),
             ]
@@ -254,7 +252,7 @@ class NodePage(Page):
             ]
         return [("in pools " + ", ".join(node.pools), "dim")]
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[int], Line]]]:
+    def _steps(self) -> Iterator[Item]:
         detail = self.detail
         if detail is None:
             yield ("", fixed([("  asking the daemon", "dim")]))
@@ -264,7 +262,7 @@ class NodePage(Page):
             yield ("", heading("FAILED", f"attempt {failure['attempt']}"))
             width = max(20, self.query_one("#steps").size.width - 6)
             for text in lines.wrapped(
-                f"{wording.step_name(failure['step'])}: {failure['message']}", width, 4
+                f"{sentences.step_name(failure['step'])}: {failure['message']}", width, 4
             ):
                 yield ("", fixed([("  ", ""), (text, "bad")]))
         yield from self._holders()
@@ -275,7 +273,7 @@ class NodePage(Page):
         if not detail["steps"]:
             yield ("", fixed([("  nothing was done to it yet", "dim")]))
 
-    def _holders(self) -> Iterator[tuple[str, Callable[[int], Line]]]:
+    def _holders(self) -> Iterator[Item]:
         """Yield who has the slots of its pools while it waits."""
         node, locks = self.node, self.console.model.locks
         if node is None or locks is None or node.phase != "pending":
@@ -377,7 +375,7 @@ def _step_row(step: wire.Step, now: float) -> Callable[[int], Line]:
         left: Line = [
             (f"  {glyph} ", role),
             (fit(step["action"], 6), "dim"),
-            (wording.step_name(step["step"]) + again, "bold"),
+            (sentences.step_name(step["step"]) + again, "bold"),
             (f"  {text}", "bad" if role == "bad" else "dim"),
         ]
         return beside(

@@ -55,8 +55,6 @@ class NodesPage(Page):
     def on_mount(self) -> None:
         """Have the nodes asked for."""
         self.console.look_at(self.rollout_id)
-        self.query_one("#body").focus()
-        super().on_mount()
 
     def crumbs(self) -> str:
         """Return whose nodes these are."""

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from textual.containers import Container
 from textual.widget import Widget
 
+from rolloutd.control import sentences
 from tui import glance, lines, wording
 from tui.glance import Leg
 from tui.lines import Line, beside, fit
 from tui.listing import Banner, Listing
-from tui.page import Items, Page, fixed, gate_lines, gate_of, heading
+from tui.page import Item, Items, Page, fixed, gate_lines, gate_of, heading
 from tui.phases import LOOKS, legend, strip
 from tui.question import Subject
 from tui.screens.fleet import progress
@@ -68,15 +69,12 @@ class RolloutPage(Page):
         yield Container(Listing(id="now"), Listing(id="pools"), id="body")
 
     def on_mount(self) -> None:
-        """Have the nodes asked for, and give the keys to what happens now."""
+        """Have the nodes asked for."""
         self.console.look_at(self.rollout_id)
-        self.query_one("#now").focus()
-        super().on_mount()
 
     def on_resize(self) -> None:
         """Stand the halves side by side where there is room."""
         self.set_class(self.size.width >= WIDE, "-wide")
-        super().on_resize()
 
     def crumbs(self) -> str:
         """Return the rollout's id."""
@@ -177,7 +175,7 @@ class RolloutPage(Page):
 
     # -- what happens now
 
-    def _now(self, rollout: RolloutState) -> Iterator[tuple[str, Callable[[int], Line]]]:
+    def _now(self, rollout: RolloutState) -> Iterator[Item]:
         waiting = gate_of(self, rollout)
         if waiting is not None:
             for number, line in enumerate(
@@ -208,7 +206,7 @@ class RolloutPage(Page):
         """Return how many nodes in flight leave room for why the others wait."""
         return max(LEAST_IN_FLIGHT, self.query_one("#now").size.height * 2 // 3)
 
-    def _waits(self, rollout: RolloutState) -> Iterator[tuple[str, Callable[[int], Line]]]:
+    def _waits(self, rollout: RolloutState) -> Iterator[Item]:
         if rollout.nodes is None:
             yield ("", heading("WAITING"))
             yield ("", fixed([("  asking the daemon", "dim")]))
@@ -314,7 +312,7 @@ def work_row(work: Work, usual_s: float, now: float, named: int) -> Callable[[in
             (wording.clock(took), "warn" if late else ""),
             (f" of ~{wording.clock(usual_s)} ", "dim"),
         ]
-        step = wording.step_name(work.step) or "…"
+        step = sentences.step_name(work.step) or "…"
         share = f"{work.percent:>3.0f} % " if work.percent is not None else ""
         gauge = (
             lines.bar([((work.percent or 0.0) / 100, role)], 10 if width >= 100 else 6)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from textual.widget import Widget
-
 from tui import lines, wording
 from tui.lines import Line, fit
-from tui.listing import Listing
-from tui.page import Items, Page, fixed, heading
+from tui.page import Item, Page, fixed, heading
 from tui.values import instant
-
-Item = tuple[str, Callable[[int], Line]]
 
 
 class TeamsPage(Page):
@@ -20,20 +15,8 @@ class TeamsPage(Page):
 
     place = "teams"
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the list."""
-        yield Listing(id="body")
-
-    def on_mount(self) -> None:
-        """Give the keys to the list."""
-        self.query_one("#body").focus()
-        super().on_mount()
-
-    def redraw(self) -> None:
-        """List everything anew."""
-        self.query_one("#body", Listing).show(Items(list(self._items())))
-
-    def _items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[Item]:
+        """Yield everything anew."""
         model = self.console.model
         me, settings, health = model.me, model.settings, model.health
         if me is None or settings is None or health is None:

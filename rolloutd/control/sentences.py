@@ -1,4 +1,4 @@
-"""One sentence per audit entry, for people.
+"""One sentence per audit entry, for people, wherever entries are shown to them.
 
 The entries themselves are the record; what is left out here is in `--json`.  An
 event that this version does not know is shown by its name, never refused: the
@@ -14,18 +14,34 @@ Fields = Mapping[str, Any]
 
 
 def of_entry(entry: Mapping[str, Any]) -> str:
-    """Return what happened, as one line without its time and its actor."""
+    """Return what happened to what, as one line without its time and its actor."""
+    node, text = entry.get("node"), sentence(entry)
+    return f"{node}: {text}" if node else text
+
+
+def sentence(entry: Mapping[str, Any]) -> str:
+    """Return what happened, as one line without its time, its actor, its rollout and its node."""
     fields = entry.get("fields") or {}
     tell = _SENTENCES.get(entry["event"])
     text = tell(fields) if tell is not None else _words(entry["event"])
-    node = entry.get("node")
-    return " ".join((f"{node}: {text}" if node else text).split())
+    return " ".join(text.split())
 
 
 def actor(entry: Mapping[str, Any]) -> str:
     """Return who did it."""
     who = entry.get("actor") or {}
     return str(who.get("name", "?"))
+
+
+def gate_name(gate: Mapping[str, Any]) -> str:
+    """Return what a gate is called: `continue after canary`."""
+    return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
+
+
+def step_name(step: str) -> str:
+    """Return a step's name for people: `isolate.0.command` is `isolate: command`."""
+    parts = [part for part in step.split(".") if not part.isdigit()]
+    return ": ".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else step
 
 
 def _phase_moved(fields: Fields) -> str:
@@ -38,21 +54,18 @@ def _phase_moved(fields: Fields) -> str:
 
 def _step(fields: Fields) -> str:
     text = f": {fields['text']}" if fields.get("text") else ""
-    return f"{fields['action']} {fields['step']} {fields['state']}{text}"
+    state = "begun" if fields["state"] == "intended" else fields["state"]
+    return f"{fields['action']} {step_name(fields['step'])} {state}{text}"
 
 
 def _vote(fields: Fields) -> str:
     vote = fields["vote"]
-    return f"voted {'yes' if vote['yes'] else 'no'} at {_gate(vote)}: {vote['reason']}"
-
-
-def _gate(fields: Fields) -> str:
-    return f"{fields['gate']} after {fields['wave']}" if fields.get("wave") else str(fields["gate"])
+    return f"voted {'yes' if vote['yes'] else 'no'} at {gate_name(vote)}: {vote['reason']}"
 
 
 def _hold(fields: Fields) -> str:
     hold = fields["hold"]
-    return f"{hold['node']}: held as {hold['source']}/{hold['id']}: {hold['reason']}"
+    return f"held as {hold['source']}/{hold['id']}: {hold['reason']}"
 
 
 def _names(nodes: list[Any]) -> str:
@@ -69,7 +82,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "StepRecorded": _step,
     "VoteCast": _vote,
     "VoteWithdrawn": _because("took a vote back"),
-    "GateOpened": lambda f: f"opened the gate {_gate(f)}",
+    "GateOpened": lambda f: f"opened the gate {gate_name(f)}",
     "RolloutOpened": lambda f: f"submitted {f['name']}, {len(f['targets'])} targets",
     "RolloutPaused": _because("paused the rollout"),
     "RolloutResumed": _because("resumed the rollout"),
