@@ -354,15 +354,18 @@ class _Asked:
     def _reisolating(self, red: StepRecord) -> Action:
         """Isolate a node again whose check turned red in service, then fail it."""
         later = self.records[self.records.index(red) :]
+        text = red.text
         for spec in self.plan.isolate:
-            done = [r for r in later if r.step == spec.name and r.action is StepAction.DO]
-            if not done:
+            asked = [r for r in later if r.step == spec.name and r.action in (StepAction.DO, StepAction.LOOK)]
+            if not asked:
                 latest = self._latest(spec.name, StepAction.DO)
                 number = 1 if latest is None else latest.number + 1
                 return replace(self._isolate_now(spec, number), gentle=True)
-            if done[-1].state is StepState.INTENDED:
-                return replace(self._isolate_now(spec, done[-1].number), gentle=True)
-        return Move(Trigger.FAILED, step=red.step, text=red.text)
+            if asked[-1].state is StepState.INTENDED:
+                return replace(self._isolate_now(spec, asked[-1].number), gentle=True)
+            if asked[-1].state is not StepState.OK:
+                text += f"; and it could not be isolated again: {asked[-1].text}"
+        return Move(Trigger.FAILED, step=red.step, text=text)
 
     # returning, by a person's order
 

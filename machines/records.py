@@ -51,6 +51,23 @@ def did(step: str, records: Sequence[StepRecord]) -> bool:
     return next((r.action is StepAction.DO for r in ended if r.action is not StepAction.LOOK), False)
 
 
+def waiting(records: Sequence[StepRecord], target: Target) -> StepRecord | None:
+    """Return the first of the latest asks in a row that found the node not to be isolated yet.
+
+    Its text is the latest's; None where isolation was had, or was not asked for in this attempt.
+    """
+    first = last = None
+    for record in reversed(records):
+        if record.attempt != target.attempt or record.action not in (StepAction.DO, StepAction.LOOK):
+            continue
+        if record.state is StepState.INTENDED:
+            continue
+        if record.state is not StepState.BUSY:
+            break
+        first, last = record, last or record
+    return None if first is None or last is None else replace(first, text=last.text)
+
+
 def put(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
     """Return the records with this one added, or in the place of its own intent."""
     kept = list(records)

@@ -84,6 +84,8 @@ class Stand:
                 return f"rolloutctl return {target.node}"
             case Hold() as hold:
                 return _releasing(hold)
+            case Observation(foreign=True):
+                return f"whoever took {self.node} out of service"
             case _:
                 return f"{self.node}, once it is seen up"
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rolloutd.control.wire import Freeze, Hold, Holder, Lock, Locks
 
 
+AT_WORK = ("isolating", "maintaining", "verifying")
+"""The phases in which a rollout has something to do on a node."""
+
+
 def register(family: Family) -> None:
     """Add the commands of this family."""
     family.command("locks", show_locks, "show every pool's slots and who has them, the holds and the freezes")
@@ -56,7 +60,10 @@ def take(call: Call) -> int:
     """Take a slot: exit 0 when granted, 1 with the reason when not."""
     args = call.args
     body = body_of(node=args.node, id=args.id, until=args.until, reason=args.reason)
-    return _report(call, call.client.put(path_of("holds"), body), f"{args.node}: held")
+    answer = call.client.put(path_of("holds"), body)
+    rollout = None if call.args.json else _at_work(call, args.node)
+    later = f", once {rollout} lets go of it: it is at work there now" if rollout else ""
+    return _report(call, answer, f"{args.node}: held{later}")
 
 
 def give_back(call: Call) -> int:
@@ -80,6 +87,17 @@ def lift(call: Call) -> int:
     return _report(
         call, answer, f"{args.scope or 'all'}: {'freeze lifted' if answer['lifted'] else 'was not frozen'}"
     )
+
+
+def _at_work(call: Call, node: str) -> str | None:
+    """Return the rollout that is at work on the node this moment."""
+    answer: Locks = call.get(path_of("locks"))
+    holders = (holder for lock in answer["pools"] for holder in lock["holders"])
+    rollout = next((holder["rollout"] for holder in holders if holder["node"] == node), None)
+    if rollout is None:
+        return None
+    phase = call.get(path_of("rollouts", rollout, "nodes", node, "why"))["phase"]
+    return rollout if phase in AT_WORK else None
 
 
 def _report(call: Call, answer: Any, text: str) -> int:

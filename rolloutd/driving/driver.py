@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from machines import actions, reconcile
 from machines.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.moves import move
+from machines.records import waiting
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from machines.takeover import carried
@@ -277,6 +278,7 @@ class Driver:
         if live.step != step:
             live.step, live.percent, live.task, live.since = step, 0.0, "", self._state.now()
             self._state.feed.progressed()
+        live.waits = waiting(self._book.records, self._target)
 
     async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:
         """Act; make of every error an outcome in words.  The driver's border."""

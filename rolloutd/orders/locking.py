@@ -73,7 +73,7 @@ def hold(
         ended = (HoldReleased(node, there.source, there.id, there.actor, state.now()),)
     if len(state.index.holds) >= MOST_HOLDS:
         raise Refused("too-many-holds", f"there are {MOST_HOLDS} holds already: release some")
-    _mind_others(state, wanted)
+    _mind_others(state, wanted, own=wanted.source == PERSON and wanted.id == who.user)
     _mind_slot(state, node)
     return wanted, (*ended, HoldTaken(wanted))
 
@@ -134,10 +134,15 @@ def _team(state: State, node: str) -> str | None:
     return known.team
 
 
-def _mind_others(state: State, wanted: Hold) -> None:
-    """Refuse a node that is in somebody's hands: its slot is taken already, but by them."""
+def _mind_others(state: State, wanted: Hold, *, own: bool) -> None:
+    """Refuse a node that is in somebody's hands: its slot is taken already, but by them.
+
+    What a rollout has in hand a person may take in their `own` name: it is theirs
+    once the rollout lets go of it.  Whoever asks as something else, a tool, goes
+    to work as soon as it is granted.
+    """
     for target in state.index.targets_on(wanted.node):
-        if target.phase in BUSY:
+        if target.phase in BUSY and not own:
             stand = Stand(wanted.node, "busy", target)
             raise Refused("other-rollout", f"{stand.text}; lifted by {stand.lifted_by}")
     for each in state.index.holds_on(wanted.node):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from machines.events import Actor, Event
+from machines.events import Actor, Event, StepRecord
 from machines.invariants import violation
 from machines.projection import Projection
 from machines.rollout import DAEMON, Reason
@@ -45,6 +45,8 @@ class Live:
     percent: float = 0.0
     task: str = ""
     since: float = 0.0
+    waits: StepRecord | None = None
+    """Since when and for what it waits to be isolated, as far as was asked."""
 
 
 @dataclass(slots=True)

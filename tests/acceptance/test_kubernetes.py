@@ -32,7 +32,7 @@ JSON = Any
 pytestmark = pytest.mark.servers
 
 JOIN_LIMIT_S = 60.0
-"""A joiner is known within five seconds on a machine that has them; on one that is doing much else, later."""
+"""Only that it is enrolled is judged here; the five seconds that are promised are bench/joiners.py's."""
 
 NODES = 40
 REPLICAS, NEEDED = 3, 2

@@ -34,7 +34,12 @@ async def test_held_by_rolloutctl_while_it_is_drained(tmp_path_factory: Where) -
         await made.until(lambda: is_closed(made, node), "it is cordoned")
         await made.until(lambda: drain_is_held(made, rollout, node), "its drain waits for the budget")
 
-        await made.rolloutctl("hold", node, "--reason", WHY)
+        told = await made.rolloutctl("why", rollout, node)
+        assert f"is held by budget {made.cluster.namespace}/db: needs 1 healthy, has 1 (pod of " in told
+        assert "put back and tried later" in told
+
+        said = await made.rolloutctl("hold", node, "--reason", WHY)
+        assert f"held, once {rollout} lets go of it" in said
 
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "pending", "it is put back")
         await stays_for(made, node)
@@ -144,6 +149,24 @@ async def test_uncordoned_and_cordoned_again_during_our_attempt(tmp_path_factory
         await made.until(lambda: not isolating(made.daemon.nodes(rollout)[node]), "its attempt has ended")
         await stays_theirs(made, node)
         assert (await made.ask(made.daemon.status, rollout))["failed"] == 0
+
+
+async def test_who_takes_our_annotation_off_has_the_node_once_its_playbook_has_ended(
+    tmp_path_factory: Where,
+) -> None:
+    async with stage(tmp_path_factory.mktemp("k"), 2) as made:
+        node = made.nodes[0]
+        made.daemon.hold()
+        rollout = await made.submit("bare", canary=only(node), soak="1h")
+        await made.until(made.daemon.spans, "the playbook runs")
+        await made.cluster.annotate(node, ISOLATED_BY, None)
+        made.daemon.release()
+
+        await made.until(lambda: not isolating(made.daemon.nodes(rollout)[node]), "its attempt has ended")
+        assert made.daemon.nodes(rollout)[node]["outcome"] == "changed"
+        assert made.daemon.spans()[0].end is not None
+        await stays_theirs(made, node)
+        assert "our annotation was taken off" in await made.rolloutctl("locks", "--json")
 
 
 # -- what is looked at ------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines.actions import Halt, Isolate, Move, Run, Wait
 from machines.events import StepAction, StepRecord, StepState
 from machines.guard import REGAIN_S
 from machines.plan import StepSpec
 from machines.reconcile import BUSY_RETRY_S, next_action
+from machines.records import waiting
 from machines.rollout import Target
 from machines.states import Phase, Trigger
 from tests.machines.worlds import T0, plan_of
@@ -51,6 +54,38 @@ def test_before_a_run_it_is_waited_for_as_long_as_a_node_may_take_to_be_isolated
     assert isinstance(late, Move)
     assert late.trigger is Trigger.FAILED
     assert late.text == "n1 is no longer isolated and could not be again: why; no playbook was begun"
+
+
+def test_a_node_that_turned_red_in_service_and_cannot_be_isolated_again_fails_all_the_same() -> None:
+    check = StepSpec("verify.0", "reachable", in_service=True)
+    plan = plan_of(isolate=(CORDON,), verify=(check,))
+    target = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.VERIFYING, attempt=1, since=T0)
+    back = (CORDON.name, StepAction.UNDO, 1, StepState.OK, 1.0)
+    red = (check.name, StepAction.CHECK, 1, StepState.FAILED, 2.0)
+    for action, state in ((StepAction.LOOK, StepState.BUSY), (StepAction.DO, StepState.BUSY)):
+        told = [record(*step) for step in (FIRST, back, red)]
+        again = next_action(plan, target, told, T0 + 3.0, elapsed_s=3.0, unclean=False)
+        assert isinstance(again, Isolate)
+        assert again.gentle
+        told.append(record(CORDON.name, action, again.number, state, 4.0))
+        failed = next_action(plan, target, told, T0 + 5.0, elapsed_s=5.0, unclean=False)
+        assert isinstance(failed, Move)
+        assert (failed.trigger, failed.step) == (Trigger.FAILED, check.name)
+        assert failed.text == "why; and it could not be isolated again: why"
+
+
+def test_what_a_node_waits_for_is_what_its_isolator_said_last() -> None:
+    def said(*steps: tuple[str, StepAction, int, StepState, float]) -> float | None:
+        found = waiting([record(*step) for step in steps], AT_WORK)
+        return None if found is None else found.at - T0
+
+    busy = [(CORDON.name, StepAction.LOOK, n, StepState.BUSY, 10.0 * n) for n in (2, 3)]
+    assert said() is None
+    assert said(FIRST) is None
+    assert said(FIRST, *busy) == 20.0
+    assert said(FIRST, *busy, (CORDON.name, StepAction.DO, 4, StepState.INTENDED, 40.0)) == 20.0
+    assert said(*busy, (CORDON.name, StepAction.DO, 4, StepState.OK, 40.0)) is None
+    assert waiting([record(*step) for step in busy], replace(AT_WORK, attempt=2)) is None
 
 
 def test_who_waits_to_be_isolated_waits_no_longer_than_to_the_deadline() -> None:

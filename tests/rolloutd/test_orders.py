@@ -380,6 +380,8 @@ async def test_a_hold_is_refused_on_a_node_that_is_in_other_hands(tmp_path: Path
             await inside.ask("paul", "put", "/v1/holds", wanted)
         assert (busy.value.status, busy.value.code) == (409, "other-rollout")
         assert f"p1 is isolating in {rollout}" in str(busy.value)
+        mine = await inside.ask("paul", "put", "/v1/holds", {"node": "p1", "reason": "disk"})
+        assert (mine["source"], mine["id"]) == ("person", "paul")
         await inside.ask("sara", "put", "/v1/holds", {"node": "s1", "reason": "disk"})
         with pytest.raises(Answer) as held:
             await inside.ask("adam", "put", "/v1/holds", {"node": "s1", "id": "kured", "reason": "reboot"})

@@ -20,6 +20,10 @@ SHOWN_LENGTH = 300
 """Kept of a message in a sentence: the API server quotes whole objects in some of them."""
 
 
+ASK_DOCTOR = "rolloutctl doctor names the rights that are missing"
+"""What to do about a refusal for want of a right."""
+
+
 class ClusterUnreachable(NodeUnreachable):
     """The API server did not answer, or not in time, or there are no credentials to ask it with."""
 

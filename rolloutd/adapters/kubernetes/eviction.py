@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ApiError
+from rolloutd.adapters.kubernetes.answers import ASK_DOCTOR, ApiError
 from rolloutd.adapters.kubernetes.cluster import Cluster, path_of
 from rolloutd.adapters.kubernetes.pods import Pod
 
@@ -75,11 +75,13 @@ async def _judge(cluster: Cluster, pod: Pod, error: ApiError) -> Answer:
             f"{pod.id} is in a namespace that is being deleted, and goes with it", retry_after_s=wait_s
         )
     if error.status == 403:
-        return Held(f"we may not evict {pod.id}: {error.message}", lasting=True)
+        return Held(f"we may not evict {pod.id}: {error.message}; {ASK_DOCTOR}", lasting=True)
     if error.status == 500 and "more than one PodDisruptionBudget" in error.message:
         budgets = await _budgets_over(cluster, pod)
         return Held(
-            f"{pod.id} is held by two budgets{budgets}, which no eviction can satisfy{_of(pod)}", lasting=True
+            f"{pod.id} is held by two budgets{budgets}, which no eviction can satisfy{_of(pod)}; "
+            "their owner must remove one",
+            lasting=True,
         )
     if error.is_flow_control:
         return Held(f"{pod.id}: the API server is too busy", retry_after_s=max(1.0, wait_s))
@@ -99,7 +101,7 @@ async def _judge_budget(cluster: Cluster, pod: Pod, error: ApiError, wait_s: flo
     else:
         held += f": {said or error.message}"
     never = await _never(cluster, pod, named[1]) if named and not wait_s else ""
-    return Held(f"{held}{never}{_of(pod)}", lasting=bool(never), retry_after_s=wait_s)
+    return Held(f"{held}{_of(pod)}{never}", lasting=bool(never), retry_after_s=wait_s)
 
 
 async def _never(cluster: Cluster, pod: Pod, name: str) -> str:
@@ -117,11 +119,18 @@ async def _never(cluster: Cluster, pod: Pod, name: str) -> str:
     for condition in status.get("conditions") or ():
         if condition.get("reason") == "SyncFailed":
             why = condition.get("message", "no reason given")
-            return f" for ever: the cluster cannot count its pods ({why})"
+            return f", for ever: the cluster cannot count its pods ({why}); its owner must mend it"
     if expected == 0:
-        return " for ever: it counts no pods, as over pods without a controller"
+        return (
+            ", for ever: it counts no pods, as over pods without a controller; "
+            "its owner must use minAvailable"
+        )
     if desired >= expected:
-        return f" for ever: it expects {expected} pods and lets none of them be away"
+        pods = "1 pod" if expected == 1 else f"{expected} pods"
+        return (
+            f", for ever: it expects {pods} and lets none be away; "
+            "its owner must add a replica or lower minAvailable"
+        )
     return ""
 
 

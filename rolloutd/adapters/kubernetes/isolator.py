@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.answers import ASK_DOCTOR, ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, patiently
 from rolloutd.adapters.kubernetes.clusters import Clusters
 from rolloutd.adapters.kubernetes.cordon import close, cordon_of, let_go, read_node, reopen
@@ -108,7 +108,8 @@ class KubernetesIsolator:
         cordon = cordon_of(cluster, node, ctx.rollout)
         left = sort_pods(pods, policy_of(ctx.params))
         was_ours = cordon.owner is not None and cordon.owner.rollout == ctx.rollout
-        if cordon.hand is Hand.FOREIGN and was_ours and left.empty:
+        isolated = was_ours or ctx.prior is not None
+        if cordon.hand is Hand.FOREIGN and isolated and left.empty:
             # Out of service as it should be, but by somebody else: not lost, and not ours to go on.
             return Busy(f"{name} is {cordon.text}")
         done = cordon.hand is Hand.OURS and left.empty
@@ -163,4 +164,6 @@ def _prior(node: Mapping[str, JSON], cordon: Cordon, pods: list[Pod]) -> JSON:
 
 
 def _why(cluster: Cluster, error: ClusterUnreachable | ApiError) -> str:
-    return str(error) if isinstance(error, ClusterUnreachable) else f"cluster {cluster.name} says {error}"
+    if isinstance(error, ClusterUnreachable):
+        return str(error)
+    return f"cluster {cluster.name} says {error}" + (f"; {ASK_DOCTOR}" if error.status == 403 else "")

@@ -116,7 +116,8 @@ async def test_a_budget_that_never_lets_go_is_named_and_nothing_is_evicted(
     result = await drain(cluster, node, REFUSE, for_s=SHORT_S)
 
     assert isinstance(result, Busy)
-    assert f"is held by budget {world.namespace}/db: needs 1 healthy, has 1 for ever" in result.text
+    held = f"is held by budget {world.namespace}/db: needs 1 healthy, has 1 (pod of ConfigMap db)"
+    assert f"{held}, for ever: it expects 1 pod" in result.text
     assert await world.pods_on(node) == there
 
 

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+import aiohttp
+
 from tests.support.kubeworld.api import Api, Said
 
 JSON = Any
@@ -229,7 +231,7 @@ class World:
             await asyncio.sleep(HEARTBEAT_S)
             for node in self._nodes:
                 if node not in self.silent:
-                    with contextlib.suppress(Said):
+                    with contextlib.suppress(OSError, aiohttp.ClientError, Said):
                         await self.beat(node)
 
     async def _follow_pods(self) -> None:
@@ -241,7 +243,7 @@ class World:
                     self._mind(pod)
                 async for event in self.api.watch(self.pods_path, page["metadata"]["resourceVersion"]):
                     self._take(event)
-            except (OSError, Said, TimeoutError):
+            except (OSError, aiohttp.ClientError, Said, TimeoutError):
                 await asyncio.sleep(BEHIND_S)
 
     def _take(self, event: JSON) -> None:
