@@ -38,7 +38,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolProgress:
-    """How far a rollout has come in one pool; `down` counts all known nodes of the pool."""
+    """How far a rollout has come in one pool.
+
+    `down` counts all known nodes of the pool, `unseen` those of them that are
+    down only because nobody has looked at them lately.
+    """
 
     pool: str
     total: int
@@ -46,6 +50,7 @@ class PoolProgress:
     failed: int
     in_flight: int
     down: int
+    unseen: int
     max_unavailable: int
 
 
@@ -152,6 +157,7 @@ def _pools(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
                 tally.failed,
                 tally.in_flight,
                 len(pool.down) + len(pool.unknown),
+                len(pool.unknown),
                 index.budget(pool),
             )
         )

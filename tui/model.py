@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutd.control import wire
-from tui.values import BUSY, CLOSED, NodesAnswer, PoolState, RolloutState, Work, work_of
+from tui.values import BUSY, CLOSED, NodesAnswer, RolloutState, Work, pool_of, work_of
 
 KEPT_ENTRIES = 4_096
 """Entries kept to be folded onto an answer that is older than they are: four
@@ -332,7 +332,7 @@ class Model:
         known.pools = {}
         for each in pools:
             old = before.get(each["pool"])
-            known.pools[each["pool"]] = pool = PoolState(**each)
+            known.pools[each["pool"]] = pool = pool_of(each)
             if old is not None:
                 pool.nodes, pool.version = old.nodes, old.version
         if known.nodes is not None and before.keys() != known.pools.keys():

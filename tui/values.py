@@ -147,6 +147,19 @@ def _failure(node: str, text: str) -> str:
     return text.removeprefix(f"{node} failed in ")
 
 
+def pool_of(told: wire.Pool) -> PoolState:
+    """Make a pool of what the daemon told; a newer one may tell more than we know of."""
+    return PoolState(
+        told["pool"],
+        told["total"],
+        told["done"],
+        told["failed"],
+        told["in_flight"],
+        told["down"],
+        told["max_unavailable"],
+    )
+
+
 def work_of(each: Mapping[str, Any]) -> Work:
     return Work(
         node=each["node"],

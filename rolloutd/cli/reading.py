@@ -170,12 +170,17 @@ def put_rollout(rollout: Rollout) -> None:
                 f"{pool['done']}/{pool['total']}",
                 str(pool["failed"]),
                 str(pool["in_flight"]),
-                str(pool["down"]),
+                _down(pool["down"], pool.get("unseen", 0)),
                 str(pool["max_unavailable"]),
             )
             for pool in rollout["pools"]
         ),
     )
+
+
+def _down(down: int, unseen: int) -> str:
+    """Tell nodes that are down from those that merely nobody has looked at, because nobody had to."""
+    return str(down) if not unseen else f"{down - unseen} + {unseen} unseen"
 
 
 def _put_gates(rollout: Rollout) -> None:

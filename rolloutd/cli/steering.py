@@ -94,7 +94,10 @@ def skip(call: Call) -> int:
     """Leave a node out; one that is isolated needs a word on what becomes of it."""
     path = path_of("rollouts", call.args.rollout, "nodes", call.args.node, "skip")
     answer = call.client.post(path, {"reason": call.args.reason, "put_back": call.args.put_back})
-    return _report(call, answer, f"{call.args.node}: skipped")
+    done = answer["phase"] == "done"
+    return _report(
+        call, answer, f"{call.args.node}: {'skipped' if done else 'will be put back, and is skipped then'}"
+    )
 
 
 def return_node(call: Call) -> int:

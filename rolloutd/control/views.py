@@ -154,6 +154,7 @@ def _pool(pool: standing.PoolProgress) -> wire.Pool:
         "failed": pool.failed,
         "in_flight": pool.in_flight,
         "down": pool.down,
+        "unseen": pool.unseen,
         "max_unavailable": pool.max_unavailable,
     }
 

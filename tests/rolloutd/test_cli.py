@@ -64,6 +64,7 @@ ROLLOUT: dict[str, Any] = {
             "failed": 0,
             "in_flight": 1,
             "down": 1,
+            "unseen": 0,
             "max_unavailable": 1,
         }
     ],
@@ -294,8 +295,10 @@ def test_a_refused_hold_is_exit_1_with_its_reason(canned: Canned, capsys: pytest
 def test_skip_says_what_becomes_of_the_node(
     canned: Canned, capsys: pytest.CaptureFixture[str], words: list[str], put_back: str | None
 ) -> None:
-    canned.answer("POST", "rollouts/r/nodes/n1/skip", {})
-    assert run(capsys, "skip", "r", "n1", "--reason", "x", *words)[0] == 0
+    canned.answer("POST", "rollouts/r/nodes/n1/skip", {"phase": "failed" if put_back == "return" else "done"})
+    code, _, err = run(capsys, "skip", "r", "n1", "--reason", "x", *words)
+    assert code == 0
+    assert ("will be put back, and is skipped then" in err) == (put_back == "return")
     assert canned.asked[-1][3]["put_back"] == put_back
 
 
@@ -363,3 +366,11 @@ def commands() -> list[list[str]]:
     choices: Any = top._group_actions[0].choices
     found = [[name] for name in choices if name != "plan"]
     return [*found, *(["plan", verb] for verb in ("validate", "preview", "submit", "schema"))]
+
+
+def test_pool_mates_that_nobody_looked_at_are_not_told_as_down(
+    canned: Canned, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = {**ROLLOUT["pools"][0], "down": 3, "unseen": 2}
+    canned.answer("GET", "rollouts/r", {**ROLLOUT, "pools": [pool]})
+    assert "1 + 2 unseen   1" in run(capsys, "status", "r")[1]

@@ -96,6 +96,7 @@ class Fleet:
                 "failed": 0,
                 "in_flight": 0,
                 "down": 0,
+                "unseen": 0,
                 "max_unavailable": 1,
             }
             pool = self.pools.setdefault(name, empty)

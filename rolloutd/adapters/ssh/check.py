@@ -66,9 +66,12 @@ def judge(result: ShellResult, params: Mapping[str, JSON]) -> str | None:
         return f"the command could not be run, exit status {status}{_said(result)}"
     if params.get("equals") is not None:
         text = _text(params["equals"])
-        return None if found == text else f"expected {_cut(text)!r}, found {_cut(found)!r}{_said(result)}"
-    if params.get("matches") is not None:
-        return _judge_pattern(found, str(params["matches"]))
+        if found != text:
+            return f"expected {_cut(text)!r}, found {_cut(found)!r}{_ended(result)}"
+    elif params.get("matches") is not None:
+        wrong = _judge_pattern(found, str(params["matches"]))
+        if wrong is not None:
+            return f"{wrong}{_ended(result)}"
     return None if status == 0 else f"expected exit status 0, found {status}{_said(result)}"
 
 
@@ -89,6 +92,11 @@ def _said(result: ShellResult) -> str:
     """Return what the command complained of, where it failed."""
     lines = result.stderr.strip().splitlines()
     return f" ({_cut(lines[-1])})" if result.exit_status != 0 and lines else ""
+
+
+def _ended(result: ShellResult) -> str:
+    """Return how a command ended that failed and printed something else than it should."""
+    return f", exit status {result.exit_status}{_said(result)}" if result.exit_status != 0 else ""
 
 
 def _cut(text: str) -> str:

@@ -31,7 +31,7 @@ class InFlight(TypedDict):
 
 
 class Pool(TypedDict):
-    """One pool of a rollout; `down` counts all its nodes, targets or not."""
+    """One pool of a rollout; `down` counts all its nodes, targets or not; `unseen`, not looked at lately."""
 
     pool: str
     total: int
@@ -39,6 +39,7 @@ class Pool(TypedDict):
     failed: int
     in_flight: int
     down: int
+    unseen: int
     max_unavailable: int
 
 
