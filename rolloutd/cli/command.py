@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line and exit 2."""
-        told = _suggestion(message) or message
+        told = _suggestion(message) or _near_option(self, message) or message
         self.exit(exits.USAGE, f"{self.prog}: {told}\n{self.prog} --help shows what there is\n")
 
 
@@ -113,7 +113,9 @@ def add_node(parser: argparse.ArgumentParser) -> None:
 
 def add_reason(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add --reason, which the audit keeps."""
-    parser.add_argument("--reason", metavar="TEXT", required=required, help="why; kept in the audit")
+    parser.add_argument(
+        "--reason", metavar="TEXT", type=_words, required=required, help="why; kept in the audit"
+    )
 
 
 def add_until(parser: argparse.ArgumentParser, what: str) -> None:
@@ -131,6 +133,17 @@ def instant(text: str) -> str:
         raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
+def number(least: int) -> Callable[[str], int]:
+    """Return how a whole number that is not less is read, for argparse."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, {least} or more")
+        return int(text)
+
+    return read
+
+
 def body_of(**fields: Any) -> dict[str, Any]:
     """Return a request's body without what was not said."""
     return {name: value for name, value in fields.items() if value is not None}
@@ -139,6 +152,12 @@ def body_of(**fields: Any) -> dict[str, Any]:
 def on_terminal() -> bool:
     """Say whether a person watches stdout."""
     return sys.stdout.isatty()
+
+
+def _words(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, and whoever reads the audit will want to know why")
+    return text
 
 
 def _sentence(summary: str) -> str:
@@ -154,3 +173,23 @@ def _suggestion(message: str) -> str:
     known = [word.strip(" '\"") for word in mistyped[2].split(",")]
     near = difflib.get_close_matches(mistyped[1], known, n=1, cutoff=SUGGESTION_CUTOFF)
     return f"there is no '{mistyped[1]}' here; did you mean '{near[0]}'?" if near else ""
+
+
+def _near_option(parser: argparse.ArgumentParser, message: str) -> str:
+    """Return the nearest option of any command; argparse does not say which command was meant."""
+    strange = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
+    if strange is None:
+        return ""
+    import difflib
+
+    near = difflib.get_close_matches(strange[1], sorted(_options(parser)), n=1, cutoff=SUGGESTION_CUTOFF)
+    return f"there is no {strange[1]} here; did you mean {near[0]}?" if near else ""
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a parser and of the commands below it."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for below in action.choices.values() for option in _options(below)}
+    return found

@@ -60,10 +60,11 @@ def take(call: Call) -> int:
     """Take a slot: exit 0 when granted, 1 with the reason when not."""
     args = call.args
     body = body_of(node=args.node, id=args.id, until=args.until, reason=args.reason)
-    answer = call.client.put(path_of("holds"), body)
+    granted: Hold = call.client.put(path_of("holds"), body)
     rollout = None if call.args.json else _at_work(call, args.node)
+    until = f" until {moments.local(granted['until'])}" if granted["until"] else ""
     later = f", once {rollout} lets go of it: it is at work there now" if rollout else ""
-    return _report(call, answer, f"{args.node}: held{later}")
+    return _report(call, granted, f"{args.node}: held as {granted['source']}/{granted['id']}{until}{later}")
 
 
 def give_back(call: Call) -> int:

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rolloutd import __version__
@@ -40,6 +41,7 @@ stdout is data, stderr is narration; every reading command takes --json
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _stand_in_for_closed()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -52,6 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.BROKEN_PIPE
     return code
+
+
+def _stand_in_for_closed() -> None:
+    """Let what was closed (`>&-`) be /dev/null: what is ordered is done all the same."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we live
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we live
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
-from rolloutd.cli.command import Call, Family
+from rolloutd.cli.command import Call, Family, number
 from rolloutd.cli.following import follow_entries
 from rolloutd.cli.output import printable, put, put_json, put_json_line, say
 from rolloutd.control import sentences
@@ -33,8 +33,8 @@ def register(family: Family) -> None:
     """Add the commands of this family."""
     parser = family.command("audit", audit, "show who did what, or verify that nobody has altered it")
     parser.usage = (
-        "rolloutctl audit [ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT] [--after SEQ] [--limit N]\n"
-        "                        [-f] [--json]\n"
+        "rolloutctl audit [ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
+        "                        [--after SEQ] [--limit N] [-f] [--json]\n"
         "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
@@ -47,9 +47,9 @@ def register(family: Family) -> None:
     parser.add_argument("--actor", metavar="NAME", help="only by this person")
     parser.add_argument("--kind", metavar="EVENT", help="only this kind of event, such as VoteCast")
     parser.add_argument(
-        "--after", metavar="SEQ", type=_number, default=0, help="only entries after this number"
+        "--after", metavar="SEQ", type=number(0), default=0, help="only entries after this number"
     )
-    parser.add_argument("--limit", metavar="N", type=_number, help="no more than so many")
+    parser.add_argument("--limit", metavar="N", type=number(0), help="no more than so many")
     parser.add_argument("-f", "--follow", action="store_true", help="go on showing new ones")
     parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
     parser.add_argument(
@@ -80,9 +80,12 @@ def audit(call: Call) -> int:
     entries = _entries(call)
     if args.json:
         put_json({"entries": list(entries)})
-    else:
-        for found in entries:
-            put(_line(found["entry"]))
+        return exits.DONE
+    told = 0
+    for told, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
+        put(_line(found["entry"]))
+    if not told:
+        say("no entry is like that")
     return exits.DONE
 
 
@@ -172,12 +175,6 @@ def _verdict_of_file(args: argparse.Namespace) -> dict[str, Any]:
         say(str(missing))
         raise exits.Stop(exits.NO) from missing
     return asdict(verdict)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number")
-    return int(text)
 
 
 def _hash(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits, moments
-from rolloutd.cli.command import Call, Family, add_node, add_rollout, on_terminal
+from rolloutd.cli.command import Call, Family, add_node, add_rollout, number, on_terminal
 from rolloutd.cli.following import Line, follow_log
 from rolloutd.cli.lines import tell
 from rolloutd.cli.output import printable, put_json_line, say
@@ -30,7 +30,7 @@ def register(family: Family) -> None:
     add_rollout(parser)
     add_node(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    parser.add_argument("--attempt", metavar="K", type=int, help="of this attempt instead of the latest")
+    parser.add_argument("--attempt", metavar="K", type=number(1), help="of this attempt, not the latest")
 
 
 def watch(call: Call) -> int:

@@ -216,4 +216,4 @@ def _lines(response: HTTPResponse, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _said(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__
+    return str(getattr(exc, "strerror", None) or exc) or type(exc).__name__

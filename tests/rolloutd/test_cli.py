@@ -127,6 +127,10 @@ def test_without_a_daemon_the_exit_code_is_3_and_the_socket_is_named(
         (["hold", "n1", "--reason", "x", "--until", "2026-11-20T10:00:00"], "no time zone"),
         (["skip", "r", "n1", "--reason", "x", "--return", "--leave"], "not allowed with"),
         (["rollouts", "delete"], "which ROLLOUT"),
+        (["status", "--jsn"], "did you mean --json"),
+        (["pause", "r", "--reason", " "], "will want to know why"),
+        (["logs", "r", "n1", "--attempt", "0"], "1 or more"),
+        (["audit", "--limit", "-1"], "0 or more"),
         (["audit", "--head", "f" * 64], "audit verify"),
         ([], "COMMAND"),
     ],
@@ -153,6 +157,16 @@ def test_a_reader_that_goes_away_is_no_mistake_of_ours(canned: Canned) -> None:
     process.stdout = None
     _, err = process.communicate()
     assert (process.returncode, err) == (141, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-"])
+def test_closed_streams_change_no_exit_code(canned: Canned, closed: str) -> None:
+    """As a service or a cron job may have it: the order is carried out, and nothing breaks."""
+    canned.answer("GET", "rollouts", {"rollouts": []})
+    command = f"{sys.executable} -m rolloutd.cli rollouts {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
 
 
 # -- reading
@@ -287,6 +301,20 @@ def test_a_refused_hold_is_exit_1_with_its_reason(canned: Canned, capsys: pytest
     body = canned.asked[-1][3]
     assert body["id"] == "kured"
     assert body["until"].endswith("Z")
+
+
+def test_a_hold_says_as_whose_and_until_when(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
+    granted = {"node": "n1", "source": "person", "id": "kured", "until": "2099-01-15T12:00:00Z"}
+    canned.answer("PUT", "holds", granted)
+    canned.answer("GET", "locks", {"pools": []})
+    code, out, err = run(capsys, "hold", "n1", "--as", "kured", "--until", "2h", "--reason", "reboot")
+    assert (code, out) == (0, "")
+    assert err.startswith("n1: held as person/kured until 2099-01-1")
+
+
+def test_no_entries_are_said_on_stderr(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
+    canned.answer("GET", "audit", {"entries": [], "next": None})
+    assert run(capsys, "audit", "--kind", "Nope") == (0, "", "no entry is like that\n")
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,13 @@ async def log(desk: Desk, call: Call) -> AsyncGenerator[wire.LogLine, None]:
     target = found.target(call.names["n"])
     attempt = target.attempt if query.attempt is None else query.attempt
     if attempt > target.attempt:
-        raise NotFound(f"{target.node} has had {target.attempt} attempts, not {attempt}")
+        raise NotFound(f"{target.node} has had {_attempts(target.attempt)}, not {attempt}")
     follow = query.follow and found.live
     return _log(desk, call, (target.rollout, target.node), query.attempt, query.offset, follow=follow)
+
+
+def _attempts(number: int) -> str:
+    return "1 attempt" if number == 1 else f"{number} attempts"
 
 
 async def _log(
