@@ -47,7 +47,7 @@ def preview(state: State, draft: Draft, who: Actor) -> wire.Preview:
         "not_looked_at": [views.TRAFFIC],
         "digest": digest.whole,
         "hashes": views.hashes(digest),
-        "warnings": _warnings(state, draft, targets),
+        "warnings": [*_warnings(state, draft, targets), *_unanswerable(state, rollout, targets)],
     }
 
 
@@ -132,4 +132,24 @@ def _warnings(state: State, draft: Draft, targets: list[Target]) -> list[str]:
         for spec in draft.plan.waves[:-1]
         if spec.name not in worked
     ]
+    return found
+
+
+def _unanswerable(state: State, rollout: Rollout, targets: list[Target]) -> list[str]:
+    """Tell gates that nobody can open: better before the start than at the end of the canaries."""
+    found = []
+    for gate in GateName:
+        need = ballots.need_of(rollout, gate)
+        wanted = {target.team: need.each_team for target in targets if target.team in state.settings.teams}
+        wanted[rollout.plan.owner] = max(need.owner, wanted.get(rollout.plan.owner, 0))
+        for team, votes in sorted(wanted.items(), key=str):
+            able = set(_members(state, str(team)))
+            if any(member.startswith("@") for member in able):
+                continue  # how many are in a group is the name service's word, and changes
+            if need.four_eyes:
+                able.discard(rollout.submitted_by.name)
+            if len(able) < votes:
+                besides = f" besides {rollout.submitted_by.name}, who asks" if need.four_eyes else ""
+                asked = f"gate {gate.value} cannot open: it asks for {votes} of team {team}"
+                found.append(f"{asked}, which has {len(able)}{besides}")
     return found

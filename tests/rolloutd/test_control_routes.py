@@ -258,6 +258,21 @@ async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
         assert (await inside.ask("nora", "get", "/v1/rollouts"))["rollouts"] == []
 
 
+async def test_preview_tells_gates_that_nobody_can_open(tmp_path: Path) -> None:
+    """Members of a group are not counted: who is in it is not the settings' word."""
+    asked = "    start: {owner: 3}\n    continue: {owner: 2, four_eyes: true}\n    proceed: {each_team: 2}\n"
+    async with house(tmp_path) as inside:
+        text = PLAN[: PLAN.index("    start:")] + asked
+        told = (await inside.ask("olga", "post", "/v1/plans/preview", {**FILE, "text": text}))["warnings"]
+        assert told == [
+            "gate start cannot open: it asks for 3 of team infra, which has 2",
+            "gate continue cannot open: it asks for 2 of team infra, which has 1 besides olga, who asks",
+            "gate proceed cannot open: it asks for 2 of team payments, which has 1",
+        ]
+        fine = (await inside.ask("olga", "post", "/v1/plans/preview", FILE))["warnings"]
+        assert not [each for each in fine if "cannot open" in each]
+
+
 async def test_what_cannot_be_taken_back_wants_the_one_rollout_of_that_name(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         first = await inside.submit()
