@@ -164,6 +164,7 @@ class World:
         tree = self.directory / "tree"
         tree.mkdir(exist_ok=True)
         for name, text in playbooks.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_text(text)
         upload = self.client.upload("/v1/uploads", pack(tree))["upload"]
         body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload, **more}

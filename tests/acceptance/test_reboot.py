@@ -1,0 +1,176 @@
+"""packages.yml where a reboot is asked for: real Ansible, a real sshd that goes away and comes back.
+
+Two things are not the real ones, because no machine that runs tests may be
+rebooted: the command that reboots, and the file that says which boot this is.
+The command ends the sshd with everything that it had started, as a reboot does,
+and the boot's name differs once it is up again.  The package manager is a module
+that notes what it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.sshd import Sshd
+from tests.support.world import World, fleet_labels, plan, world
+
+pytestmark = pytest.mark.servers
+
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+
+INSTALLER = """\
+from ansible.module_utils.basic import AnsibleModule
+
+module = AnsibleModule({"name": {"type": "list", "elements": "str"}, "state": {}})
+with open("LOG", "a") as log:
+    log.write(" ".join(module.params["name"]) + "\\n")
+open("MARKER", "w").close()
+module.exit_json(changed=True)
+"""
+"""A package manager whose packages ask for a reboot."""
+
+REBOOT = """#!/bin/sh
+# The power goes for whoever listens at the other end.
+echo now > {wish}
+exec sleep 600
+"""
+
+
+@dataclass(slots=True)
+class Machine:
+    """What a reboot changes on a node, and what it is told by."""
+
+    directory: Path
+    sshd: Sshd
+    is_honest: bool = True
+    boots: int = 1
+
+    def __post_init__(self) -> None:
+        os.mkfifo(self.wish)
+        self.boot_id.write_text("boot 1\n")
+        self.command.write_text(REBOOT.format(wish=self.wish))
+        self.command.chmod(0o755)
+
+    @property
+    def wish(self) -> Path:
+        """Where the command that reboots says so."""
+        return self.directory / "wish"
+
+    @property
+    def command(self) -> Path:
+        """The command that reboots."""
+        return self.directory / "reboot"
+
+    @property
+    def boot_id(self) -> Path:
+        """Which boot this is."""
+        return self.directory / "boot-id"
+
+    @property
+    def marker(self) -> Path:
+        """The file that asks for a reboot; a reboot clears it."""
+        return self.directory / "reboot-required"
+
+    @property
+    def installed(self) -> Path:
+        """What the package manager was asked for, line by line."""
+        return self.directory / "installed"
+
+    def variables(self, **more: object) -> dict[str, object]:
+        """Return the variables of packages.yml on this machine."""
+        return {
+            "packages": ["kernel-of-ours"],
+            "packages_state_dir": str(self.directory / "prior"),
+            "packages_reboot_marker": str(self.marker),
+            "packages_reboot_command": str(self.command),
+            "packages_boot_id_file": str(self.boot_id),
+            "packages_reboot_timeout_s": 120,
+            "ansible_package_use": "installer",
+            "ansible_become": False,
+            **more,
+        }
+
+    def playbooks(self) -> dict[str, str]:
+        """Return the reference playbooks, and the package manager beside them."""
+        names = ("packages.yml", "tasks/reboot-when-needed.yml")
+        module = INSTALLER.replace("LOG", str(self.installed)).replace("MARKER", str(self.marker))
+        return {name: (PLAYBOOKS / name).read_text() for name in names} | {"library/installer.py": module}
+
+    def reboot(self) -> None:
+        """Wait for the wish, go down, and come up as another boot."""
+        while self.wish.read_text():  # blocks until somebody writes
+            self.sshd.stop()
+            self.boots += 1
+            if self.is_honest:
+                self.marker.unlink(missing_ok=True)
+                self.boot_id.write_text(f"boot {self.boots}\n")
+            self.sshd.start(self.sshd.directory)
+
+
+@contextmanager
+def machine(made: World, *, is_honest: bool = True) -> Iterator[Machine]:
+    """Let n1 be a machine that can be rebooted."""
+    directory = made.directory / "machine"
+    directory.mkdir()
+    there = Machine(directory, made.sshds["n1"], is_honest)
+    power = threading.Thread(target=there.reboot)
+    power.start()
+    try:
+        yield there
+    finally:
+        there.wish.open("w").close()
+        power.join()
+
+
+def begin(made: World, there: Machine, **more: object) -> str:
+    """Start the rollout of the packages on the one node."""
+    spec = plan(
+        "packages",
+        soak="1s",
+        maintain={"playbook": "packages.yml", "vars": there.variables(**more)},
+        verify=[{"reachable": {"within": "60s"}}],
+    )
+    rollout = made.submit(spec, there.playbooks())
+    made.vote(rollout, "start")
+    return rollout
+
+
+def test_a_node_that_asks_for_it_is_rebooted_once_and_proves_it(tmp_path: Path) -> None:
+    with world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made, machine(made) as there:
+        rollout = begin(made, there)
+        made.wait_for_gate(rollout, "continue")
+        assert made.nodes(rollout)["n1"]["outcome"] == "changed"
+        assert (there.boots, there.boot_id.read_text()) == (2, "boot 2\n")
+        assert not there.marker.exists()
+        assert there.installed.read_text() == "kernel-of-ours\n"
+        assert made.run_processes() == []
+
+
+@pytest.mark.long
+def test_a_node_that_comes_back_as_the_boot_of_before_is_failed(tmp_path: Path) -> None:
+    with (
+        world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made,
+        machine(made, is_honest=False) as there,
+    ):
+        rollout = begin(made, there, packages_reboot_timeout_s=5)
+        made.until(lambda: made.status(rollout)["state"] == "paused", "the rollout pauses")
+        failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
+        assert failure["step"] == "run.configure"
+        assert "Reboot" in failure["message"]
+        assert there.boots == 2
+
+
+@pytest.mark.long
+def test_never_is_never(tmp_path: Path) -> None:
+    with world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made, machine(made) as there:
+        rollout = begin(made, there, packages_reboot="never")
+        made.wait_for_gate(rollout, "continue")
+        assert there.boots == 1
+        assert there.marker.exists()
