@@ -182,7 +182,7 @@ class GatesPage(Page):
 
     def _failures(self, waiting: Waiting) -> Iterator[Item]:
         failed = self.console.survey(waiting.rollout).failed
-        known = waiting.rollout.id in self.shown
+        known = not failed or waiting.rollout.id in self.shown
         yield (
             "",
             heading("WHAT HAS FAILED", f"{len(failed)}: {_covered(failed) if known else 'reading them'}"),
@@ -271,7 +271,7 @@ def row(key: str, line: Line) -> Item:
 
 def _covered(failed: Sequence[NodeState]) -> str:
     if not failed:
-        return "all of it was settled"
+        return "no node is failed now; a yes covers what was tried again"
     more = "" if len(failed) <= MOST_NODES else f" {MOST_NODES}, the others need another"
     return f"a yes covers these{more}"
 
