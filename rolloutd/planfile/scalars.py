@@ -40,6 +40,23 @@ _NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
 _TEAM = r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 
+_WHERE = frozenset(
+    f"ansible_{name}"
+    for name in (
+        "host",
+        "ssh_host",
+        "port",
+        "ssh_port",
+        "connection",
+        "remote_tmp",
+        "ssh_executable",
+        "limit",
+    )
+) | {"inventory_hostname", "inventory_hostname_short"}
+"""Variables that would send a run to another machine than the one whose slot was taken, fence and all."""
+
+_PASSWORD = re.compile(r"[a-z]+://[^/@\s]*:[^/@\s]+@")
+
 _DURATION_ALLOWED = "a duration such as 90s, 30m, 1h30m or 2d (units d, h, m, s, largest first)"
 _CLOCK_ALLOWED = 'a time of day from "00:00" to "24:00"'
 _DAYS_ALLOWED = "days such as mon-fri, sat,sun or [mon, wed] of " + ", ".join(DAYS)
@@ -177,6 +194,11 @@ def _playbook(text: str) -> str:
 
 
 def _git_url(text: str) -> str:
+    if _PASSWORD.match(text):
+        raise Unreadable(
+            "a password does not belong in a plan, which many may read",
+            "a URL without one: git asks the credential helper, or the key, of the daemon's user",
+        )
     if not _GIT_URL.fullmatch(text):
         raise Unreadable(
             "git is not asked for this", "https://host/repo.git, ssh://host/repo.git or user@host:repo.git"
@@ -188,6 +210,15 @@ def _git_ref(text: str) -> str:
     bad = text.startswith(("-", "/")) or ".." in text or "@{" in text or re.search(r"[\s~^:?*\[\\]", text)
     if bad:
         raise Unreadable("this is no name of a commit", "a tag, a branch or a commit, such as v1.4.2")
+    return text
+
+
+def _own_variable(text: str) -> str:
+    if text in _WHERE:
+        raise Unreadable(
+            "a plan does not say where its nodes are",
+            "variables of the change; where a node is and how it is reached is the inventory's word",
+        )
     return text
 
 
@@ -273,5 +304,6 @@ TeamName = Annotated[
 VariableName = Annotated[
     str,
     AfterValidator(_matching(_VARIABLE, "the name of a variable: letters, digits and '_', no digit first")),
+    AfterValidator(_own_variable),
     schema_of(type="string", pattern=_VARIABLE),
 ]

@@ -132,6 +132,14 @@ def mistake_in(old: str, new: str, sample: str = DESIGN) -> tuple[str, int, str]
         ("ref: v1.4.2", "ref: --upload-pack=x", "spec.source.ref", 5, "a tag, a branch or a commit"),
         ("start:    {owner: 1}", "start:    {owner: 0}", "spec.gates.start", 21, "nobody's vote"),
         ("vars: {somaxconn", "vars: {so-max", "spec.maintain.vars.so-max", 14, "no digit first"),
+        (
+            "vars: {somaxconn",
+            "vars: {ansible_host",
+            "spec.maintain.vars.ansible_host",
+            14,
+            "the inventory's word",
+        ),
+        ("https://git.ex", "https://ops:geheim@git.ex", "spec.source.git", 5, "credential helper"),
         ("name: somaxconn-2026-11", "name: So maxconn", "metadata.name", 3, "small letters"),
     ],
 )
