@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ esac
 class Node:
     """One real node, and the commands that stand for its kernel and its service manager."""
 
-    def __init__(self, directory: Path, sshd: Sshd) -> None:
+    def __init__(self, directory: Path, sshd: Sshd, sockets: str) -> None:
         self.directory = directory
         self._sshd = sshd
+        self._sockets = sockets
         self.kernel, self.services = directory / "kernel", directory / "services"
         for folder, name, text in (
             (self.kernel, "sysctl", SYSCTL),
@@ -75,7 +77,7 @@ class Node:
                 **os.environ,
                 "ANSIBLE_PIPELINING": "1",
                 "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
+                "ANSIBLE_SSH_CONTROL_PATH_DIR": self._sockets,
             },
         )
         recap = done.stdout.rpartition("n0 ")[2].split()
@@ -89,8 +91,10 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     """A node of this test's own."""
     sshd = Sshd().start(tmp_path / "sshd")
-    yield Node(tmp_path, sshd)
-    sshd.stop()
+    # A socket's path is short by law; what holds one ends with the server that it talks to.
+    with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as sockets:
+        yield Node(tmp_path, sshd, sockets)
+        sshd.stop()
 
 
 def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
