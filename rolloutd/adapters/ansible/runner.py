@@ -37,6 +37,9 @@ CANCEL_LIMIT_S = 25.0
 CANCEL_NODE_S = 10.0
 """How long the node may take to end what a cancelled run left there: nobody waits for it by then."""
 
+MOST_OVER = 100
+"""Runs that are over and still known by heart, each with the end of its output: 2 MB in all."""
+
 TRIES_LIMIT = 16
 """Directories that one run may use up by daemons dying at the wrong moment; it takes one such death each."""
 
@@ -101,6 +104,7 @@ class AnsibleRunner:
         async with run.lock:
             if run.result is None:
                 run.result = await self._look(run)
+                self._forget_the_oldest()
             now = run.progress
         assert now is not None
         percent = 100.0 if isinstance(run.result, Ok) else now.percent
@@ -284,6 +288,14 @@ class AnsibleRunner:
 
     def _watch(self, run: _Followed, pid: int) -> None:
         run.departure = processes.Departure(pid, lambda: self._free(run))
+
+    def _forget_the_oldest(self) -> None:
+        """Know no more runs by heart that are over than a few: their directories know it as well."""
+        over = [
+            handle for handle, run in self._followed.items() if run.result is not None and not run.has_slot
+        ]
+        for handle in over[: max(0, len(over) - MOST_OVER)]:
+            del self._followed[handle]
 
     def _free(self, run: _Followed) -> None:
         if run.has_slot:
