@@ -259,11 +259,6 @@ class Console(Ways):
         if not isinstance(page, Page):
             return
         subject = self._with_freeze(page.subject())
-        if action.deed is deeds.APPROVE and deeds.unread(subject):
-            assert subject.gate is not None
-            self.open_gate(subject.gate.key)
-            self.say("a yes covers what has failed until now: read it here, then a")
-            return
         lacking = action.deed.lacks(subject)
         if lacking:
             self.say(f"{action.title}: {lacking}", "warning")
@@ -271,6 +266,11 @@ class Console(Ways):
         verdict = action.deed.may(self.model, subject)
         if not verdict.may:
             self.say(f"{action.title}: {verdict.why}", "warning")
+            return
+        if action.deed is deeds.APPROVE and deeds.unread(subject):
+            assert subject.gate is not None
+            self.open_gate(subject.gate.key)
+            self.say("a yes covers what has failed until now: read it here, then a")
             return
         deed = action.deed
 
@@ -312,9 +312,10 @@ class Console(Ways):
 
     def say(self, text: str, severity: Any = "information") -> None:
         """Show a sentence for a while."""
-        if text == self._said:
+        # One sentence at a time leaves the screen to be read; only what went wrong stays beside the next.
+        if self._said != "error":
             self.clear_notifications()
-        self._said = text
+        self._said = severity
         self.notify(clean(text), severity=severity, timeout=8, markup=False)
 
     def ask_text(self, label: str, text: str, then: Callable[[str], None]) -> None:

@@ -215,7 +215,8 @@ class Page(Screen[None]):
         if action.deed is not None:
             if action.deed.lacks(subject):
                 return []
-            if not action.deed.may(self.console.model, subject).may:
+            model = self.console.model
+            if model.me is not None and not action.deed.may(model, subject).may:
                 return [
                     (action.shown_key, "faint"),
                     (f" {action.title}", "faint"),

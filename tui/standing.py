@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tui import wording
-from tui.lines import Line, clean, fit
+from tui.lines import Line, clean, fit, wrapped
 from tui.link import Lost
 from tui.model import Model
 
 MOST_FREEZES = 2
 """Freezes told on every screen; the locks screen has all."""
+
+MOST_LINES = 2
+"""Lines in which it is said why the daemon is away."""
 
 
 def line(model: Model, lost: Lost | None, width: int, *, is_known: bool, reach: str) -> Line:
@@ -32,7 +35,8 @@ def alerts(model: Model, lost: Lost | None, width: int, now: float, *, is_known:
     texts: list[tuple[str, str]] = []
     if lost is not None:
         stale = f"stale: what is shown is of {wording.hour(lost.since)}, {wording.ago(lost.since, now)}. "
-        texts.append((f" ✗ {stale if is_known else ''}{lost.why}; trying again", "alert"))
+        said = wrapped(f"{stale if is_known else ''}{lost.why}; trying again", width - 4, MOST_LINES)
+        texts += [(f" {'✗' if number == 0 else ' '} {text}", "alert") for number, text in enumerate(said)]
     texts += [
         (f" ‖ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
         for freeze in (locks["freezes"][:MOST_FREEZES] if locks is not None else ())

@@ -285,9 +285,11 @@ async def test_who_may_not_sees_all_does_nothing_and_is_told_who_could(place: Pa
     async with console(world, place, size=(120, 40)) as (app, pilot, _):
         text = await shows(pilot, "kernel-x7k2p", "(not yours)")
         assert "for you" not in text
-        for key in ("p", "C", "a", "F"):
+        for key in ("p", "C", "a"):
             await pilot.press(key)
-        await shows(pilot, "not yours: team infra (ana, bo)")
+            await shows(pilot, "not yours: team infra (ana, bo)")
+        await pilot.press("F")
+        await shows(pilot, "freeze: not yours: members of the teams")
         app.open_node(world.id, "sea001-01")
         await shows(pilot, "ATTEMPT 1")
         for key in ("r", "s", "b", "h"):
