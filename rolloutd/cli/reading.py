@@ -116,7 +116,8 @@ def why(call: Call) -> int:
     if call.args.json:
         put_json(answer)
     elif answer["reason"] is None:
-        put(f"{answer['node']} is {answer['phase']}; nothing holds it")
+        going = "" if answer["phase"] == "done" else ", and nothing is known to hold it up"
+        put(f"{answer['node']} is {answer['phase']}{going}")
     else:
         put(f"{answer['node']} is {answer['phase']}: {reason_sentence(answer['reason'])}")
     return exits.DONE

@@ -13,15 +13,15 @@ from typing import cast
 from machines import ballots, gates, pools, schedule
 from machines import progress as standing
 from machines.index import Index
-from machines.moments import stamp
 from machines.node import Node, Sight
 from machines.plan import Digest, GateName
 from machines.rollout import Failure, Hold, Reason, Rollout, Target, Vote
 from machines.stands import Stand
-from machines.states import BUSY, Phase
+from machines.states import BUSY
 from machines.windows import Freeze
 from rolloutd.control import wire
 from rolloutd.control.finding import Found
+from rolloutd.control.standstill import standstill
 from rolloutd.control.times import maybe, moment
 from rolloutd.ports import ClosedRollout
 from rolloutd.settings import Settings
@@ -237,29 +237,15 @@ def nodes(state: State, found: Found) -> list[wire.Node]:
     """Return the nodes of a rollout in their order, each with the reason why it does not move."""
     targets = sorted(found.index.targets(found.rollout.id), key=lambda target: target.position)
     blocks = schedule.why_all(found.index, found.rollout.id, state.now())
-    return [node(state, found, target, moving(state, target, blocks.get(target.node))) for target in targets]
+    live = {each.node: state.live.get((each.rollout, each.node), NOTHING) for each in targets}
+    reasons = (standstill(found.index, each, blocks.get(each.node), live[each.node]) for each in targets)
+    return [node(state, found, each, why) for each, why in zip(targets, reasons, strict=True)]
 
 
 def why(state: State, found: Found, target: Target) -> Reason | None:
     """Return why a node does not move; None where it does, or has arrived."""
-    return moving(state, target, schedule.why(found.index, found.rollout.id, target.node, state.now()))
-
-
-def moving(state: State, target: Target, block: Reason | None) -> Reason | None:
-    """Return the reason of a node that waits or has failed; None for one at work or done.
-
-    One at work may wait as well: for what its isolators were told.
-    """
-    if target.phase in (Phase.PENDING, Phase.FAILED):
-        return block
-    live = state.live.get((target.rollout, target.node), NOTHING)
-    if target.phase not in BUSY or live.waits is None:
-        return None
-    by = ""
-    if target.phase is Phase.ISOLATING:
-        limit_s = state.index.rollout(target.rollout).plan.isolate_timeout_s
-        by = f"whoever it names; or time: at {stamp(target.since + limit_s)} it is put back and tried later"
-    return Reason("not-isolated-yet", live.waits.text, live.waits.at, by)
+    block = schedule.why(found.index, found.rollout.id, target.node, state.now())
+    return standstill(found.index, target, block, state.live.get((target.rollout, target.node), NOTHING))
 
 
 def failure(found: Failure | None) -> wire.Failure | None:

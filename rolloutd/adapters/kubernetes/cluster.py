@@ -222,9 +222,12 @@ class Cluster:
 
     async def _refuse(self, api: ApiClient, answer: aiohttp.ClientResponse) -> None:
         body = (await answer.read()).decode(errors="replace")
+        error = read_error(answer.status, answer.reason or "", body, answer.headers)
         if answer.status == 401:
             await self._forget(api)
-        raise read_error(answer.status, answer.reason or "", body, answer.headers)
+            stale = f"{error.message}; it does not accept the credentials of {self.kubeconfig}: renew them"
+            raise ApiError(401, error.reason, stale)
+        raise error
 
     async def _client(self) -> ApiClient:
         async with self._opening:
@@ -331,7 +334,12 @@ def _words(error: BaseException) -> str:
     return "no answer in time" if isinstance(error, TimeoutError) else text
 
 
-def names(objects: Sequence[str], most: int = 3) -> str:
+def names(objects: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """Join names for a sentence; more than a few nobody reads."""
-    more = f" and {len(objects) - most} more" if len(objects) > most else ""
-    return ", ".join(objects[:most]) + more
+    more = f"{'' if between == ', ' else ';'} and {len(objects) - most} more" if len(objects) > most else ""
+    return between.join(objects[:most]) + more
+
+
+def sentences(said: Sequence[str]) -> str:
+    """Join sentences that have commas of their own."""
+    return names(said, between="; ")

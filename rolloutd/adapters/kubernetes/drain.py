@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolloutd.adapters.kubernetes.answers import ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, names, path_of
+from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, names, path_of, sentences
 from rolloutd.adapters.kubernetes.eviction import Accepted, Gone, Held, evict
 from rolloutd.adapters.kubernetes.following import follow
 from rolloutd.adapters.kubernetes.pods import Pod, Policy, Sorted, ending_text, read_pod, sort_pods
@@ -47,10 +47,10 @@ async def could_drain(cluster: Cluster, node: str, policy: Policy) -> Ok | Busy:
     """Rehearse a drain: Busy names what would hold it now; raises ClusterUnreachable and ApiError."""
     found = sort_pods(await pods_on(cluster, node), policy)
     if found.refused:
-        return Busy(names(found.refused))
+        return Busy(sentences(found.refused))
     held = await _rehearse(cluster, found.go)
     if held:
-        return Busy(names([each.text for each in held]))
+        return Busy(sentences([each.text for each in held]))
     return Ok(f"all {len(found.go)} pods of {node} may be evicted now")
 
 
@@ -73,14 +73,14 @@ async def _hindrance(cluster: Cluster, node: str, policy: Policy, for_s: float) 
     while True:
         found = sort_pods(await pods_on(cluster, node), policy)
         if found.refused:
-            return Busy(names(found.refused))
+            return Busy(sentences(found.refused))
         if found.empty:
             return Ok(f"no pod is left on {node} that has to go")
         lasting = [each.text for each in await _rehearse(cluster, found.go) if each.lasting]
         if not lasting:
             return None
         if asyncio.get_running_loop().time() >= until:
-            return Busy(names(lasting))
+            return Busy(sentences(lasting))
         await asyncio.sleep(LASTING_LOOK_S)
 
 
@@ -203,8 +203,8 @@ class _Pass:
         held = [self._held[pod.uid].text for pod in found.go if pod.uid in self._held]
         asked = [pod.id for pod in found.go if pod.uid not in self._held]
         parts = (
-            names(found.refused),
-            names(held),
+            sentences(found.refused),
+            sentences(held),
             f"{names(asked)} asked to end" if asked else "",
             ending_text(found.ending),
             self._blind,
