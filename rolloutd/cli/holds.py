@@ -60,8 +60,9 @@ def take(call: Call) -> int:
     """Take a slot: exit 0 when granted, 1 with the reason when not."""
     args = call.args
     body = body_of(node=args.node, id=args.id, until=args.until, reason=args.reason)
-    granted: Hold = call.client.put(path_of("holds"), body)
+    # Asked before: a rollout that is about to let go of the node may have done so when we are answered.
     rollout = None if call.args.json else _at_work(call, args.node)
+    granted: Hold = call.client.put(path_of("holds"), body)
     until = f" until {moments.local(granted['until'])}" if granted["until"] else ""
     later = f", once {rollout} lets go of it: it is at work there now" if rollout else ""
     return _report(call, granted, f"{args.node}: held as {granted['source']}/{granted['id']}{until}{later}")

@@ -39,7 +39,8 @@ async def test_held_by_rolloutctl_while_it_is_drained(tmp_path_factory: Where) -
         assert "put back and tried later" in told
 
         said = await made.rolloutctl("hold", node, "--reason", WHY)
-        assert f"held, once {rollout} lets go of it" in said
+        assert "held as person/" in said
+        assert f", once {rollout} lets go of it" in said
 
         await made.until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "pending", "it is put back")
         await stays_for(made, node)

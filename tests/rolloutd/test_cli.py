@@ -271,6 +271,7 @@ def test_a_vote_carries_only_what_was_said(canned: Canned, capsys: pytest.Captur
 
 
 def test_a_refused_hold_is_exit_1_with_its_reason(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
+    canned.answer("GET", "locks", {"pools": []})
     canned.refuse("PUT", "holds", 409, "pool team/media is full: n9 is verifying")
     code, _, err = run(capsys, "hold", "n10", "--as", "kured", "--until", "2h", "--reason", "reboot")
     assert (code, err) == (1, "pool team/media is full: n9 is verifying\n")
