@@ -78,6 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["rollouts", _, "nodes", name, "log"]:
                 self._stream(iter(fleet.logs.get(name, [])))
             case ["events"]:
+                self.server.followed.append(int(query["after"]))
                 self._stream(self._events(int(query["after"])))
             case _:
                 self._say({"error": f"no {url.path}", "code": "not-found", "errors": []}, 404)
@@ -157,6 +158,7 @@ class Voice(ThreadingMixIn, UnixStreamServer):
         self.fleet = fleet
         self.over = False
         self.progress = 0
+        self.followed: list[int] = []
         self.ordered = ordered
         super().__init__(str(path), _Handler)
         self._thread = threading.Thread(

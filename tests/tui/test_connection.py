@@ -18,6 +18,7 @@ async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbe
         await shows(pilot, "4 of 12 done, 3 in flight")
         voice.close()
         await shows(pilot, "✗ lost", "stale: what is shown is of")
+        stood = world.seq
         world.move("sea001-01", "done", outcome="changed")
         world.at += 5
         world.move("sea001-02", "isolating")
@@ -25,6 +26,7 @@ async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbe
         try:
             await shows(pilot, "● live", "5 of 12 done, 3 in flight")
             assert app.connections == 2
+            assert again.followed == [stood], "the stream goes on where it stood"
             await until(pilot, lambda: app.model.heard == world.seq)
             heard = [entry["seq"] for entry in app.model.entries]
             assert heard == sorted(set(heard))

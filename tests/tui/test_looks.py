@@ -33,6 +33,17 @@ async def test_what_is_longer_than_the_screen_scrolls_with_the_cursor(place: Pat
         assert listing.scroll_offset.y == listing.max_scroll_y
 
 
+async def test_a_click_moves_the_cursor_and_two_open(place: Path) -> None:
+    async with console(running(), place) as (app, pilot, _):
+        await pilot.press("enter", "n")
+        await shows(pilot, "12 nodes")
+        await pilot.click("#body", offset=(5, 4))
+        await shows(pilot, "▌ ◕ sea001-01")
+        await pilot.click("#body", offset=(5, 4), times=2)
+        await shows(pilot, "▸ sea001-01", "ATTEMPT 1")
+        assert type(app.screen).__name__ == "NodePage"
+
+
 async def test_drawing_leaves_nothing_for_the_collector(place: Path) -> None:
     """A full collection stops the picture, so what was drawn must be gone without one."""
     world = running()

@@ -143,6 +143,23 @@ def test_an_answer_that_is_older_than_the_events_takes_nothing_back(
     assert shown["in_flight"] == expected["in_flight"]
 
 
+def test_an_answer_that_is_older_than_the_one_before_takes_nothing_back() -> None:
+    world = fleet()
+    model = model_of(world)
+    late = answers(world)
+    play(world, [(0, 0), (1, 0), (0, 0)])
+    world.state = "paused"
+    world.write("RolloutPaused", rollout=True, reason="fire")
+    model.lines_told(told(world))
+    take(model, world, answers(world))
+    expected = picture(model, world)
+    model.status_answered(late[0])
+    assert model.rollouts[world.id].state == "paused"
+    model.rollout_answered({**late[0]["rollouts"][0], "eta": "2026-11-20T18:45:00.000Z"}, late[0]["seq"])
+    assert model.rollouts[world.id].status["eta"] is None
+    assert picture(model, world) == expected
+
+
 @calm
 @given(chosen=moves, gap=st.integers(1, 10))
 def test_a_missing_entry_is_noticed_by_its_number(chosen: Any, gap: int) -> None:

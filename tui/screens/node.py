@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from textual.containers import Container
+from textual.containers import Container, Vertical
 from textual.widget import Widget
 
 from rolloutd.control import sentences, wire
@@ -48,10 +48,11 @@ class NodePage(Page):
     DEFAULT_CSS = """
     NodePage > #body { layout: vertical; }
     NodePage #steps { height: 2fr; }
-    NodePage #log { height: 3fr; }
+    NodePage #logs { height: 3fr; }
+    NodePage #log { height: 1fr; }
     NodePage.-wide > #body { layout: horizontal; }
     NodePage.-wide #steps { width: 2fr; height: 100%; }
-    NodePage.-wide #log { width: 3fr; height: 100%; }
+    NodePage.-wide #logs { width: 3fr; height: 100%; }
     """
 
     def __init__(self, rollout: str, node: str) -> None:
@@ -83,7 +84,8 @@ class NodePage(Page):
     def body(self) -> Iterator[Widget]:
         """Yield the head, the steps and the log."""
         yield Banner(self._head, id="head", lines=2)
-        yield Container(Listing(id="steps"), Listing(id="log"), id="body")
+        log = Vertical(Banner(self._log_head, id="loghead"), Listing(id="log"), id="logs")
+        yield Container(Listing(id="steps"), log, id="body")
 
     def on_mount(self) -> None:
         """Have the node and its log asked for."""
@@ -295,15 +297,20 @@ class NodePage(Page):
         listing = self.query_one("#log", Listing)
         shown = [each for each in self.log_lines if self._matches(each)]
         was_last = listing.rows is None or listing.cursor >= len(listing.rows) - 1
-        which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
-        end = self._reader.standing if self._reader is not None else ""
-        note = f"{which}{f', containing “{self.text}”' if self.text else ''}  {end}"
-        listing.show(LogRows(shown, note, self._why_empty(end)))
+        listing.show(LogRows(shown, self._why_empty()))
+        self.query_one("#loghead", Banner).again()
         if self.follows and (was_last or not listing.has_focus):
             listing.action_jump(-1)
 
-    def _why_empty(self, standing: str) -> str:
+    def _log_head(self, width: int) -> Sequence[Line]:
+        which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
+        end = self._reader.standing if self._reader is not None else ""
+        note = f"{which}{f', containing “{self.text}”' if self.text else ''}  {end}"
+        return [heading("LOG", note)(width)]
+
+    def _why_empty(self) -> str:
         """Return why there is no line of the log."""
+        standing = self._reader.standing if self._reader is not None else ""
         if self.log_lines:
             return f"no line of {len(self.log_lines):,} contains “{self.text}”"
         if standing in ("reading", "live"):
@@ -319,25 +326,22 @@ class NodePage(Page):
 class LogRows:
     """A line per line of the log, drawn when it is seen; tasks stand out as headings."""
 
-    def __init__(self, told: Sequence[dict[str, Any]], note: str, empty: str) -> None:
+    def __init__(self, told: Sequence[dict[str, Any]], empty: str) -> None:
         self._told = told
-        self._note = note
         self._empty = empty
 
     def __len__(self) -> int:
-        return max(2, len(self._told) + 1)
+        return max(1, len(self._told))
 
     def key(self, row: int) -> str:
         """Return the number of the line."""
-        return "" if row == 0 or not self._told else str(self._told[row - 1]["offset"])
+        return str(self._told[row]["offset"]) if self._told else ""
 
     def draw(self, row: int, width: int) -> Sequence[Line]:
         """Return the line."""
-        if row == 0:
-            return (heading("LOG", self._note)(width),)
         if not self._told:
             return ([(f"  {self._empty}", "dim")],)
-        told = self._told[row - 1]
+        told = self._told[row]
         at = instant(told["at"]) or 0.0
         role = _LOG_ROLES.get(told["kind"], "")
         text = lines.clean(told["text"])
