@@ -30,7 +30,7 @@ help:
 	@echo "make check   what needs no running: style, types, import contracts, documents"
 	@echo "make sim     the daemon under a virtual clock, in a world of faults: known seeds and 500 new ones"
 	@echo "             (SEEDS=100000 for a night; sim-planted: bugs that it must find; sim-coverage: what it reaches)"
-	@echo "make sim-planted  prove that the simulation catches six planted bugs"
+	@echo "make sim-planted  prove that the simulation catches seven planted bugs"
 	@echo "make sim-coverage how much of the loop, the driver and the store the simulation reaches"
 	@echo "make bench   all measurements"
 	@echo "make docs    write the tables of keys into docs/ anew, from the types"
@@ -73,7 +73,7 @@ sim-planted: .venv-dev/installed
 	@$(DEV)/python -m tests.sim.planting
 
 # Of the loop, the driver with its parts, and the store, reached by the simulation alone.
-REACHED = rolloutd/daemon.py,rolloutd/driving/driver.py,rolloutd/driving/interruption.py,rolloutd/driving/isolation.py,rolloutd/driving/logbook.py,rolloutd/driving/running.py,rolloutd/driving/turn.py,rolloutd/store/*
+REACHED = rolloutd/daemon.py,rolloutd/driving/driver.py,rolloutd/driving/interruption.py,rolloutd/driving/isolation.py,rolloutd/driving/logbook.py,rolloutd/driving/probing.py,rolloutd/driving/running.py,rolloutd/driving/turn.py,rolloutd/store/*
 sim-coverage: .venv-dev/installed
 	@$(DEV)/python -m coverage run --branch --data-file=.coverage-sim --include='$(REACHED)' \
 		-m tests.sim --jobs 1 --first 0 --seeds 100 --small some

@@ -25,6 +25,14 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Look whether client traffic runs on the node."""
+
+    spec: StepSpec
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Undo:
     """Restore what the isolator found; `last` when nothing else of ours is left on the node."""
 
@@ -99,13 +107,13 @@ class Idle:
     """This node needs nobody."""
 
 
-Action = Isolate | Undo | Clear | Run | Verify | Wait | Move | Halt | Settle | Idle
+Action = Isolate | Probe | Undo | Clear | Run | Verify | Wait | Move | Halt | Settle | Idle
 
 
 def step_of(action: Action) -> str | None:
     """Return the step that people see while this is done; None for what takes no time."""
     match action:
-        case Isolate():
+        case Isolate() | Probe():
             return action.spec.name
         case Undo():
             return f"put back {action.spec.name}"

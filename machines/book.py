@@ -1,9 +1,9 @@
-"""The facts as they are remembered: nodes, rollouts, targets, holds, freezes, observations.
+"""The facts as they are remembered: nodes, rollouts, targets, holds, freezes, observations, traffic.
 
 They are read here; projection.py alone changes them, with all that follows from
 them.
-Everything but the observations is what the store keeps; those are as old as the
-daemon.
+Everything but the observations and the traffic is what the store keeps; those
+are as old as the daemon.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from machines.limits import Limits, TeamRules
 from machines.node import Node, Observation
 from machines.rollout import Hold, Rollout, Target
 from machines.states import BUSY
+from machines.traffic import Traffic, TrafficSeen
 from machines.windows import Freeze
 
 
@@ -47,6 +48,7 @@ class Book:
         self._freezes: dict[str, Freeze] = {}
         self._team_rules: dict[str, TeamRules] = {}
         self._seen: dict[str, Observation] = {}
+        self._traffic = TrafficSeen()
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -77,6 +79,11 @@ class Book:
     def observations(self) -> Sequence[Observation]:
         """The last observation of each node."""
         return tuple(self._seen.values())
+
+    @property
+    def traffic(self) -> Sequence[Traffic]:
+        """What the traffic probes last said of each node."""
+        return tuple(self._traffic)
 
     @property
     def epoch(self) -> int:
@@ -110,6 +117,10 @@ class Book:
     def released_at(self, node: str) -> float:
         """Return when we last let go of a node (epoch seconds); 0.0 when we never had it."""
         return max((t.since for t in self.targets_on(node) if t.attempt and t.phase not in BUSY), default=0.0)
+
+    def traffic_of(self, rollout: str, node: str) -> Traffic | None:
+        """Return what the traffic probes of a rollout last said of a node."""
+        return self._traffic.of(rollout, node)
 
     def snapshot(self) -> Snapshot:
         """Return the facts as a value, as the store would load them."""

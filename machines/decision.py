@@ -38,6 +38,14 @@ class Rehearse:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether client traffic runs on this node."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """Put this isolating node back as it was, for this reason."""
 
@@ -68,6 +76,7 @@ class Decision:
     starts: tuple[Start, ...] = ()
     looks: tuple[Look, ...] = ()
     rehearse: tuple[Rehearse, ...] = ()
+    probes: tuple[Probe, ...] = ()
     put_backs: tuple[PutBack, ...] = ()
     opens: tuple[Open, ...] = ()
     ends: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from machines.book import Snapshot
 from machines.limits import Limits, TeamRules
 from machines.node import NO_LABEL, Node, Observation
 from machines.rollout import Hold, Rollout, Target
+from machines.traffic import Traffic
 from machines.windows import Freeze
 
 
@@ -35,6 +36,7 @@ class Facts(Protocol):
     def targets_on(self, node: str) -> Iterable[Target]: ...
     def holds_on(self, node: str) -> Iterable[Hold]: ...
     def observation(self, node: str) -> Observation | None: ...
+    def traffic_of(self, rollout: str, node: str) -> Traffic | None: ...
     def members(self, key: str, value: str) -> Iterable[str]: ...
 
 
@@ -49,10 +51,17 @@ class ScannedFacts:
     team_rules: Mapping[str, TeamRules] = field(default_factory=dict)
     holds: tuple[Hold, ...] = ()
     seen: dict[str, Observation] = field(default_factory=dict)
+    probed: dict[tuple[str, str], Traffic] = field(default_factory=dict)
     rows: dict[tuple[str, str], Target] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, limits: Limits, observations: Iterable[Observation]) -> ScannedFacts:
+    def of(
+        cls,
+        snapshot: Snapshot,
+        limits: Limits,
+        observations: Iterable[Observation],
+        traffic: Iterable[Traffic] = (),
+    ) -> ScannedFacts:
         """Lay out a snapshot."""
         return cls(
             limits=limits,
@@ -62,6 +71,7 @@ class ScannedFacts:
             team_rules={each.team: each for each in snapshot.team_rules},
             holds=snapshot.holds,
             seen={seen.node: seen for seen in observations},
+            probed={(each.rollout, each.node): each for each in traffic},
             rows={(target.rollout, target.node): target for target in snapshot.targets},
         )
 
@@ -84,6 +94,10 @@ class ScannedFacts:
     def observation(self, node: str) -> Observation | None:
         """Return a node's last observation."""
         return self.seen.get(node)
+
+    def traffic_of(self, rollout: str, node: str) -> Traffic | None:
+        """Return what the probes last said of a node."""
+        return self.probed.get((rollout, node))
 
     def members(self, key: str, value: str) -> Iterable[str]:
         """Return the nodes of a pool."""

@@ -180,6 +180,7 @@ class Index(Book):
         How old an observation is that was made later than now nobody can say.
         """
         self._seen = {node: seen for node, seen in self._seen.items() if seen.at <= self.now}
+        self._traffic.forget_after(self.now)
         for seen in self._seen.values():
             self._expires(seen)
         for hold in self._holds.values():

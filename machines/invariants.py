@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from machines import tellers
 from machines.book import Snapshot
 from machines.events import (
     Event,
@@ -27,8 +28,9 @@ from machines.facts import Facts, ScannedFacts
 from machines.limits import Limits
 from machines.node import NO_LABEL, Observation, Sight
 from machines.plan import GateName, Need
-from machines.rollout import Actor, ActorKind, Failure, Hold, Rollout, Target, Vote
+from machines.rollout import Hold, Rollout, Target
 from machines.states import BUSY, IllegalTransition, Outcome, Phase, Trigger, edge
+from machines.traffic import GOOD_FOR_S, Traffic
 from machines.windows import any_open
 
 # -- the two questions -----------------------------------------------------------
@@ -65,9 +67,10 @@ def violations(
     limits: Limits,
     observations: Iterable[Observation],
     now: float,
+    traffic: Iterable[Traffic] = (),
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = ScannedFacts.of(before, limits, observations)
+    facts = ScannedFacts.of(before, limits, observations, traffic)
     broken: list[str] = []
     moves: list[Event] = []
     known = {rollout.id: rollout for rollout in before.rollouts}
@@ -165,6 +168,7 @@ def _admission_violation(
         or _wave_violation(facts, rollout, target, now)
         or _time_violation(facts, rollout, target, now)
         or _node_violation(facts, target, now, earlier)
+        or _traffic_violation(facts, rollout, target, now)
         or _pool_violation(facts, rollout, target, now, earlier)
     )
     return f"{who}: {why}" if why else None
@@ -214,6 +218,15 @@ def _node_violation(facts: Facts, target: Target, now: float, earlier: Sequence[
     return None
 
 
+def _traffic_violation(facts: Facts, rollout: Rollout, target: Target, now: float) -> str | None:
+    if not rollout.plan.traffic:
+        return None
+    told = facts.traffic_of(target.rollout, target.node)
+    if told is None or not 0.0 <= now - told.at < GOOD_FOR_S:
+        return "nobody has looked just now at whether client traffic runs there"
+    return None if told.busy is False else f"a traffic probe says: {told.text}"
+
+
 def _pool_violation(
     facts: Facts, rollout: Rollout, target: Target, now: float, earlier: Sequence[Event]
 ) -> str | None:
@@ -261,7 +274,7 @@ def _lasts(hold: Hold, now: float) -> bool:
 
 
 def _wave_violation(facts: Facts, rollout: Rollout, target: Target, now: float) -> str | None:
-    open_failures = {failure.id for failure in _open_failures(facts, rollout)}
+    open_failures = {failure.id for failure in tellers.open_failures(facts, rollout)}
     targets = list(facts.targets(rollout.id))
     for spec in rollout.plan.waves:
         if spec.name == target.wave:
@@ -284,82 +297,8 @@ def _wave_violation(facts: Facts, rollout: Rollout, target: Target, now: float) 
 
 
 def _failure_violation(facts: Facts, rollout: Rollout) -> str | None:
-    failures = _open_failures(facts, rollout)
+    failures = tellers.open_failures(facts, rollout)
     return f"the failure of {failures[0].node} is not settled" if failures else None
-
-
-def _open_failures(facts: Facts, rollout: Rollout) -> list[Failure]:
-    """Return the failures that no proceed votes cover in the number asked, whoever cast them when."""
-    if not rollout.failures:
-        return []
-    need = rollout.plan.gates.get(GateName.PROCEED, Need(owner=1))
-    votes = [
-        vote
-        for vote in rollout.votes
-        if vote.gate is GateName.PROCEED
-        and vote.yes
-        and vote.withdrawn_at is None
-        and vote.digest == rollout.digest.whole
-    ]
-    teams = _teams(facts, rollout)
-    wanted = Need(max(need.owner, 0 if need.each_team else 1), need.each_team, need.four_eyes)
-    found = []
-    for failure in rollout.failures:
-        covering = [vote for vote in votes if failure.id in _covered(vote, rollout.failures)]
-        if _lacking(rollout, wanted, covering, teams):
-            found.append(failure)
-    return found
-
-
-def _covered(vote: Vote, failures: Sequence[Failure]) -> set[str]:
-    shown = [failure for failure in failures if failure.id in vote.shown]
-    later = [
-        f
-        for f in failures
-        if f not in shown and f.at >= vote.at and (vote.until is None or f.at <= vote.until)
-    ]
-    alike = {failure.signature for failure in shown}
-    named = [failure for failure in later if failure.node in vote.nodes]
-    more = [failure for failure in later if failure not in named and failure.signature in alike]
-    return {failure.id for failure in (*shown, *named, *more[: vote.more])}
-
-
-def _teams(facts: Facts, rollout: Rollout) -> set[str]:
-    return {
-        target.team
-        for target in facts.targets(rollout.id)
-        if target.team is not None and target.outcome is not Outcome.LEFT
-    }
-
-
-def _lacking(rollout: Rollout, need: Need, votes: Sequence[Vote], teams: Iterable[str]) -> str | None:
-    """Return who is missing among these votes, None when they are enough."""
-    here = {_known_as(vote.actor): vote.actor.uid for vote in votes if vote.actor.kind is ActorKind.PERSON}
-    people: dict[object, set[str]] = {}
-    for vote in votes:
-        submitter, actor = rollout.submitted_by, vote.actor
-        by_service = actor.kind is ActorKind.SERVICE
-        same = actor.uid is not None and actor.uid == submitter.uid
-        if by_service or None in (actor.uid, submitter.uid):
-            same |= _known_as(actor) == _known_as(submitter)
-        if need.four_eyes and same:
-            continue
-        uid = here.get(_known_as(actor)) if by_service else actor.uid
-        people.setdefault(_known_as(actor) if uid is None else uid, set()).update(vote.teams)
-    owners = sum(rollout.plan.owner in member for member in people.values())
-    if owners < need.owner:
-        return f"{owners} of {need.owner} owners"
-    if need.per_team:
-        return None
-    for team in sorted(teams):
-        if sum(team in member for member in people.values()) < need.each_team:
-            return f"team {team}"
-    return None
-
-
-def _known_as(actor: Actor) -> str:
-    """Return by which name one person is known, whoever carried their word."""
-    return actor.name.split(":", actor.kind is ActorKind.SERVICE)[-1].split("@")[0].casefold()
 
 
 def _gate_violation(facts: Facts, event: GateOpened, now: float) -> str | None:
@@ -380,7 +319,7 @@ def _gate_violation(facts: Facts, event: GateOpened, now: float) -> str | None:
         and (ttl is None or now < vote.at + ttl)
     ]
     need = rollout.plan.gates.get(event.gate, Need(owner=1))
-    lacking = _lacking(rollout, need, votes, _teams(facts, rollout))
+    lacking = tellers.lacking(rollout, need, votes, tellers.teams(facts, rollout))
     return f"gate {event.gate} of {rollout.id} cannot open: missing {lacking}" if lacking else None
 
 

@@ -56,7 +56,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One isolator or check of a plan: which adapter, with which parameters.
+    """One traffic probe, isolator or check of a plan: which adapter, with which parameters.
 
     `name` is unique within its list and readable (`isolate.0.command`,
     `verify.2.ssh`, `team.payments.0.ssh`); params are what the plan says, with
@@ -113,6 +113,7 @@ class Plan:
     waves: tuple[WaveSpec, ...]
     stages: tuple[Stage, ...]
     verify: tuple[StepSpec, ...]
+    traffic: tuple[StepSpec, ...] = ()
     isolate: tuple[StepSpec, ...] = ()
     rollback: Stage | None = None
     rollback_verify: tuple[StepSpec, ...] = ()

@@ -54,6 +54,7 @@ from machines.prospects import Prospect
 from machines.rollout import Hold, Rollout, Target
 from machines.states import BUSY, Phase
 from machines.tally import Tally
+from machines.traffic import Traffic
 
 Compile = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan of its canonical content; the shell knows how."""
@@ -142,6 +143,14 @@ class Projection(Index):
         self.prospects.take(prospect)
         self.lanes.heat_node(prospect.node, (prospect.rollout,))
 
+    def probed(self, traffic: Traffic) -> None:
+        """Take in what traffic probes say of a node; of a rollout that is over nothing is kept."""
+        rollout = self._rollouts.get(traffic.rollout)
+        if rollout is None or rollout.closed:
+            return
+        self._traffic.take(traffic)
+        self.lanes.heat_node(traffic.node, (traffic.rollout,))
+
     def relimit(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Take up new settings; `plans` are the rollouts' plans as they compile under them."""
         self.limits = limits
@@ -182,6 +191,7 @@ class Projection(Index):
                     self._slots.leave(name)
                     self._nodes.pop(name, None)
                     self._seen.pop(name, None)
+                    self._traffic.forget_node(name)
                     self._replace_lanes(name)
             case HoldTaken():
                 self._take(event.hold)
@@ -226,6 +236,7 @@ class Projection(Index):
         if rollout.closed and not self._rollouts[rollout_id].closed:
             for target in self._targets[rollout_id].values():
                 self.lanes.unplace(target)
+            self._traffic.forget_rollout(rollout_id)
         self._rollouts[rollout_id] = rollout
         self._unsettled.pop(rollout_id, None)
 

@@ -8,7 +8,7 @@ parameters.
 
 The order within the phases:
 
-- isolating: every isolator, in the plan's order;
+- isolating: every isolator, in the plan's order, after a look at traffic (approach.py);
 - maintaining: no older run is left, isolation stands: the playbook of each stage;
 - verifying: infra checks, the team's checks, put back (isolators undone in
   reverse), in-service checks, probation.
@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 
 from machines import guard
 from machines.actions import Action, Clear, Idle, Isolate, Move, Run, Settle, Undo, Verify, Wait
+from machines.approach import UNKNOWN_RETRY_S, UNKNOWN_TRIES, Approach
 from machines.checks import alive, checks_of
 from machines.events import StepAction, StepRecord, StepState
 from machines.plan import OnUnknown, Plan, Stage, StepSpec
-from machines.records import in_service_since, standing
+from machines.records import in_service_since, standing, stood_before
 from machines.rollout import Order, Target
 from machines.states import BUSY, Outcome, Phase, Trigger
 from machines.stopping import stopping
@@ -37,12 +38,6 @@ PUT_BACK_BACKOFF_S = 60.0
 
 PUT_BACK_BACKOFF_MOST_S = 3600.0
 """The longest wait of a node that was put back: an hour still meets most windows."""
-
-UNKNOWN_RETRY_S = 5.0
-"""How long to wait before asking again after a lost answer: a connection is back sooner than a person."""
-
-UNKNOWN_TRIES = 3
-"""How often a step whose answer was lost is asked again before a person must look."""
 
 
 def next_action(
@@ -61,7 +56,8 @@ def next_action(
     long it has been in its phase while a daemon was there to see; `unclean` that
     an older run may have processes there; `withdraw` why it should be put back.
     """
-    asked = _Asked(plan, target, tuple(records), now, elapsed_s, unclean, withdraw)
+    kept, approach = tuple(records), Approach.of(plan, target, records, now)
+    asked = _Asked(plan, target, kept, now, elapsed_s, unclean, withdraw, approach)
     if target.order is Order.STOP:
         return stopping(target, asked.records)
     if target.order is Order.RETURN and target.phase not in BUSY:
@@ -91,32 +87,38 @@ class _Asked:
     elapsed_s: float
     unclean: bool
     withdraw: str
+    approach: Approach
 
     # isolating
 
     def isolating(self) -> Action:
         late = self.elapsed_s >= self.plan.isolate_timeout_s
         turned = any(r.action is StepAction.UNDO and r.attempt == self.target.attempt for r in self.records)
-        if self.withdraw or late or turned:
-            why = self.withdraw or self._late_text()
-            if self._failed_before() and not turned:
+        busy = self.approach.found()
+        if self.withdraw or late or turned or busy:
+            why = self.withdraw or busy or self._late_text()
+            if stood_before(self.plan.isolate, self.target, self.records) and not turned:
                 # It did not pass when it was last worked on: putting it back takes a person's word.
                 return Move(Trigger.FAILED, step="isolate", text=why)
             return self._putting_back(why)
+        action = self._isolating() or Move(Trigger.ISOLATED)
+        if not isinstance(action, Wait):
+            return action
+        # At its deadline the node is put back: its slot is another's.
+        left_s = max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
+        return replace(action, until=min(action.until, self.now + left_s))
+
+    def _isolating(self) -> Action | None:
+        """Return what is left to do until the node is isolated, None when it is."""
+        for spec in self.approach.gently():
+            action = self._isolate(spec, gently=True)
+            if action is not None:
+                return replace(action, gentle=True) if isinstance(action, Isolate) else action
         for spec in self.plan.isolate:
             action = self._isolate(spec)
-            if isinstance(action, Wait):
-                # At its deadline the node is put back: its slot is another's.
-                left_s = max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
-                return replace(action, until=min(action.until, self.now + left_s))
             if action is not None:
-                return action
-        return Move(Trigger.ISOLATED)
-
-    def _failed_before(self) -> bool:
-        """Whether the node has been isolated since an attempt before this one."""
-        earlier = [record for record in self.records if record.attempt < self.target.attempt]
-        return all(standing(self.plan.isolate, records) for records in (earlier, self.records))
+                return (self.approach.looking(spec) if isinstance(action, Isolate) else None) or action
+        return None if self.plan.isolate else self.approach.looking(None)
 
     def _late_text(self) -> str:
         busy = [
@@ -125,15 +127,16 @@ class _Asked:
         why = f": {busy[-1]}" if busy else ""
         return f"not isolated within {self.plan.isolate_timeout_s:.0f} s{why}"
 
-    def _isolate(self, spec: StepSpec) -> Action | None:
-        """Return what one isolator still needs in this attempt, None when it stands."""
+    def _isolate(self, spec: StepSpec, *, gently: bool = False) -> Action | None:
+        """Return what one isolator still needs in this attempt, None when it stands, gently or fully."""
         latest = self._latest(spec.name, StepAction.DO, StepAction.LOOK)
         if latest is None:
             return self._isolate_now(spec, 1)
         again = latest.number + 1
         match latest.state:
             case StepState.OK:
-                return None
+                fully = gently or not self.approach.is_gentle(latest)
+                return None if fully else self._isolate_now(spec, again)
             case StepState.INTENDED:
                 return self._isolate_now(spec, latest.number)
             case StepState.BUSY:

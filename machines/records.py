@@ -32,6 +32,12 @@ def standing(specs: Iterable[StepSpec], records: Sequence[StepRecord]) -> tuple[
     return tuple(found)
 
 
+def stood_before(specs: Sequence[StepSpec], target: Target, records: Sequence[StepRecord]) -> bool:
+    """Say whether the node has been isolated since an attempt before this one: it failed then."""
+    earlier = [record for record in records if record.attempt < target.attempt]
+    return all(standing(specs, some) for some in (earlier, records))
+
+
 def in_service_since(target: Target, records: Sequence[StepRecord]) -> float:
     """Return when a node was back in service and judged so, in this attempt (epoch seconds)."""
     undone = [

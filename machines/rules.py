@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from machines import gates, pools, windows
+from machines import gates, pools, traffic, windows
 from machines.index import Index
 from machines.moments import span, stamp
 from machines.node import Observation
@@ -185,6 +185,13 @@ def _sight_block(index: Index, target: Target) -> Reason | None:
     return Reason(code, seen.text, seen.since, seen.lifted_by)
 
 
+def traffic_block(index: Index, rollout: Rollout, target: Target) -> Reason | None:
+    """Return what traffic was last seen on the node; whether it needs the change at all is asked before."""
+    if not rollout.plan.traffic or target.maybe_current:
+        return None
+    return traffic.block(index.traffic_of(target.rollout, target.node))
+
+
 def standing(target: Target) -> Reason:
     """Say where a node stands that does not wait to start."""
     if target.phase is Phase.FAILED:
@@ -214,6 +221,12 @@ def has_room(index: Index, rollout: Rollout, wave: WaveSpec, room: Room) -> bool
     """Say whether one more node may be at work; room_block() is the same in words."""
     limits = limits_at_work(index, rollout, wave, room)
     return all(most is None or at_work < most for _, most, at_work in limits)
+
+
+def room_left(index: Index, rollout: Rollout, wave: WaveSpec, room: Room) -> int:
+    """Return how many more nodes of the wave may be at work."""
+    limits = limits_at_work(index, rollout, wave, room)
+    return max(0, min(most - at_work for _, most, at_work in limits if most is not None))
 
 
 def limits_at_work(

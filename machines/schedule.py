@@ -1,58 +1,31 @@
 """What to do now, and why the rest does not move.
 
 `decide` walks the rollouts in the order of their submission and each one's
-waiting nodes in order; whoever passes every rule takes its slots before the
-next one is asked.  `why` asks the same rules about one node.  Deciding changes
-nothing: the daemon commits what it carries out, and asking again gives what is
-left.
+waiting nodes in order (starting.py).  `why` asks the same rules about one node.
+Deciding changes nothing: the daemon commits what it carries out, and asking
+again gives what is left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, nsmallest
-from typing import Final
+from collections.abc import Iterator
 
-from machines import gates, pools, prospects, putbacks, rules, waves
+from machines import gates, pools, putbacks, rules, starting, traffic, waves
 from machines.ballots import is_opened
-from machines.decision import Decision, Look, Open, PutBack, Rehearse, Start
+from machines.decision import Decision, Look, Open, Probe, PutBack, Start
 from machines.index import Index
-from machines.lanes import Lane, Place
-from machines.node import natural
-from machines.plan import GateName, WaveSpec
+from machines.plan import GateName
 from machines.rollout import Reason, Rollout, Target
-from machines.stands import sight
+from machines.starting import Draft
 from machines.states import Phase
 from machines.waves import Course
-
-OBSERVE_MOST: Final = 256
-"""Nodes asked to be observed by one decision: what one batch of connections can carry."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A decision being made."""
-
-    room: rules.Room = field(default_factory=rules.Room)
-    starts: list[Start] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-    rehearse: list[Rehearse] = field(default_factory=list)
-    put_backs: list[PutBack] = field(default_factory=list)
-    opens: list[Open] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
-    observe: dict[str, None] = field(default_factory=dict)
-    asked: dict[str, bool] = field(default_factory=dict)
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    wake_at: float = math.inf
 
 
 def decide(index: Index, now: float) -> Decision:
     """Return what to do at `now` (epoch seconds), and why the rest does not move."""
     index.advance(now)
-    draft = _Draft()
-    quiet = rules.observe_only(index)
+    draft = Draft(rules.observe_only(index))
     for rollout in index.rollouts.values():
         if rollout.closed:
             continue
@@ -60,16 +33,17 @@ def decide(index: Index, now: float) -> Decision:
         if index.all_done(rollout.id):
             _end(index, rollout, now, draft)
             continue
-        _start(index, rollout, now, draft, quiet)
-    if quiet is None:
+        _start(index, rollout, now, draft)
+    if draft.quiet is None:
         _put_back(index, now, draft)
         _watch_mates(index, now, draft)
-    draft.wake_at = min(draft.wake_at, index.next_change())
+    draft.wake(index.next_change())
     draft.reasons.update(pools.reasons(index))
     return Decision(
         starts=tuple(draft.starts),
         looks=tuple(draft.looks),
         rehearse=tuple(draft.rehearse),
+        probes=tuple(draft.probes),
         put_backs=tuple(draft.put_backs),
         opens=tuple(draft.opens),
         ends=tuple(draft.ends),
@@ -121,6 +95,7 @@ def _waiting(
         rules.own_block(index, rollout, target, now),
         pools.may_start(index, target, now),
         rules.room_block(index, rollout, wave, rules.Room()),
+        rules.traffic_block(index, rollout, target),
         rules.observe_only(index),
     )
     given = [reason for reason in reasons if reason is not None]
@@ -159,16 +134,16 @@ def _left_over(index: Index, rollout: Rollout) -> Reason | None:
 # -- starting --------------------------------------------------------------------
 
 
-def _end(index: Index, rollout: Rollout, now: float, draft: _Draft) -> None:
+def _end(index: Index, rollout: Rollout, now: float, draft: Draft) -> None:
     """End a rollout whose nodes are all done, once its last soak is over: a canary may still turn red."""
     until = max(waves.soaked_at(index, rollout, spec) for spec in rollout.plan.waves)
     if now >= until:
         draft.ends.append(rollout.id)
     else:
-        draft.wake_at = min(draft.wake_at, until)
+        draft.wake(until)
 
 
-def _open_gates(index: Index, rollout: Rollout, now: float, draft: _Draft) -> None:
+def _open_gates(index: Index, rollout: Rollout, now: float, draft: Draft) -> None:
     asked = [(GateName.START, "")]
     asked += [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
     for gate, wave in asked:
@@ -178,7 +153,7 @@ def _open_gates(index: Index, rollout: Rollout, now: float, draft: _Draft) -> No
             draft.opens.append(Open(rollout.id, gate, wave))
 
 
-def _start(index: Index, rollout: Rollout, now: float, draft: _Draft, quiet: Reason | None) -> None:
+def _start(index: Index, rollout: Rollout, now: float, draft: Draft) -> None:
     """Start what may start of one rollout, and say why the first of the rest does not."""
     reason = rules.rollout_block(index, rollout, now)
     if reason is not None:
@@ -186,14 +161,14 @@ def _start(index: Index, rollout: Rollout, now: float, draft: _Draft, quiet: Rea
         return
     course = waves.course(index, rollout, now)
     if course.until is not None:
-        draft.wake_at = min(draft.wake_at, course.until)
+        draft.wake(course.until)
     if course.block is not None and course.wave is not None:
         draft.reasons[rollout.id] = draft.reasons[f"{rollout.id}/{course.wave.name}"] = course.block
         return
     if course.wave is None:
         return
     begun = draft.room.fleet
-    _walk(index, rollout, course.wave, now, draft, quiet)
+    starting.walk(index, rollout, course.wave, now, draft)
     if begun == draft.room.fleet and not index.tally(rollout.id).busy:
         places = index.pending(rollout.id, course.wave.name)
         first = index.target(rollout.id, places[0][2]) if places else None
@@ -202,140 +177,10 @@ def _start(index: Index, rollout: Rollout, now: float, draft: _Draft, quiet: Rea
             draft.reasons[rollout.id] = reason
 
 
-def _walk(
-    index: Index, rollout: Rollout, wave: WaveSpec, now: float, draft: _Draft, quiet: Reason | None
-) -> None:
-    """Ask the hot lanes' nodes in the order of their places, and start whom every rule lets go.
-
-    A lane of which nobody can start, whatever else this decision starts, is parked.
-    """
-    heads: list[tuple[Place, int, Lane, _Asked]] = []
-    for number, lane in enumerate(index.lanes.hot(rollout.id, wave.name)):
-        heads.append((lane.places[0], number, lane, _Asked()))
-    heapify(heads)
-    queue = prospects.Queue()
-    while heads and rules.has_room(index, rollout, wave, draft.room):
-        place, number, lane, asked = heappop(heads)
-        if _ask(index, rollout, index.target(rollout.id, place[2]), now, draft, asked, queue, quiet):
-            asked.at += 1
-            if asked.at < len(lane.places):
-                heappush(heads, (lane.places[asked.at], number, lane, asked))
-                continue
-        if not asked.hot:
-            index.lanes.park(lane, asked.until)
-    _start_passed(index, rollout, wave, draft, queue)
-
-
-@dataclass(slots=True)
-class _Asked:
-    """How far a lane has been asked; `hot` says that it must be asked again next time."""
-
-    at: int = 0
-    hot: bool = False
-    until: float = math.inf
-
-
-def _ask(
-    index: Index,
-    rollout: Rollout,
-    target: Target,
-    now: float,
-    draft: _Draft,
-    asked: _Asked,
-    queue: prospects.Queue,
-    quiet: Reason | None,
-) -> bool:
-    """Start the node if every rule lets it go; say whether the next one of its lane is worth asking."""
-    if target.node in draft.room.taken.nodes:
-        asked.hot = True
-        return True
-    blocked = pools.blocked_by(index, target, draft.room.taken)
-    if blocked is not None and blocked[1] is not None:
-        asked.hot = asked.hot or not _is_full_anyway(index, target)
-        return target.isolated
-    own = rules.own_block(index, rollout, target, now)
-    if own is not None and own.code not in rules.UNSEEN:
-        asked.until = min(asked.until, rules.until(index, rollout, target, own, now))
-        return True
-    if own is not None or blocked is not None:
-        asked.hot |= _ask_to_observe(index, target, draft) or pools.blocked_by(index, target) != blocked
-        return blocked is None or target.isolated
-    asked.hot = True
-    if quiet is not None:
-        return False
-    if target.maybe_current:
-        draft.looks.append(Look(target.rollout, target.node))
-    else:
-        if prospects.is_rehearsed(rollout.plan, target):
-            passed = _pass_over(index, target, now, draft, queue)
-            if passed is not None:
-                return passed
-        draft.starts.append(Start(target.rollout, target.node))
-    draft.room.take(index, target)
-    return True
-
-
-def _pass_over(
-    index: Index, target: Target, now: float, draft: _Draft, queue: prospects.Queue
-) -> bool | None:
-    """Return None for a node that goes now, else whether the next one of its lane may go in its place."""
-    told = index.prospects.fresh(target, now)
-    mine = [pool.id for pool in index.all_pools(target.node)]
-    if queue.is_full(mine):
-        return False
-    rivals = any(index.lanes.has_rivals(pool) for pool in mine)
-    if rivals and queue.pass_over(target, mine, told):
-        if told is None:
-            draft.rehearse.append(Rehearse(target.rollout, target.node))
-            draft.wake_at = min(draft.wake_at, now + prospects.GOOD_FOR_S)
-        return True
-    return False if queue.is_unsure(mine) else None
-
-
-def _start_passed(
-    index: Index, rollout: Rollout, wave: WaveSpec, draft: _Draft, queue: prospects.Queue
-) -> None:
-    """Start nodes that were passed over where nobody else took their slots."""
-    for target in queue.passed:
-        if queue.is_unsure([pool.id for pool in index.all_pools(target.node)]):
-            continue
-        blocked = pools.blocked_by(index, target, draft.room.taken)
-        if blocked is None and rules.has_room(index, rollout, wave, draft.room):
-            draft.room.take(index, target)
-            draft.starts.append(Start(target.rollout, target.node))
-
-
-def _is_full_anyway(index: Index, target: Target) -> bool:
-    """Say whether a pool is full also without what this decision starts."""
-    blocked = pools.blocked_by(index, target)
-    return blocked is not None and blocked[1] is not None
-
-
-def _ask_to_observe(index: Index, target: Target, draft: _Draft) -> bool:
-    """Ask for the node and its mates to be observed where that is too long ago; say whether any is."""
-    return _observe(index, (target.node,), draft) | _observe_mates(index, target, draft)
-
-
-def _observe_mates(index: Index, target: Target, draft: _Draft) -> bool:
-    stale = False
-    for pool in index.pools_for(target.rollout, target.node):
-        if pool.id not in draft.asked:
-            draft.asked[pool.id] = _observe(index, nsmallest(OBSERVE_MOST, pool.unknown, key=natural), draft)
-        stale |= draft.asked[pool.id]
-    return stale
-
-
-def _observe(index: Index, nodes: Iterable[str], draft: _Draft) -> bool:
-    stale = [node for node in nodes if (seen := sight(index, node)) is not None and seen.stale]
-    for node in stale[: OBSERVE_MOST - len(draft.observe)]:
-        draft.observe[node] = None
-    return bool(stale)
-
-
 # -- putting back ----------------------------------------------------------------
 
 
-def _put_back(index: Index, now: float, draft: _Draft) -> None:
+def _put_back(index: Index, now: float, draft: Draft) -> None:
     """Put isolating nodes back that make room for a later outage, or for somebody who holds them."""
     told: dict[tuple[str, str], PutBack] = {}
     for pool, backs in putbacks.for_room(index, now).items():
@@ -347,12 +192,12 @@ def _put_back(index: Index, now: float, draft: _Draft) -> None:
     draft.put_backs += told.values()
 
 
-def _watch_mates(index: Index, now: float, draft: _Draft) -> None:
+def _watch_mates(index: Index, now: float, draft: Draft) -> None:
     """Keep looking at the mates of isolating nodes, so that an outage among them is noticed in time."""
     for target in index.busy():
         if target.phase is Phase.ISOLATING:
-            _observe_mates(index, target, draft)
-            draft.wake_at = min(draft.wake_at, now + index.limits.observe_within_s)
+            starting.observe_mates(index, target, draft)
+            draft.wake(now + index.limits.observe_within_s)
 
 
 # -- explaining ------------------------------------------------------------------
@@ -363,6 +208,8 @@ def _turn(index: Index, target: Target, decision: Decision) -> Reason:
     for start in _begun(decision):
         if (start.rollout, start.node) == (target.rollout, target.node):
             return Reason("starting", f"{target.node} starts now", index.now)
+    if Probe(target.rollout, target.node) in decision.probes:
+        return traffic.being_looked_at(target)
     ahead = next(_ahead(index, target, decision), None)
     text = f"{target.node} waits for its turn" + (f": {ahead} goes first" if ahead else "")
     return Reason("turn", text, target.since, ahead or "")

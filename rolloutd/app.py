@@ -25,6 +25,7 @@ from rolloutd.adapters.kit import (
     INVENTORIES,
     ISOLATORS,
     OBSERVERS,
+    PROBES,
     WATCHES,
     Adapters,
     InventorySnapshot,
@@ -114,7 +115,13 @@ async def _serving(
     runner = _runner(settings, shell)
     alarm = ApschedulerAlarm()
     kit = Kit(shell, clock, runner, lambda: _snapshot(state.fleet()), settings)
-    gear = Gear(runner, Adapters(ISOLATORS, kit), Adapters(CHECKS, kit), _trees(state, sources))
+    gear = Gear(
+        runner,
+        Adapters(ISOLATORS, kit),
+        Adapters(CHECKS, kit),
+        _trees(state, sources),
+        Adapters(PROBES, kit),
+    )
     daemon = Daemon(
         state,
         gear,

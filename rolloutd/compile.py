@@ -59,6 +59,8 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         waves=_waves(spec),
         stages=stages,
         verify=verify + _team_steps(teams),
+        # A plan that was stored by a version without probes does not have the key.
+        traffic=compile_steps(spec.get("traffic", ()), "traffic"),
         isolate=compile_steps(spec["isolate"], "isolate"),
         rollback=_rollback(spec["rollback"]),
         rollback_verify=_rollback_verify(spec["rollback"], verify),

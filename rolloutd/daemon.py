@@ -28,6 +28,7 @@ from rolloutd.privacy import guarded
 from rolloutd.state import State
 from rolloutd.watching.keeping import Kept
 from rolloutd.watching.observing import Observing
+from rolloutd.watching.probing import Probing
 from rolloutd.watching.refreshing import Refreshing
 from rolloutd.watching.rehearsing import Rehearsing
 from rolloutd.watching.soaking import Soaking
@@ -65,6 +66,7 @@ class Daemon:
         self._soaking = Soaking(state, gear)
         self._rehearsing = Rehearsing(state, gear)
         self._kept = Kept(state, gear)
+        self._probing = Probing(state, gear)
         self._decision_s = 0.0
         self.turned: Callable[[float], None] = lambda decision_s: None
         self.settled = asyncio.Event()
@@ -131,6 +133,8 @@ class Daemon:
             self._observing.ask(self._tasks, decision.observe)
         if decision.rehearse:
             self._rehearsing.ask(self._tasks, decision.rehearse)
+        if decision.probes:
+            self._probing.ask(self._tasks, decision.probes)
         for look in decision.looks:
             self._look(look)
         self._kept.ask(self._tasks)

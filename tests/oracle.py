@@ -7,11 +7,12 @@ and `kind`:
     settings   pools {key: {"": n, value: n or "p%"}}, fleet, within
     inventory  labels {node: {label: value}} of all known nodes
     saw        node, up, foreign
+    probe      rollout, node, idle: what was seen of the node's traffic, as the rollout's plan asks
     hold       node, id, until (or None);  release: node, id
     freeze     id, scope, until;  unfreeze: id
     plan       rollout, digest, by (uid), owner, keys, fleet, waves [{name, soak, gate, most}], gates
                {gate: {owner, each, eyes, per_team}}, windows [[start_s, end_s] of the UTC day], ttl,
-               targets {node: {wave, team}}
+               targets {node: {wave, team}}, probed: whether traffic is looked at
     join       rollout, node, wave, team;  amend: rollout, node, team
     vote       rollout, id, gate, wave, digest, uid, yes, teams, shown, nodes, more, until
     withdraw   rollout, id;  open: rollout, gate, wave
@@ -32,6 +33,9 @@ from typing import Any
 Entry = dict[str, Any]
 
 DAY_S = 86_400
+
+LOOK_S = 30
+"""How old the look at a node's traffic may be when the node begins."""
 
 
 def judge(log: list[Entry]) -> list[str]:
@@ -64,6 +68,7 @@ class Court:
         self.out_of_service: dict[str, str] = {}
         self.running: dict[str, str] = {}
         self.began_out: set[str] = set()
+        self.probed: dict[tuple[str, str], Entry] = {}
 
     def hear(self, entry: Entry) -> Iterator[str]:
         """Take one entry in; yield what is wrong with it."""
@@ -81,6 +86,9 @@ class Court:
 
     def on_saw(self, entry: Entry) -> None:
         self.seen[entry["node"]] = entry
+
+    def on_probe(self, entry: Entry) -> None:
+        self.probed[entry["rollout"], entry["node"]] = entry
 
     def on_hold(self, entry: Entry) -> None:
         self.holds[entry["node"], entry["id"]] = entry
@@ -238,6 +246,8 @@ class Court:
         yield from (f"{who} {text}" for text in self._too_early(plan, node, now))
         yield from (f"{who} {text}" for text in self._at_a_bad_time(plan, node, now))
         yield from (f"{who} {text}" for text in self._too_many(plan, node, now))
+        if plan["probed"] and not self._idle(name, node, now):
+            yield f"{who} without having been seen idle just before"
         if node in self.failed:
             yield f"{who} while it is failed in {self.failed[node]}"
         if self._held(node, now):
@@ -310,6 +320,10 @@ class Court:
     def _held(self, node: str, now: float) -> bool:
         ends = (hold["until"] for (held, _), hold in self.holds.items() if held == node)
         return any(until is None or now < until for until in ends)
+
+    def _idle(self, name: str, node: str, now: float) -> bool:
+        looked = self.probed.get((name, node))
+        return looked is not None and bool(looked["idle"]) and 0 <= now - looked["at"] < LOOK_S
 
     def _up(self, node: str, now: float) -> bool:
         seen = self.seen.get(node)

@@ -19,6 +19,7 @@ INVENTORIES = "rolloutd.inventories"
 OBSERVERS = "rolloutd.observers"
 ISOLATORS = "rolloutd.isolators"
 CHECKS = "rolloutd.checks"
+PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
 
 

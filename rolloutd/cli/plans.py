@@ -165,6 +165,8 @@ def _put_preview(answer: Preview) -> None:
     put()
     put_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
     put()
+    for looked in answer["looked_at"]:
+        put(f"looked at: {printable(looked)}")
     if answer["not_looked_at"]:
         put(f"not looked at: {printable(', '.join(answer['not_looked_at']))}")
     put(f"digest {answer['digest']}")

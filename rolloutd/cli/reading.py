@@ -158,6 +158,8 @@ def put_rollout(rollout: Rollout) -> None:
     put(f"{bar(rollout['percent'])} {percentage(rollout['percent'])}   {_counts(rollout)}")
     if rollout["reason"] is not None:
         put(coloured(reason_sentence(rollout["reason"]), "yellow"))
+    for looked in rollout["looked_at"]:
+        put(f"looked at: {printable(looked)}")
     if rollout["not_looked_at"]:
         put(f"not looked at: {printable(', '.join(rollout['not_looked_at']))}")
     _put_gates(rollout)

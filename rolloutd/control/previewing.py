@@ -14,7 +14,7 @@ from machines.index import Index
 from machines.plan import GateName
 from machines.projection import Projection
 from machines.rollout import Actor, Reason, Rollout, Target
-from rolloutd.control import views, wire
+from rolloutd.control import looking, views, wire
 from rolloutd.orders.submit import Draft
 from rolloutd.state import State
 
@@ -44,7 +44,8 @@ def preview(state: State, draft: Draft, who: Actor) -> wire.Preview:
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
         "gates": [_gate(state, rollout, gate, targets) for gate in GateName],
-        "not_looked_at": [views.TRAFFIC],
+        "looked_at": looking.looked_at(draft.plan),
+        "not_looked_at": looking.not_looked_at(draft.plan),
         "digest": digest.whole,
         "hashes": views.hashes(digest),
         "warnings": [*_warnings(state, draft, targets), *_unanswerable(state, rollout, targets)],

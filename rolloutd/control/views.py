@@ -19,16 +19,13 @@ from machines.rollout import Failure, Hold, Reason, Rollout, Target, Vote
 from machines.stands import Stand
 from machines.states import BUSY
 from machines.windows import Freeze
-from rolloutd.control import wire
+from rolloutd.control import looking, wire
 from rolloutd.control.finding import Found
 from rolloutd.control.standstill import standstill
 from rolloutd.control.times import maybe, moment
 from rolloutd.ports import ClosedRollout
 from rolloutd.settings import Settings
 from rolloutd.state import Live, SourceState, State
-
-TRAFFIC = "client traffic (the plan has no traffic probe)"
-"""What no plan of this version looks at, said wherever people decide."""
 
 NOTHING = Live()
 
@@ -82,7 +79,8 @@ def rollout(state: State, found: Found) -> wire.Rollout:
         "eta": None if far.eta_s is None or each.closed else moment(now + far.eta_s),
         "submitted_by": each.submitted_by.name,
         "submitted_at": moment(each.submitted_at),
-        "not_looked_at": [TRAFFIC],
+        "looked_at": looking.looked_at(each.plan),
+        "not_looked_at": looking.not_looked_at(each.plan),
         "owner": each.plan.owner,
         "expected_s": index.expected_s(each.id),
     }

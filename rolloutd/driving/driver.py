@@ -63,6 +63,7 @@ class Driver:
         self.node = node
         self._state = state
         self._gear = gear
+        self._where = (state, gear, rollout, node)
         self._alive_since = alive_since
         self._withdraw = ""
         self._turn = Turn()
@@ -171,6 +172,8 @@ class Driver:
         match action:
             case actions.Isolate():
                 await self._isolation.do(action)
+            case actions.Probe():
+                await self._isolation.probe(action)
             case actions.Undo():
                 await self._isolation.undo(action)
             case actions.Clear():
@@ -197,8 +200,7 @@ class Driver:
         record = self._book.intend(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._gear.checks[spec.kind]
         prior = self._book.prior_of(spec.kind)
-        where = (self._state, self._gear, self.rollout, self.node)
-        ctx = await step_context(*where, spec, step=action.step, number=action.number, prior=prior)
+        ctx = await step_context(*self._where, spec, step=action.step, number=action.number, prior=prior)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
         result = await self._try(self._until_green(check, ctx))
         await self._book.ended(record, result)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rolloutd.ports import Check, Isolator, Runner
+from rolloutd.ports import Check, Isolator, Runner, TrafficProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +17,4 @@ class Gear:
     isolators: Mapping[str, Isolator]
     checks: Mapping[str, Check]
     tree: Callable[[str], Awaitable[Path]]
+    probes: Mapping[str, TrafficProbe] = field(default_factory=dict)

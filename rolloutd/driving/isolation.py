@@ -1,4 +1,4 @@
-"""Takes one node out of service and back, and sees that it stays out while something runs there.
+"""Takes one node out of service and back, looks for traffic before, and sees that it stays out meanwhile.
 
 Every doing has its intent recorded first, and what is found missing is recorded
 as well: what follows from it is decided from the records, elsewhere.  While a
@@ -19,6 +19,7 @@ from machines.plan import Plan, StepSpec
 from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
 from rolloutd.driving.logbook import Logbook
+from rolloutd.driving.probing import look_for_traffic
 from rolloutd.driving.turn import Turn
 from rolloutd.ports import Busy, Failed, Look, Ok, StepResult, Unknown
 from rolloutd.state import State
@@ -75,6 +76,12 @@ class Isolation:
             result = await self._try(isolator.do(replace(ctx, prior=prior)))
         await self._book.ended(record, result)
         return result
+
+    async def probe(self, action: actions.Probe) -> None:
+        """Look for traffic by one probe; it changes nothing, so it needs no recorded intent."""
+        record = self._book.intend(action.spec.name, StepAction.LOOK, action.number)
+        seen = await self._try(look_for_traffic(*self._where, action.spec, number=action.number))
+        await self._book.ended(record, seen)
 
     async def undo(self, action: actions.Undo) -> None:
         """Put the node back by one isolator."""

@@ -25,7 +25,7 @@ from rolloutd.planfile.content import (
 from rolloutd.planfile.document import Value, read_document, walk
 from rolloutd.planfile.model import RESERVED, PlanDocument
 from rolloutd.planfile.schema import schema_of_model
-from rolloutd.planfile.steps import CHECKS, ISOLATORS
+from rolloutd.planfile.steps import CHECKS, ISOLATORS, PROBES
 from rolloutd.planfile.wording import Path, cut, dotted
 
 JSON = Any
@@ -50,6 +50,7 @@ FORMAT = Format(
     title=TITLE,
     rules=(
         rules.source_is_one,
+        lambda root: rules.step_rules(root, ("spec", "traffic"), tuple(PROBES)),
         lambda root: rules.step_rules(root, ("spec", "isolate"), tuple(ISOLATORS)),
         lambda root: rules.step_rules(root, ("spec", "verify"), tuple(CHECKS)),
         lambda root: rules.step_rules(root, ("spec", "rollback", "verify"), tuple(CHECKS)),

@@ -3,7 +3,7 @@
 Content is JSON with every default filled in, selectors in canonical spelling
 and durations in seconds, so that comments, key order, quoting and spelling
 change nothing.  Its three parts are hashed apart: what is done (change), where
-(scope), and by whose leave (policy).  Every key of the plan belongs to exactly
+(scope), and by whose leave and when (policy).  Every key of the plan belongs to exactly
 one of them, but for `metadata.ticket` and `metadata.description`, which are for
 people, and `source`, for which the pinned commit or content hash stands.
 """
@@ -22,7 +22,7 @@ Content = Mapping[str, JSON]
 
 CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
-POLICY_KEYS = ("max_parallel", "soak", "windows", "gates", "limits")
+POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 SPLIT_KEYS = ("canary", "waves")
 """Keys whose selector is scope and whose limits, soak and gate are policy."""
 
@@ -68,7 +68,7 @@ def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:
 
 
 def policy_content(content: Content) -> dict[str, JSON]:
-    """Return by whose leave and how carefully: owner, gates, waves' limits, windows."""
+    """Return by whose leave and how carefully: owner, gates, waves' limits, windows, traffic."""
     spec = content["spec"]
     waves = [{key: wave[key] for key in ("max_parallel", "soak", "gate")} for wave in spec["waves"]]
     canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}

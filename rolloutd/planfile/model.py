@@ -13,7 +13,16 @@ from pydantic import BeforeValidator, Field
 
 from rolloutd.planfile import scalars
 from rolloutd.planfile.scalars import Duration, Limit, Playbook, SelectorText
-from rolloutd.planfile.steps import ABSENT, LATER, IsolateStep, Part, VerifyStep, reserved_kinds, span
+from rolloutd.planfile.steps import (
+    ABSENT,
+    LATER,
+    IsolateStep,
+    Part,
+    TrafficStep,
+    VerifyStep,
+    reserved_kinds,
+    span,
+)
 
 API_VERSION = "rolloutd/v1"
 KIND = "MaintenancePlan"
@@ -33,8 +42,8 @@ MAX_PARALLEL = 10_000
 
 RESERVED = {
     "spec.prepare": "`prepare` is reserved for a later version: put its tasks at the beginning of `maintain`",
-    "spec.traffic": "`traffic` is not available in this version: no client traffic is looked at; remove it",
     **reserved_kinds("spec.isolate", LATER["isolate"]),
+    **reserved_kinds("spec.traffic", LATER["traffic"]),
     **reserved_kinds("spec.verify", LATER["verify"]),
     **reserved_kinds("spec.rollback.verify", LATER["verify"]),
 }
@@ -239,6 +248,12 @@ class Spec(Part):
     )
     windows: list[WindowSpec] = Field(
         default=[], max_length=MAX_ITEMS, description="When a node may start; always if none is given."
+    )
+    traffic: list[TrafficStep] = Field(
+        default=[],
+        max_length=MAX_STEPS,
+        description="How client traffic on a node is seen: a node starts only while every one of these says "
+        "that there is none. If none is given, it is not looked at.",
     )
     isolate: list[IsolateStep] = Field(
         default=[],

@@ -38,6 +38,7 @@ _GIT_URL = re.compile(
 
 _NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
 _TEAM = r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_NAMESPACE = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 
 _WHERE = frozenset(
@@ -300,6 +301,13 @@ TeamName = Annotated[
     str,
     AfterValidator(_matching(_TEAM, "the name of a team: letters, digits, '-', '_' and '.', at most 63")),
     schema_of(type="string", pattern=_TEAM),
+]
+Namespace = Annotated[
+    str,
+    AfterValidator(
+        _matching(_NAMESPACE, "the name of a namespace: small letters, digits and '-', at most 63")
+    ),
+    schema_of(type="string", pattern=_NAMESPACE),
 ]
 VariableName = Annotated[
     str,

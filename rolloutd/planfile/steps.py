@@ -1,6 +1,6 @@
-"""The kinds of isolators, checks and observers, and what each may be told.
+"""The kinds of isolators, traffic probes, checks and observers, and what each may be told.
 
-A new kind is one model and one line in ISOLATORS, CHECKS or OBSERVERS; the plan
+A new kind is one model and one line in ISOLATORS, PROBES, CHECKS or OBSERVERS; the plan
 file, the settings, the JSON Schema and the reference all follow.  What a kind
 does is its adapter's affair and unknown here.  All durations are seconds once
 they have been read.
@@ -17,6 +17,7 @@ from rolloutd.planfile.scalars import (
     Answer,
     Duration,
     Limit,
+    Namespace,
     Pattern,
     Playbook,
     SelectorText,
@@ -26,6 +27,9 @@ from rolloutd.planfile.scalars import (
 
 JSON = Any
 
+
+MAX_NAMESPACES = 50
+"""Namespaces of one probe: each is a request per look."""
 
 ABSENT: Any = None
 """The default of keys that may be left out but not written as null."""
@@ -161,6 +165,26 @@ class KubernetesCheck(Check):
     timeout: Limit = span("30s", "Limit of one try.")
 
 
+# -- traffic probes -----------------------------------------------------------
+
+
+class KubernetesProbe(Part):
+    """Workload is traffic: pods with these labels that run on the node make it busy."""
+
+    pods: SelectorText = Field(
+        min_length=1,
+        description="Label selector of the pods that count: each that is bound to the node and has not "
+        "finished. Pods of DaemonSets and static pods never count.",
+    )
+    namespaces: list[Namespace] = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=MAX_NAMESPACES,
+        description="Only pods of these namespaces count; of all if not given.",
+    )
+    timeout: Limit = span("10s", "Limit of one look; what is not known by then is unknown.")
+
+
 # -- observers ----------------------------------------------------------------
 
 
@@ -180,10 +204,12 @@ CHECKS: dict[str, Any] = {
     "reachable": ReachableCheck,
     "ssh": Annotated[SshCheck, BeforeValidator(_exit_zero)],
 }
+PROBES: dict[str, type[Part]] = {"kubernetes": KubernetesProbe}
 OBSERVERS: dict[str, type[Part]] = {"reachable": ReachableObserver}
 
 LATER: dict[str, tuple[str, ...]] = {
     "isolate": ("haproxy",),
+    "traffic": ("prometheus", "ssh"),
     "verify": ("haproxy", "prometheus"),
     "observe": ("kubernetes", "prometheus"),
     "inventory": ("netbox",),
@@ -239,9 +265,11 @@ def _first_sentence(model: Any) -> str:
 
 if TYPE_CHECKING:
     IsolateStep = Step
+    TrafficStep = Step
     VerifyStep = Step
     ObserveStep = Step
 else:
     IsolateStep = step_model("IsolateStep", "One way to take the node out of service.", ISOLATORS)
+    TrafficStep = step_model("TrafficStep", "One way to see whether client traffic runs on a node.", PROBES)
     VerifyStep = step_model("VerifyStep", "One check that the node must pass.", CHECKS)
     ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)

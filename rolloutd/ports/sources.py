@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rolloutd.ports.steps import Busy, Ok, StepContext
+from rolloutd.ports.steps import Busy, Ok, StepContext, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,14 @@ class Sources(Protocol):
 
 
 class TrafficProbe(Protocol):
-    """Says whether client traffic runs on a node; unknown is busy."""
+    """Says whether client traffic runs on a node; it changes nothing there.
 
-    async def look(self, ctx: StepContext) -> Ok | Busy:
-        """Judge once."""
+    `Busy.text` and `Unknown.text` name the node and what was seen, as a whole
+    sentence: people read it as the reason for which the node waits.
+    """
+
+    async def look(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        """Judge once; Unknown, or an error, where nobody can say: a node is never started on that."""
         ...
 
 

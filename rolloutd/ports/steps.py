@@ -18,7 +18,8 @@ class StepContext:
     `params` are rendered; `prior` is what the isolator's look recorded before
     it did anything; `tree` is the pinned source; `key` is unique to
     (rollout, node, attempt, step) and the same after a restart.  `gentle` asks
-    an isolator to keep new work away without driving running work off.  `held`
+    an isolator to keep new work away without driving running work off; while
+    some is left its look says that it is not done.  `held`
     says, at a put-back, who wants the node to stay out of service all the same.
     A check is given as `prior` what the isolator of its own kind recorded.
     """

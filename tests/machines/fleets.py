@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node
-from machines.plan import Enrol, GateName, Need, Plan, WaveSpec
+from machines.plan import Enrol, GateName, Need, Plan, StepSpec, WaveSpec
 from machines.windows import Window
 from tests.machines.worlds import plan_of
 
@@ -79,4 +79,5 @@ def some_plan(chance: random.Random) -> Plan:
         enrol=chance.choice(tuple(Enrol)),
         vote_ttl_s=chance.choice((None, None, 500.0)),
         expected_s=30.0,
+        traffic=chance.choice(((), (), (StepSpec("traffic.0.kubernetes", "kubernetes"),))),
     )

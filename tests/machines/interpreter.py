@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from machines.amend import amendments
@@ -52,6 +52,7 @@ from machines.projection import Projection
 from machines.rollout import Actor, ActorKind, Failure, Hold, Target, Vote
 from machines.schedule import decide, why, why_all
 from machines.states import BUSY, Outcome, Phase, Trigger, edge
+from machines.traffic import Traffic
 from machines.windows import Freeze
 from tests.machines.fleets import limits_of, node_of, plain_pools, some_plan
 from tests.machines.worlds import T0, opening
@@ -83,6 +84,8 @@ class World:
     truth: dict[str, tuple[Sight, bool]]
     faulty: bool = True
     trusting: bool = False
+    traffic: dict[str, bool | None] = field(default_factory=dict)
+    """Nodes with client traffic, or of which nobody can say (None); all others are idle."""
     ids: int = 0
 
     # -- making one
@@ -130,6 +133,7 @@ class World:
             windows=[[window.start_minute * 60, window.end_minute * 60] for window in plan.windows],
             ttl=plan.vote_ttl_s,
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
+            probed=bool(plan.traffic),
         )
 
     # -- telling
@@ -188,6 +192,8 @@ class World:
             self.commit(RolloutEnded(rollout, self.now))
         if decision.observe:
             self._observe(decision.observe)
+        for probe in decision.probes:
+            self._probe(probe.rollout, probe.node)
         return decision
 
     def _look(self, target: Target) -> None:
@@ -224,6 +230,16 @@ class World:
             seen.append(Observation(node, sight, self.now, "as it is", foreign))
             self.note("saw", node=node, up=sight is Sight.UP, foreign=foreign)
         self.index.observed(seen, self.now)
+
+    def _probe(self, rollout: str, node: str) -> None:
+        busy = self.traffic.get(node, False)
+        self.index.probed(Traffic(rollout, node, busy, self.now, f"{node} is {busy}"))
+        self.note("probe", rollout=rollout, node=node, idle=busy is False)
+
+    def come_and_go(self) -> None:
+        """Let client traffic come to a node, or end there."""
+        node = self.chance.choice(sorted(self.truth))
+        self.traffic[node] = self.chance.choice((True, True, None, False))
 
     def work(self, target: Target) -> None:
         """Let one node in flight take its next step, or fail in it."""
@@ -516,6 +532,7 @@ class World:
         self.faulty = False
         self.amend()
         self.truth = dict.fromkeys(self.truth, (Sight.UP, False))
+        self.traffic.clear()
         for hold in self.index.holds:
             self.release(hold)
         for freeze in self.index.freezes:
@@ -550,12 +567,18 @@ class World:
                 self.agree(rollout.id)
 
     def _part(self, target: Target) -> None:
-        """Return one of two isolated nodes that wait for each other since a budget was lowered."""
+        """Return one of two nodes that wait for each other: for a slot, or the one for the other's wave."""
         rollout = self.index.rollout(target.rollout)
         if target.isolated and not rollout.closed:
             reason = why(self.index, target.rollout, target.node, self.now)
-            if reason.code in ("pool-full", "pool-over-budget") and "still isolated" in reason.text:
+            full = reason.code in ("pool-full", "pool-over-budget") and "still isolated" in reason.text
+            if full or (reason.code == "earlier-wave" and self._is_waited_for(target)):
                 self.skip(target)
+
+    def _is_waited_for(self, target: Target) -> bool:
+        """Whether a node of the wave that is not over waits for the slot of this one."""
+        reasons = why_all(self.index, target.rollout, self.now).values()
+        return any(r.code == "pool-full" and f"{target.node} is pending" in r.text for r in reasons)
 
     def agree(self, rollout: str) -> None:
         """Let everybody say yes wherever they are asked."""
@@ -583,6 +606,8 @@ _ACCIDENTS: tuple[Callable[[World], None], ...] = (
     World.observe_some,
     World.break_or_mend,
     World.break_or_mend,
+    World.come_and_go,
+    World.come_and_go,
     World.hold,
     World.hold,
     World.freeze,

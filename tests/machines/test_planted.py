@@ -1,4 +1,4 @@
-"""The judges see what they should: six faults planted in a copy of the core, each caught by both.
+"""The judges see what they should: eight faults planted in a copy of the core, each caught by both.
 
 The invariants and the oracle are asked apart, so that neither hides that the
 other is blind.
@@ -48,8 +48,8 @@ def core(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_there_are_six() -> None:
-    assert len(PLANTED) == 6
+def test_there_are_eight() -> None:
+    assert len(PLANTED) == 8
 
 
 def test_the_copy_is_sound_before_anything_is_planted(core: Path) -> None:

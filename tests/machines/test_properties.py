@@ -35,6 +35,8 @@ def rebuilt(index: Projection) -> Projection:
     """Return an index built afresh from what the other one knows."""
     fresh = Projection.build(index.snapshot(), index.limits)
     fresh.observed(index.observations, index.now)
+    for told in index.traffic:
+        fresh.probed(told)
     return fresh
 
 
@@ -44,7 +46,7 @@ def wake(decision: Decision) -> float:
 
 def is_deed(decision: Decision) -> bool:
     """Say whether carrying the decision out may change the next one."""
-    observed = bool(decision.observe)
+    observed = bool(decision.observe or decision.probes)
     return observed or bool(decision.starts or decision.looks or decision.put_backs or decision.opens)
 
 
@@ -66,12 +68,13 @@ def test_the_invariants_find_nothing_forbidden(seed: int, steps: int) -> None:
     for _ in range(steps):
         world.step()
         before = world.index.snapshot()
-        seen = world.index.observations
+        seen, told = world.index.observations, world.index.traffic
         decision = decide(world.index, world.now)
         world.decide()
         after = world.index.snapshot()
         if not decision.observe:
-            found = violations(before, after, limits=world.index.limits, observations=seen, now=world.now)
+            known = {"limits": world.index.limits, "observations": seen, "traffic": told}
+            found = violations(before, after, now=world.now, **known)
             assert found == []
 
 
@@ -82,7 +85,7 @@ def test_an_index_kept_by_events_equals_one_built_afresh(seed: int, steps: int) 
     for _ in range(steps):
         world.step()
         mine, fresh = decide(world.index, world.now), decide(rebuilt(world.index), world.now)
-        for name in ("starts", "looks", "put_backs", "opens", "ends", "observe", "reasons"):
+        for name in ("starts", "looks", "probes", "put_backs", "opens", "ends", "observe", "reasons"):
             assert getattr(mine, name) == getattr(fresh, name), name
         assert wake(mine) <= wake(fresh)
         assert rebuilt(world.index).snapshot() == world.index.snapshot()

@@ -58,6 +58,8 @@ spec:
     - {name: second, select: site=ams, max_parallel: 4, soak: 30m, gate: continue}
     - {name: third, select: site=fra}
   windows: [{days: mon-fri, from: "09:00", to: "16:00", zone: Europe/Amsterdam}]
+  traffic:
+    - kubernetes: {pods: "app.kubernetes.io/component=job", namespaces: [batch], timeout: 20s}
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}
     - playbook: {file: isolate.yml, undo: deisolate.yml, timeout: 2m}

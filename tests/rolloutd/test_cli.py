@@ -73,6 +73,7 @@ ROLLOUT: dict[str, Any] = {
     "eta": None,
     "submitted_by": "alice",
     "submitted_at": "2026-11-20T07:00:00Z",
+    "looked_at": [],
     "not_looked_at": ["client traffic"],
 }
 

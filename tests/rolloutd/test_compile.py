@@ -82,6 +82,16 @@ def test_everything_a_plan_may_say_arrives() -> None:
     assert "matches" not in in_service.params
 
 
+def test_probes_of_traffic_arrive_and_a_plan_stored_before_there_were_any_has_none() -> None:
+    (probe,) = compiled(EVERYTHING).traffic
+    assert (probe.name, probe.kind, probe.timeout_s) == ("traffic.0.kubernetes", "kubernetes", 20.0)
+    assert probe.params["pods"] == "app.kubernetes.io/component=job"
+    assert probe.params["namespaces"] == ["batch"]
+    content = read(EVERYTHING.encode(), "plan.yaml").content
+    del content["spec"]["traffic"]
+    assert compile_plan(content, teams={}).traffic == ()
+
+
 def test_after_a_rollback_its_own_checks_count_else_those_that_can_hold() -> None:
     assert [step.name for step in compiled(EVERYTHING).rollback_verify] == ["rollback.verify.0.ssh"]
     assert [step.name for step in compiled(DESIGN).rollback_verify] == ["verify.0.reachable"]

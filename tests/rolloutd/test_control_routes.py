@@ -214,10 +214,25 @@ async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
         assert {gate["gate"] for gate in shown["gates"]} == {"start", "continue", "proceed"}
         continued = next(gate for gate in shown["gates"] if gate["gate"] == "continue")
         assert continued["answerable_by"]["teams"] == {"payments": ["paul"], "search": ["@searchers"]}
-        assert shown["not_looked_at"]
+        assert (shown["looked_at"], shown["not_looked_at"]) == (
+            [],
+            ["client traffic (the plan has no traffic probe)"],
+        )
         assert await inside.ask("nora", "get", "/v1/rollouts") == {"rollouts": []}
         rollout = await inside.submit()
         assert inside.state.index.rollout(rollout).digest.whole == shown["digest"]
+
+
+async def test_a_plan_with_probes_says_what_is_looked_at(tmp_path: Path) -> None:
+    probe = 'traffic: [{kubernetes: {pods: "kind=job", namespaces: [batch, ml]}}]'
+    async with house(tmp_path) as inside:
+        file = {**FILE, "text": FILE["text"].replace("  soak: 10m", f"  {probe}\n  soak: 10m")}
+        shown = await inside.ask("olga", "post", "/v1/plans/preview", file)
+        said = ["client traffic: kubernetes pods kind=job; namespaces batch, ml"]
+        assert (shown["looked_at"], shown["not_looked_at"]) == (said, [])
+        rollout = (await inside.ask("olga", "post", "/v1/plans/submit", file))["rollout"]
+        status = await inside.ask("olga", "get", f"/v1/rollouts/{rollout}")
+        assert (status["looked_at"], status["not_looked_at"]) == (said, [])
 
 
 async def test_submit_again_finds_the_same_rollout(tmp_path: Path) -> None:

@@ -106,7 +106,24 @@ def mistake_in(old: str, new: str, sample: str = DESIGN) -> tuple[str, int, str]
         ('to: "16:00"', 'to: "9:00"', "spec.windows[0]", 11, "the whole day is 00:00 to 24:00"),
         ('to: "16:00"', 'to: "09:05"', "spec.windows", 11, "fits no window"),
         ("expected: 10m", "expected: 31m", "spec.maintain.expected", 14, "longer than its timeout"),
-        ("  soak: 2h", "  traffic: []\n  soak: 2h", "spec.traffic", 10, "not available in this version"),
+        ("  soak: 2h", "  traffic: {}\n  soak: 2h", "spec.traffic", 10, "a list"),
+        *(
+            ("  soak: 2h", f"  traffic: [{written}]\n  soak: 2h", f"spec.traffic[0].{path}", 10, words)
+            for written, path, words in (
+                ("{ssh: {established: [443]}}", "ssh", "not available in this version"),
+                ("{prometheus: {query: up}}", "prometheus", "not available in this version"),
+                ("{kubernets: {pods: a=b}}", "kubernets", "did you mean `kubernetes`?"),
+                ("{kubernetes: {}}", "kubernetes.pods", "Label selector of the pods that count"),
+                ("{kubernetes: {pods: ''}}", "kubernetes.pods", "at least 1 character"),
+                ("{kubernetes: {pods: a in b}}", "kubernetes.pods", "'('"),
+                ("{kubernetes: {pods: a=b, namespaces: []}}", "kubernetes.namespaces", "at least 1"),
+                (
+                    "{kubernetes: {pods: a=b, namespaces: [Batch]}}",
+                    "kubernetes.namespaces[0]",
+                    "small letters",
+                ),
+            )
+        ),
         ("  soak: 2h", "  prepare: []\n  soak: 2h", "spec.prepare", 10, "reserved for a later version"),
         ("- playbook: {file", "- playbok: {file", "spec.isolate[0].playbok", 13, "did you mean `playbook`?"),
         (

@@ -100,6 +100,7 @@ def test_the_sample_with_everything_has_every_key() -> None:
         (("spec", "waves", 0, "soak"), "policy"),
         (("spec", "gates", "start", "owner"), "policy"),
         (("metadata", "owner"), "policy"),
+        (("spec", "traffic", 0, "kubernetes", "pods"), "policy"),
     ],
 )
 def test_keys_are_in_the_part_people_expect(path: Path, part: str) -> None:

@@ -80,6 +80,8 @@ class Court:
         self._begun: dict[str, str] = {}
         self._finished: set[str] = set()
         self._perhaps_out: set[tuple[str, str]] = set()
+        self._ordered: set[tuple[str, str, int]] = set()
+        self._looked: dict[tuple[str, str, int], bool] = {}
         self._turned: dict[tuple[str, str, int], float] = {}
 
     def accuse(self, text: str) -> None:
@@ -115,6 +117,22 @@ class Court:
     def ended_well(self, handle: str) -> None:
         """Hear that a run ended well and could say so."""
         self._finished.add(handle)
+
+    def looked(self, rollout: str, node: str, attempt: int, *, idle: bool) -> None:
+        """Hear what a probe saw of a node's traffic."""
+        self._looked[rollout, node, attempt] = idle
+        self.tell("probe", rollout=rollout, node=node, idle=idle)
+
+    def is_begun(self, rollout: str, node: str) -> bool:
+        """Say whether a rollout is at work on a node."""
+        return self._oracle.at_work.get(node) == rollout
+
+    def drives_off(self, rollout: str, node: str, attempt: int) -> None:
+        """Hear that a node's work is driven off: only what its traffic probes found idle in this attempt."""
+        if not self.plans[rollout].traffic or (rollout, node, attempt) in self._ordered:
+            return
+        if not self._looked.get((rollout, node, attempt), False):
+            self.accuse(f"{rollout} drove work off {node}, which was not seen idle in attempt {attempt}")
 
     # -- what was committed
 
@@ -182,6 +200,7 @@ class Court:
             fields |= {"failure": event.failure.id, "signature": event.failure.signature}
         if event.trigger is Trigger.ROLLBACK_ORDERED:
             fields["rollback"] = True
+            self._ordered.add((event.rollout, event.node, event.attempt))
         self.tell(kind, **fields)
         self._seen_in_the_world(event)
 
@@ -258,4 +277,5 @@ class Court:
             windows=[[each.start_minute * 60, each.end_minute * 60] for each in plan.windows],
             ttl=plan.vote_ttl_s,
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
+            probed=bool(plan.traffic),
         )

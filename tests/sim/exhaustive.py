@@ -36,6 +36,7 @@ class Small:
     fates: Mapping[int, Fate]
     stuck: bool = False
     cordoned: bool = False
+    busy: bool = False
 
 
 def _small(**more: Any) -> dict[str, Any]:
@@ -51,6 +52,7 @@ SMALL = (
         "orphaned", 1, _small(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}), {0: Fate.ORPHANED}
     ),
     Small("cordoned", 1, _small(), {}, cordoned=True),
+    Small("busy", 1, _small(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
     Small("stuck", 1, _small(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -80,6 +82,11 @@ def scripted(small: Small, ways: Mapping[int, Way]) -> Verdict:
             world = simulation.world
             world.upon["commit admitted:n1"] = lambda: world.cordon(machines[0])
             world.upon["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
+        if small.busy:
+            # Between the look and the isolation a client comes, and stays for a while.
+            closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
+            simulation.world.upon[closed] = lambda: setattr(machines[0], "traffic", True)
+            simulation.loop.apart(120.0, lambda: setattr(machines[0], "traffic", False))
         if small.stuck:
             simulation.loop.apart(600.0, lambda: setattr(machines[0], "stuck", False))
         return simulation.run()

@@ -15,6 +15,7 @@ from machines.book import Snapshot
 from machines.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.invariants import violations
 from machines.node import Observation
+from machines.traffic import Traffic
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Entry
 from rolloutd.state import State
@@ -35,6 +36,7 @@ class Keeper:
         self._process = process
         self._before: Snapshot | None = None
         self._seen: tuple[Observation, ...] = ()
+        self._traffic: tuple[Traffic, ...] = ()
         self._at = 0.0
         self._waiting: deque[Sequence[Event]] = deque()
 
@@ -94,7 +96,12 @@ class Keeper:
             return
         index = self.state.index
         found = violations(
-            self._before, index.snapshot(), limits=index.limits, observations=self._seen, now=self._at
+            self._before,
+            index.snapshot(),
+            limits=index.limits,
+            observations=self._seen,
+            traffic=self._traffic,
+            now=self._at,
         )
         for text in found:
             self._world.court.accuse(f"violation: {text}")
@@ -121,6 +128,7 @@ class Keeper:
         if self.state is not None:
             self._before = self.state.index.snapshot()
             self._seen = tuple(self.state.index.observations)
+            self._traffic = tuple(self.state.index.traffic)
             self._at = at
 
     async def _again(self, events: Sequence[Event], actor: Actor, cause: str, at: float) -> None:

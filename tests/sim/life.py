@@ -31,6 +31,7 @@ from tests.sim.twins import (
     SimInventory,
     SimIsolator,
     SimObserver,
+    SimProbe,
     SimRunner,
 )
 from tests.sim.world import World
@@ -108,9 +109,10 @@ class Life:
         world.court.alive_since = clock.now()
         gear = Gear(
             SimRunner(reach),
-            {kind: SimIsolator(reach, kind) for kind in ("command", "playbook")},
+            {kind: SimIsolator(reach, kind) for kind in ("command", "kubernetes", "playbook")},
             {"reachable": SimCheck(reach, deep=False), "ssh": SimCheck(reach, deep=True)},
             self._tree,
+            {"kubernetes": SimProbe(reach)},
         )
         self.daemon = Daemon(
             state,

@@ -21,6 +21,15 @@ TEAMS = ("a", "b")
 
 COMMAND = {"command": {"do": "out", "undo": "in", "look": "is-out"}}
 PLAYBOOK = {"playbook": {"file": "out.yml", "undo": "in.yml"}}
+CORDON: dict[str, Any] = {"kubernetes": {}}
+"""What can be done gently: to keep new work away and drive nothing off."""
+
+FIRST_CORDON = "isolate.0.kubernetes"
+"""The name of that step where it is the first."""
+
+JOBS = {"kubernetes": {"pods": "kind=job"}}
+"""The probe of traffic: what it is asked is nothing to the world, which knows what is on its nodes."""
+
 DEEP_CHECK = {"ssh": {"run": "version", "equals": "new", "within": "2m"}}
 
 SMALL: dict[str, Any] = {
@@ -65,6 +74,14 @@ def shaped(shape: random.Random) -> dict[str, Any]:
             "proceed": {"owner": shape.choice((1, 2))},
         }
     return spec
+
+
+def probed(traffic: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, here and there with probes of traffic and what they make possible."""
+    if traffic.random() >= 0.35:
+        return spec
+    isolate = traffic.choice((spec["isolate"], [CORDON], [CORDON], [COMMAND, CORDON]))
+    return {**spec, "traffic": [JOBS], "isolate": isolate}
 
 
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,10 @@ FAULTS = (
     "ssh-timeout",
     "started-twice",
     "stopped",
+    "traffic-before",
+    "traffic-between",
+    "traffic-busy",
+    "traffic-unknown",
     "two-daemons",
 )
 

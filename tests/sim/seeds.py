@@ -16,6 +16,7 @@ class Chances:
     faults: random.Random
     people: random.Random
     shape: random.Random
+    traffic: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

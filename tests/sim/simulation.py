@@ -41,6 +41,9 @@ PEACE_S = 4 * 86_400.0
 TIDY_EVERY_S = 120.0
 """How often somebody tidies up, in virtual time."""
 
+CLIENT_EVERY_S = 20.0
+"""How often traffic comes to some node: often enough that it comes between a look and an isolation."""
+
 MAX_STEPS = 400_000
 """Steps after which a simulation is not getting anywhere; a long one takes some 60,000."""
 
@@ -163,6 +166,8 @@ class Simulation:
         if self._scene.pace_s:
             people = self.world.chances.people
             meddler = self.loop.create_task(Meddler(self._people).meddle(people, self._scene.pace_s))
+        if any("traffic" in spec for spec in self._scene.specs) and self._scene.pace_s:
+            self.loop.create_task(self._come_and_go())
         trouble = self.loop.create_task(self._trouble())
         tidier = self.loop.create_task(self._tidy())
         await trouble
@@ -262,6 +267,19 @@ class Simulation:
         while self.loop.time() < until and self._unfinished():
             await asyncio.sleep(30.0)
 
+    async def _come_and_go(self) -> None:
+        """Be the clients: their traffic comes to nodes that are in service, and ends again."""
+        traffic = self.world.chances.traffic
+        while not self.peace:
+            await asyncio.sleep(traffic.expovariate(1.0 / CLIENT_EVERY_S))
+            machine = traffic.choice(list(self.world.machines.values()))
+            blind, length_s = traffic.random() < 0.2, traffic.choice((5.0, 60.0, 600.0))
+            if self.peace or (machine.ours and not blind):
+                continue
+            name = "blind" if blind else "traffic"
+            setattr(machine, name, True)
+            self.loop.apart(length_s, lambda m=machine, n=name: setattr(m, n, False))  # type: ignore[misc]
+
     # -- peace
 
     async def _tidy(self) -> None:
@@ -327,7 +345,7 @@ def seeded(seed: int) -> Verdict:
     scene = Scene(
         machines=machines,
         settings=plans.settings_of(shape, count),
-        specs=[plans.shaped(shape) for _ in range(shape.choice((1, 1, 2)))],
+        specs=[plans.probed(chances.traffic, plans.shaped(shape)) for _ in range(shape.choice((1, 1, 2)))],
         trouble_s=shape.choice((1800.0, 3600.0, 7200.0)),
         pace_s=shape.choice((60.0, 180.0, 600.0)),
         care=shape.choice((0.3, 0.7, 1.0)),

@@ -141,7 +141,7 @@ class SimIsolator:
         machine.looked = True
         bit = machine.bit(self._kind)
         prior = {"isolated": bit.is_set} if ctx.prior is None else ctx.prior
-        return Look(bit.is_set, prior, "set" if bit.is_set else "clear")
+        return Look(bit.is_set and not bit.gentle, prior, "set" if bit.is_set else "clear")
 
     async def do(self, ctx: StepContext) -> StepResult:
         """Set the bit; a node that is stuck keeps its work, and is Busy."""
@@ -151,7 +151,9 @@ class SimIsolator:
             return Unknown(f"{node}: tcp connect refused")
 
         def isolate() -> StepResult:
-            world.isolate(node, self._kind, ctx.rollout)
+            if not ctx.gentle:
+                world.court.drives_off(ctx.rollout, node, ctx.attempt)
+            world.isolate(node, self._kind, ctx.rollout, gentle=ctx.gentle)
             return Busy(f"pods on {node} do not go") if machine.stuck and not ctx.gentle else Ok("set")
 
         result: StepResult = await self._reach.effect(
@@ -178,6 +180,30 @@ class SimIsolator:
         if self._reach.world.chances.faults.random() < 0.7:
             return Unknown(f"{node}: the connection was refused")
         return Failed(f"the command on {node} ended with 1")
+
+
+class SimProbe:
+    """ports.TrafficProbe: sees the clients' traffic on a node, unless it is blind."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+
+    async def look(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        """Look once."""
+        world, node = self._reach.world, ctx.host.name
+        machine = await self._reach.ask(node)
+        busy = None if machine.blind else machine.traffic
+        if self._reach.epoch == world.epoch:
+            world.court.looked(ctx.rollout, node, ctx.attempt, idle=busy is False)
+        if busy is False:
+            return Ok(f"{node} is idle")
+        between = world.court.is_begun(ctx.rollout, node)
+        world.marks.hit("fault:traffic-between" if between else "fault:traffic-before")
+        if busy is None:
+            world.marks.hit("fault:traffic-unknown")
+            return Unknown(f"nobody can say whether {node} is busy")
+        world.marks.hit("fault:traffic-busy")
+        return Busy(f"{node} is busy")
 
 
 class SimCheck:

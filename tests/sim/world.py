@@ -39,9 +39,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Bit:
-    """One way of being out of service: `foreign` when somebody else said so first."""
+    """One way of being out of service: `foreign` when somebody else said so first.
+
+    While it is only `gentle` new work stays away and nothing was driven off.
+    """
 
     is_set: bool = False
+    gentle: bool = False
     foreign: bool = False
     ours: str = ""
 
@@ -60,13 +64,18 @@ class Run:
 
 @dataclass(slots=True)
 class Machine:
-    """A node: `red` keeps its checks from passing, `stuck` keeps its isolation from ending."""
+    """A node: `red` keeps its checks from passing, `stuck` keeps its isolation from ending.
+
+    `traffic` is what its clients do there; while it is `blind` nobody can say.
+    """
 
     name: str
     labels: dict[str, str]
     up: bool = True
     red: bool = False
     stuck: bool = False
+    traffic: bool = False
+    blind: bool = False
     listed: bool = True
     version: str = "old"
     bits: dict[str, Bit] = field(default_factory=dict)
@@ -125,6 +134,7 @@ class World:
         self.source_fails = False
         for machine in self.machines.values():
             machine.up, machine.red, machine.stuck, machine.listed = True, False, False, True
+            machine.traffic = machine.blind = False
             self.uncordon(machine)
 
     def note(self, what: str) -> None:
@@ -171,9 +181,10 @@ class World:
 
     # -- in and out of service
 
-    def isolate(self, node: str, kind: str, rollout: str) -> None:
+    def isolate(self, node: str, kind: str, rollout: str, *, gentle: bool) -> None:
         """Set one bit for a rollout."""
         bit = self.machines[node].bit(kind)
+        bit.gentle = gentle and (bit.gentle or not bit.is_set)
         bit.is_set, bit.ours = True, rollout
         self.court.tell("isolated", rollout=rollout, node=node)
 
@@ -186,6 +197,7 @@ class World:
             self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
             bit.foreign = False
         bit.is_set = bit.foreign = was_set
+        bit.gentle = False
         machine.undone_at = self.loop.time()
         had, bit.ours = bit.ours, ""
         if machine.ours:

@@ -251,6 +251,7 @@ class Fleet:
             "eta": moment(self.at + 1500) if self.state == "running" else None,
             "submitted_by": "bo",
             "submitted_at": moment(self.began),
+            "looked_at": [],
             "not_looked_at": ["client traffic (the plan has no traffic probe)"],
             "owner": "infra",
             "expected_s": 240.0,

@@ -260,6 +260,8 @@ class GatesPage(Page):
                     f"checks:{team}",
                     [("  ", ""), (f"team {team}: {wording.count(counted[team], 'check')} of its own", "dim")],
                 )
+        for number, looked in enumerate(waiting.rollout.status["looked_at"]):
+            yield row(f"looked:{number}", [("  looked at before: ", ""), (lines.clean(looked), "")])
         for missing in waiting.rollout.status["not_looked_at"]:
             yield row(f"not:{missing}", [("  not looked at: ", "warn"), (missing, "warn")])
 

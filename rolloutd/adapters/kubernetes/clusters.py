@@ -35,7 +35,7 @@ class Clusters:
         if name is None or node is None:
             raise NodeUnreachable(
                 f"{host.name} is in no Kubernetes cluster that the settings name; "
-                "a plan that isolates by kubernetes must target Kubernetes nodes alone"
+                "a plan that names kubernetes must target Kubernetes nodes alone"
             )
         if name not in self._clusters:
             raise NodeUnreachable(f"{host.name} is in cluster {name}, which the settings no longer name")

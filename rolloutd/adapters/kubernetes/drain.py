@@ -37,9 +37,10 @@ LASTING_LOOK_S = 1.5
 PODS = path_of("pods")
 
 
-async def pods_on(cluster: Cluster, node: str) -> list[Pod]:
-    """Return all pods bound to a node."""
-    page = await cluster.list(PODS, _bound_to(node))
+async def pods_on(cluster: Cluster, node: str, *, selector: str = "", namespace: str = "") -> list[Pod]:
+    """Return the pods bound to a node: all, or those with these labels, of one namespace."""
+    query = _bound_to(node) | ({"labelSelector": selector} if selector else {})
+    page = await cluster.list(path_of("pods", namespace=namespace), query)
     return [read_pod(pod) for pod in page.items]
 
 

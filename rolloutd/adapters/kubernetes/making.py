@@ -1,6 +1,6 @@
 """Makes the adapters of Kubernetes from the daemon's kit.
 
-Inventory, watch, observer, isolator and check of one daemon share their
+Inventory, watch, observer, isolator, traffic probe and check of one daemon share their
 clusters, so that each API server has one client and is watched once.
 """
 
@@ -17,6 +17,7 @@ from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, Clusters
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.nodes import KIND
+from rolloutd.adapters.kubernetes.probe import KubernetesProbe
 from rolloutd.adapters.kubernetes.watch import NodeWatch
 from rolloutd.ports import JSON, Clock, Host
 
@@ -66,6 +67,11 @@ def make_observer(kit: Kit) -> WatchObserver:
 def make_isolator(kit: Kit) -> KubernetesIsolator:
     """Return the isolator `kubernetes`."""
     return KubernetesIsolator(_fleet(kit).clusters, kit.clock)
+
+
+def make_probe(kit: Kit) -> KubernetesProbe:
+    """Return the traffic probe `kubernetes`."""
+    return KubernetesProbe(_fleet(kit).clusters)
 
 
 def make_check(kit: Kit) -> KubernetesCheck:

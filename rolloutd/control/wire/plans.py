@@ -113,6 +113,7 @@ class Preview(TypedDict):
     waves: list[PreviewWave]
     pools: list[PreviewPool]
     gates: list[PreviewGate]
+    looked_at: list[str]
     not_looked_at: list[str]
     digest: str
     hashes: Hashes

@@ -64,6 +64,7 @@ class Rollout(TypedDict):
     eta: str | None
     submitted_by: str
     submitted_at: str
+    looked_at: list[str]
     not_looked_at: list[str]
     owner: str
     expected_s: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolloutd.ports import Busy, Ok, StepContext
+from rolloutd.ports import Busy, Ok, StepContext, Unknown
 
 
 class FakeTrafficProbe:
@@ -13,12 +13,12 @@ class FakeTrafficProbe:
         self.unknown: set[str] = set()
         self.asked: list[str] = []
 
-    async def look(self, ctx: StepContext) -> Ok | Busy:
-        """Say what the test said; unknown is busy."""
+    async def look(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        """Say what the test said."""
         node = ctx.host.name
         self.asked.append(node)
         if node in self.unknown:
-            return Busy(f"nobody can say whether {node} has client traffic")
+            return Unknown(f"nobody can say whether {node} is busy")
         if node in self.busy:
             return Busy(self.busy[node])
         return Ok(f"{node} has no client traffic")

@@ -138,6 +138,7 @@ class World:
         *,
         workload: str = "",
         daemon: str = "",
+        job: str = "",
         labels: dict[str, str] | None = None,
         annotations: dict[str, str] | None = None,
         local: bool = False,
@@ -153,6 +154,8 @@ class World:
             # No controller knows ConfigMaps, so nobody but the world replaces these pods.
             meta["labels"]["app"] = workload
             meta["ownerReferences"] = [_owner("v1", "ConfigMap", workload, self._workloads[workload]["uid"])]
+        if job:
+            meta["ownerReferences"] = [_owner("world.invalid/v1", "Job", job, str(uuid.uuid4()))]
         if daemon:
             # A group that no server has: neither the DaemonSet controller nor the collector acts on it.
             meta["labels"]["daemon"] = daemon
@@ -172,6 +175,10 @@ class World:
         }
         await self.until(lambda: self._posted(body))
         return name
+
+    async def finish(self, pod: str) -> None:
+        """Let a pod's work be done: its containers have ended, its object stays."""
+        await self.api.patch(f"{self.pods_path}/{pod}/status", {"status": {"phase": "Succeeded"}})
 
     async def budget(self, name: str, labels: dict[str, str], **spec: JSON) -> None:
         """Make a disruption budget over pods with these labels."""
