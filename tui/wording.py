@@ -11,7 +11,9 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 SHOWN_OF_DIGEST = 12
 """Characters of a digest: enough to be told from every other one, few enough to be compared by eye."""
 
-DURATIONS = frozenset({"soak", "probation", "timeout", "expected", "within", "drain_timeout"})
+DURATIONS = frozenset(
+    {"soak", "probation", "timeout", "expected", "within", "drain_timeout", "isolate", "votes"}
+)
 """Keys of a plan whose values are durations; its content has them in seconds."""
 
 
