@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.notifying import Notifying
 from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
+from rolloutd.service.binding import rehearse
 from rolloutd.service.caretaking import Caretaker
 from rolloutd.service.reloading import Compiler, Reloading, digest
 from rolloutd.service.systemd import Service, handed_socket
@@ -87,7 +89,9 @@ async def serve(settings: Settings) -> None:
     clock, service, listening = SystemClock(), Service.of(), handed_socket()
     service.status("Opening the database.")
     compiler = Compiler(settings.teams)
-    store = await open_store(settings.state_dir, compile=compiler)
+    # The tenure ends that of whoever has it, so it is taken only by one that people will be able to reach.
+    place = partial(rehearse, settings.socket, settings.socket_group) if listening is None else None
+    store = await open_store(settings.state_dir, compile=compiler, ready=place)
     try:
         state = await _state(settings, store, clock, compiler)
         service.status("Reading the inventory; what is in hand goes on.")

@@ -13,6 +13,7 @@ import grp
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,23 +68,34 @@ def bind(path: Path, group: str | None = None) -> Bound:
 
     Raises AlreadyRunning when somebody answers there, CannotListen otherwise.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with _drafted(path, group) as (sock, draft):
+        draft.rename(path)
+        made = path.stat()
+        return Bound(sock, path, made.st_dev, made.st_ino)
+
+
+def rehearse(path: Path, group: str | None = None) -> None:
+    """Do what `bind` does but for taking the name, and raise what it would raise; blocks shortly."""
+    with _drafted(path, group) as (sock, _):
+        sock.close()
+
+
+def mind_length(path: Path) -> None:
+    """Raise CannotListen for a path that no Unix socket can have."""
+    draft = _draft(path)
     if len(os.fsencode(draft)) > LONGEST_PATH:
         raise CannotListen(
             f"the socket's path {path} is too long: Linux allows {LONGEST_PATH} bytes, "
             f"{len(os.fsencode(draft)) - len(os.fsencode(path))} of them for us; name a shorter `socket`"
         )
-    gid = _gid(group)
+
+
+def gid_of(group: str) -> int:
+    """Return the id of the socket's group; raises CannotListen for one that this machine does not know."""
     try:
-        path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        _make_way(path)
-        draft.unlink(missing_ok=True)
-        return _bound(draft, path, gid)
-    except OSError as exc:
-        raise CannotListen(f"cannot listen at {path}: {exc.strerror or exc}") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise CannotListen(f"this machine has no group {group!r}; create it or change the settings") from None
 
 
 def adopt(descriptor: int) -> socket.socket:
@@ -99,30 +111,37 @@ def adopt(descriptor: int) -> socket.socket:
     return sock
 
 
-def _bound(draft: Path, path: Path, gid: int | None) -> Bound:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(os.fspath(draft))
-        draft.chmod(SOCKET_MODE)
-        if gid is not None:
-            os.chown(draft, -1, gid)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-        draft.rename(path)
-        made = path.stat()
-    except BaseException:
-        sock.close()
-        raise
-    return Bound(sock, path, made.st_dev, made.st_ino)
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def _gid(group: str | None) -> int | None:
-    if group is None:
-        return None
+@contextlib.contextmanager
+def _drafted(path: Path, group: str | None) -> Iterator[tuple[socket.socket, Path]]:
+    """Listen beside the path, with mode and group right, as long as nobody answers at the path itself."""
+    mind_length(path)
+    gid = None if group is None else gid_of(group)
+    draft = _draft(path)
     try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise CannotListen(f"this machine has no group {group!r}; create it or change the settings") from None
+        path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        _make_way(path)
+        draft.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(os.fspath(draft))
+            draft.chmod(SOCKET_MODE)
+            if gid is not None:
+                os.chown(draft, -1, gid)
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+            yield sock, draft
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as exc:
+        raise CannotListen(f"cannot listen at {path}: {exc.strerror or exc}") from exc
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _make_way(path: Path) -> None:

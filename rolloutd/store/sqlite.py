@@ -66,11 +66,14 @@ async def open_store(
     read_only: bool = False,
     inline: bool = False,
     now: Callable[[], float] = time.time,
+    ready: Callable[[], object] | None = None,
 ) -> SqliteStore:
     """Open the store of a state directory, and take the tenure over unless `read_only`.
 
     `compile` makes plans of contents.  `committed` must not raise; it is called
     by the event loop.  `inline` runs the SQL in the caller, for simulations.
+    `ready` is asked, in a thread, once the directory is ours; what it raises is
+    raised, and whoever has the tenure keeps it.
     Raises AlreadyRunning when another daemon has the directory, StoreFailed.
     """
     path = state_dir / database.FILE_NAME
@@ -79,6 +82,8 @@ async def open_store(
         return SqliteStore(path, await open_executor(partial(database.open_reader, path)), compile)
     lock = _locked(state_dir, now())
     try:
+        if ready is not None:
+            await asyncio.to_thread(ready)
         return await _open_writing(path, open_executor, compile, committed, lock, now())
     except BaseException:
         lock.release()

@@ -12,88 +12,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from rolloutd.control.client import Client
 from rolloutd.service import logs
 from rolloutd.service.logs import JournalHandler
 from rolloutd.service.systemd import Service, handed_socket
-
-LIMIT_S = 120.0
-"""A loaded machine starts the daemon late; what is waited for needs a second elsewhere."""
-
-
-class Keeper:
-    """A service manager's end of the protocol, and a daemon that it keeps."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.heard: list[str] = []
-        self.client = Client(directory / "s")
-        self._inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._inbox.bind(str(directory / "n"))
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def configure(self, **more: Any) -> None:
-        """Write the settings of the daemon."""
-        settings = {"state_dir": "state", "socket": "s", "teams": {"infra": {"members": ["root"]}}, **more}
-        (self.directory / "config.yaml").write_text(yaml.safe_dump(settings))
-
-    def start(self, *options: str, watchdog_s: float = 3600.0) -> None:
-        """Start a daemon that is told of us."""
-        environment = {
-            **os.environ,
-            "NOTIFY_SOCKET": str(self.directory / "n"),
-            "WATCHDOG_USEC": str(int(watchdog_s * 1e6)),
-        }
-        environment.pop("WATCHDOG_PID", None)
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rolloutd", "--config", str(self.directory / "config.yaml"), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-
-    def hear(self, wanted: Callable[[str], bool]) -> str:
-        """Return the next message that is wanted; all that came before is in `heard`."""
-        deadline = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline:
-            if select.select([self._inbox], [], [], 1.0)[0]:
-                message = self._inbox.recv(65536).decode()
-                self.heard.append(message)
-                if wanted(message):
-                    return message
-        raise AssertionError(f"not heard; heard was {self.heard}; log:\n{self.log()}")
-
-    def log(self) -> str:
-        """Return what the daemon logged."""
-        return (self.directory / "log").read_text()
-
-    def signal(self, number: int) -> None:
-        """Send the daemon a signal."""
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def end(self) -> int:
-        """Stop the daemon and return its exit code."""
-        assert self.process is not None
-        if self.process.poll() is None:
-            self.process.terminate()
-        return self.process.wait(LIMIT_S)
-
-    def close(self) -> None:
-        """End everything."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._inbox.close()
+from tests.support.keeper import LIMIT_S, Keeper
 
 
 @pytest.fixture
@@ -182,22 +109,6 @@ def test_a_broken_audit_stops_nothing_and_is_said_loudly(keeper: Keeper) -> None
     assert "CRITICAL" in keeper.log()
 
 
-def test_a_second_daemon_is_told_who_was_first(keeper: Keeper) -> None:
-    """It names the first one's pid and since when, ends with an error, and changes nothing for the first."""
-    keeper.start()
-    keeper.hear(lambda message: "READY=1" in message)
-    before = keeper.client.get("/v1/audit")
-    config = str(keeper.directory / "config.yaml")
-    done = subprocess.run(
-        [sys.executable, "-m", "rolloutd", "--config", config], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert keeper.process is not None
-    assert f"held by another daemon, pid {keeper.process.pid}, since 2" in done.stderr
-    assert keeper.client.get("/v1/audit") == before
-    assert keeper.client.get("/v1/health")["pid"] == keeper.process.pid
-
-
 # -- what is handed over ------------------------------------------------------
 
 
@@ -275,18 +186,6 @@ def test_without_a_manager_nothing_is_said() -> None:
     assert quiet.feed_every_s is None
     Service("/nowhere/notify").status("x")
     assert Service.of({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}).watchdog_s is None
-
-
-def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
-    """0 for good ones; 2 and every mistake for bad ones."""
-    command = [sys.executable, "-m", "rolloutd", "--check", "--config", str(keeper.directory / "config.yaml")]
-    assert subprocess.run(command).returncode == 0
-    keeper.configure(max_parallel="many", observe_only="perhaps")
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "max_parallel" in done.stderr
-    assert "observe_only" in done.stderr
-    assert not (keeper.directory / "state").exists()
 
 
 # -- the log ------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Whether the daemon starts: what is examined before it takes anything over, and what `--check` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.keeper import Keeper
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    """A keeper whose daemon has settings and was not started."""
+    made = Keeper(tmp_path)
+    made.configure()
+    yield made
+    made.close()
+
+
+def test_a_second_daemon_is_told_who_was_first(keeper: Keeper) -> None:
+    """It names the first one's pid and since when, ends with an error, and changes nothing for the first."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    before = keeper.client.get("/v1/audit")
+    done = keeper.run()
+    assert done.returncode == 1
+    assert keeper.process is not None
+    assert f"held by another daemon, pid {keeper.process.pid}, since 2" in done.stderr
+    assert keeper.client.get("/v1/audit") == before
+    assert keeper.client.get("/v1/health")["pid"] == keeper.process.pid
+
+
+def test_a_start_that_cannot_listen_deposes_nobody(keeper: Keeper) -> None:
+    """Without the lock's file too, a second daemon leaves the first one its tenure, and spends none."""
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    (keeper.directory / "state" / "lock").unlink()
+    before = keeper.client.get("/v1/health")["epoch"]
+    done = keeper.run()
+    assert done.returncode == 1
+    assert "another daemon answers" in done.stderr
+    keeper.client.post("/v1/freezes", {"scope": "all", "reason": "to write something"})
+    assert keeper.client.get("/v1/health")["epoch"] == before
+    assert keeper.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"socket_group": "no-such-group-here"}, "no group 'no-such-group-here'"),
+        ({"socket": "x" * 120}, "too long"),
+        ({"socket": "taken"}, "is no socket"),
+    ],
+)
+def test_a_start_that_cannot_listen_spends_no_epoch(keeper: Keeper, more: dict[str, str], told: str) -> None:
+    """It says why and has written nothing, not even a database."""
+    (keeper.directory / "taken").write_text("precious")
+    keeper.configure(**more)
+    done = keeper.run()
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert not (keeper.directory / "state" / "rolloutd.sqlite").exists()
+
+
+def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
+    """0 for good ones; 2 and every mistake for bad ones."""
+    assert keeper.run("--check").returncode == 0
+    keeper.configure(max_parallel="many", observe_only="perhaps")
+    done = keeper.run("--check")
+    assert done.returncode == 2
+    assert "max_parallel" in done.stderr
+    assert "observe_only" in done.stderr
+    assert not (keeper.directory / "state").exists()
