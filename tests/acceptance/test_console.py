@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,9 +39,8 @@ def test_two_consoles_see_a_rollout_through_a_double_vote_a_killed_daemon_and_a_
             window.shows(rollout, "running")
             window.press("Enter")
         all_show((small, large), "IN FLIGHT 2")
-        with _kill_and_return((small, large), stage) as daemon:
+        with _killed_and_returned((small, large), stage):
             _to_the_end(small, large, stage, rollout)
-            daemon.terminate()
 
 
 def _to_the_end(small: Terminal, large: Terminal, stage: Stage, rollout: str) -> None:
@@ -71,16 +72,22 @@ def _both_vote_at_once(windows: tuple[Terminal, Terminal], stage: Stage, rollout
     assert [(gate["state"], len(gate["votes"])) for gate in gates if gate["gate"] == "start"] == [("open", 1)]
 
 
-def _kill_and_return(windows: tuple[Terminal, Terminal], stage: Stage) -> subprocess.Popen[bytes]:
+@contextmanager
+def _killed_and_returned(windows: tuple[Terminal, Terminal], stage: Stage) -> Iterator[None]:
+    """Kill the daemon and start it again; whatever becomes of the test, the second one ends with it."""
     health = Client(stage.socket).get(path_of("health"))
     os.kill(health["pid"], signal.SIGKILL)
     for window in windows:
         window.shows("✗ lost", "stale: what is shown is of")
     daemon = _start(stage, "daemon", "rolloutd", "--config", str(stage.directory / "config.yaml"))
-    for window in windows:
-        window.shows("● live", "of 12 done", without="✗ lost")
-    assert Client(stage.socket).get(path_of("health"))["epoch"] == health["epoch"] + 1
-    return daemon
+    try:
+        for window in windows:
+            window.shows("● live", "of 12 done", without="✗ lost")
+        assert Client(stage.socket).get(path_of("health"))["epoch"] == health["epoch"] + 1
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait()
 
 
 def _continue(asks: Terminal, sees: Terminal) -> None:
