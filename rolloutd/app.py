@@ -9,14 +9,13 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from machines.events import DaemonStarted
-from machines.node import Observation
 from machines.projection import Projection
 from rolloutd import __version__
 from rolloutd.adapters.ansible.runner import AnsibleRunner
@@ -57,6 +56,7 @@ from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
 from rolloutd.watching.observing import PlainHosts
 from rolloutd.watching.pruning import Pruning
+from rolloutd.watching.seeing import keep_watching
 
 log = logging.getLogger("rolloutd")
 
@@ -148,7 +148,7 @@ async def _serving(
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(daemon.run(), name="daemon")
             beside = [
-                tasks.create_task(watch.run(_seeing(state, watch.source), daemon.refresh))
+                tasks.create_task(keep_watching(state, watch, daemon.refresh), name=f"watch {watch.source}")
                 for watch in watches
             ]
             await server.start()
@@ -285,17 +285,6 @@ def _watches(kit: Kit, settings: Settings) -> Iterator[Watch]:
     for source in settings.inventory:
         if source.kind in kinds(WATCHES):
             yield make(WATCHES, source.kind, replace(kit, params=source.params))
-
-
-def _seeing(state: State, source: str) -> Callable[[Sequence[Observation]], None]:
-    """Return where a watch tells what it sees; nodes are called as the fleet calls them."""
-
-    def seen(observations: Sequence[Observation]) -> None:
-        named = [(state.names.get((source, each.node), each.node), each) for each in observations]
-        state.index.observed([replace(each, node=name) for name, each in named if name], state.now())
-        state.poke()
-
-    return seen
 
 
 def _observers(kit: Kit, settings: Settings) -> Iterator[Observer]:

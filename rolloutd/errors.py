@@ -1,8 +1,8 @@
 """What can go wrong, in words a person can act on.
 
 Every error says what was tried, on what, what happened and what to do next.
-The two borders (driver and control handlers) turn these into recorded outcomes
-and answers; nothing else catches them broadly.
+The borders (driver, control handlers, adapters asked beside the loop) turn what is
+unforeseen into recorded outcomes, answers and AdapterFailed; nothing else catches broadly.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class NotFound(RolloutdError):
 
 class SourceFailed(RolloutdError):
     """An inventory or a playbook source did not answer usefully."""
+
+
+class AdapterFailed(RolloutdError):
+    """An adapter met what it did not foresee; says which and what."""
 
 
 class NotifyFailed(RolloutdError):

@@ -21,8 +21,9 @@ from machines import gates, schedule
 from machines.moments import span
 from machines.plan import GateName
 from machines.rollout import Rollout
-from rolloutd.errors import NotifyFailed, StoreFailed
+from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Notifier
+from rolloutd.ports.border import answering_for
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.notifying")
@@ -231,8 +232,9 @@ class Notifying:
         for number in range(1, TRIES + 1):
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await channel.notifier.send(notice.title, notice.text)
-            except (NotifyFailed, TimeoutError) as error:
+                    with answering_for(f"channel {channel.notifier.name}"):
+                        await channel.notifier.send(notice.title, notice.text)
+            except (RolloutdError, TimeoutError) as error:
                 log.warning("%s: try %d of %d: %s", channel.notifier.name, number, TRIES, error)
             else:
                 return

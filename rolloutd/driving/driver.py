@@ -3,7 +3,7 @@
 The driver decides nothing: machines.reconcile says what comes next, from the
 records; the driver does it and writes down how it ended.  It may be killed
 between any two lines: whoever drives the node next reads the same records.
-This is one of the two borders where an unexpected exception becomes a recorded
+This is one of the borders where an unexpected exception becomes a recorded
 outcome.  It knows ports, never an adapter.
 """
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from machines.node import Kind, Observation, Sight
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Host, Observer
+from rolloutd.ports.border import answering_for
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.watching.observing")
@@ -69,7 +70,9 @@ class Observing:
         }
         for observer in self._observers:
             try:
-                for observation in await observer.observe(hosts):
+                with answering_for("an observer"):
+                    seen = await observer.observe(hosts)
+                for observation in seen:
                     told[observation.node] = _worse(told[observation.node], observation)
             except RolloutdError as error:
                 log.warning("an observer failed: %s", error)

@@ -14,6 +14,7 @@ from machines.events import Event, NodesGone, NodesSeen
 from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
 from rolloutd.ports import Found, Inventory
+from rolloutd.ports.border import answering_for
 from rolloutd.state import SourceState, State
 from rolloutd.watching.merging import Merged, merge
 
@@ -82,7 +83,8 @@ class Refreshing:
             source = self._state.sources.setdefault(name, SourceState(name))
             try:
                 async with asyncio.timeout(SOURCE_LIMIT_S):
-                    found = await inventory.refresh()
+                    with answering_for(f"inventory {name}"):
+                        found = await inventory.refresh()
                 if not found:
                     raise SourceFailed(f"{name} answered with no node at all; its nodes stay as last known")
             except (RolloutdError, TimeoutError) as error:

@@ -15,6 +15,7 @@ from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Rehearsal
+from rolloutd.ports.border import answering_for
 from rolloutd.state import State
 
 AT_ONCE = 8
@@ -61,7 +62,8 @@ class Rehearsing:
                     ctx = await step_context(
                         self._state, self._gear, asked.rollout, asked.node, spec, step=spec.name
                     )
-                    result = await isolator.could(ctx)
+                    with answering_for(f"isolator {spec.kind}"):
+                        result = await isolator.could(ctx)
                     if isinstance(result, Busy):
                         return False, result.text
         except (RolloutdError, TimeoutError) as error:

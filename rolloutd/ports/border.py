@@ -1,0 +1,33 @@
+"""Where an adapter's surprises end: the daemon outlives whatever an adapter did not foresee.
+
+Adapters raise RolloutdError for what goes wrong in the world.  Anything else is a
+fault of the adapter, ours or a third party's, or an answer nobody thought of; it
+must cost the one question that was asked, and never the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rolloutd.errors import AdapterFailed, RolloutdError
+
+log = logging.getLogger("rolloutd.ports")
+
+
+@contextmanager
+def answering_for(adapter: str) -> Iterator[None]:
+    """Make of whatever is raised unforeseen an AdapterFailed that names the adapter.
+
+    What is raised on purpose passes: RolloutdError, TimeoutError, cancellation.
+    """
+    try:
+        yield
+    except (RolloutdError, TimeoutError):
+        raise
+    except OSError as error:
+        raise AdapterFailed(f"{adapter}: this machine could not do it: {error}") from error
+    except Exception as error:
+        log.exception("%s: unexpected error", adapter)
+        raise AdapterFailed(f"{adapter}: unexpected {type(error).__name__}: {error}") from error
