@@ -77,17 +77,15 @@ def violations(
     for rollout in after.rollouts:
         old = known.get(rollout.id)
         for each in rollout.opened if old is None else rollout.opened[len(old.opened) :]:
-            broken += _said(
-                _gate_violation(facts, GateOpened(rollout.id, each.gate, each.wave, each.at), now)
-            )
+            opened = GateOpened(rollout.id, each.gate, each.wave, each.at)
+            broken += _said(_gate_violation(facts, opened, now))
     for target in after.targets:
         row = facts.rows.get((target.rollout, target.node))
         if row is not None and (row.phase, row.attempt) != (target.phase, target.attempt):
             move = _move_between(row, target)
             if move is None:
-                broken.append(
-                    f"{target.node} of {target.rollout} went from {row.phase} to {target.phase}: no such edge"
-                )
+                way = f"from {row.phase} to {target.phase}: no such edge"
+                broken.append(f"{target.node} of {target.rollout} went {way}")
                 continue
             broken += _said(violation(facts, move, now, moves))
             moves.append(move)
@@ -139,6 +137,8 @@ def _move_violation(facts: Facts, event: PhaseMoved, now: float, earlier: Sequen
         for other in facts.targets_on(event.node):
             if other.rollout != event.rollout and (other.phase in BUSY or other.isolated):
                 return f"{name} cannot be rolled back: {other.rollout} has it, {other.phase} there"
+        if any(_lasts(hold, now) for hold in facts.holds_on(event.node)):
+            return f"{name} cannot be rolled back: it is held"
     stays = target.isolated if event.isolated is None else event.isolated
     if event.trigger in (Trigger.VERIFIED, Trigger.PUT_BACK, Trigger.ROLLED_BACK) and stays:
         return f"{name} is still isolated and cannot be {event.trigger}"

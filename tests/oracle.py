@@ -157,6 +157,8 @@ class Court:
         name, node, now = entry["rollout"], entry["node"], entry["at"]
         if not entry.get("rollback"):
             yield from self._may_begin(name, node, now)
+        elif self._held(node, now):
+            yield f"{node} is rolled back in {name} while somebody holds it"
         if node in self.at_work:
             yield f"{node} is already worked on in {self.at_work[node]}"
         self.failed.pop(node, None)

@@ -429,13 +429,16 @@ class World:
         match self.chance.choice(("retry", "retry", "skip", "rollback", "leave")):
             case "retry":
                 self.retry(target)
-            case "rollback" if not self.index.rollout(target.rollout).closed:
+            case "rollback" if not (self.index.rollout(target.rollout).closed or self._held(target.node)):
                 self.move(target, Trigger.ROLLBACK_ORDERED, rolling_back=True)
                 self.note("begin", rollout=target.rollout, node=target.node, rollback=True)
             case "skip":
                 self.skip(target)
             case _:
                 self.commit(NodeOrdered(target.rollout, target.node, None, SUBMITTER, "tests", self.now))
+
+    def _held(self, node: str) -> bool:
+        return any(hold.until is None or self.now < hold.until for hold in self.index.holds_on(node))
 
     def retry(self, target: Target) -> None:
         """Let a failed node wait for another try."""

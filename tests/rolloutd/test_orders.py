@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from machines.events import GateOpened
+from machines.moves import move
 from machines.plan import GateName
 from machines.rollout import Order
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Answer
+from rolloutd.state import InvariantBroken
 from tests.rolloutd.control_house import PLAN, House, house
 
 BECAUSE = {"reason": "because"}
@@ -240,6 +242,24 @@ async def test_rollback_begins_another_attempt(tmp_path: Path) -> None:
         node = await steer(inside, "olga", rollout, "rollback", "p1")
         assert (node["phase"], node["attempt"]) == ("isolating", 2)
         assert inside.state.index.target(rollout, "p1").rolling_back
+
+
+async def test_rollback_leaves_a_node_alone_that_somebody_holds(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await inside.ask("paul", "put", "/v1/holds", {"node": "p1", "reason": "disk"})
+        with pytest.raises(Answer) as held:
+            await steer(inside, "olga", rollout, "rollback", "p1")
+        assert (held.value.status, held.value.code) == (409, "held")
+        assert "p1 is held by paul" in str(held.value)
+        assert "paul: rolloutctl release p1" in str(held.value)
+        unasked = move(inside.state.index.target(rollout, "p1"), Trigger.ROLLBACK_ORDERED, inside.state.now())
+        with pytest.raises(InvariantBroken, match="it is held"):
+            await inside.state.commit([unasked], cause="somebody forgot to ask")
+        await inside.ask("paul", "delete", "/v1/holds", {"node": "p1"})
+        node = await steer(inside, "olga", rollout, "rollback", "p1")
+        assert node["phase"] == "isolating"
 
 
 async def test_rollback_needs_a_playbook(tmp_path: Path) -> None:
