@@ -58,7 +58,7 @@ def mistake_line(mistake: Mapping[str, Any]) -> str:
 def validate(call: Call) -> int:
     """Check a plan file without a daemon."""
     name, text = _read(call.args.file)
-    mistakes = _mistakes(name, text)
+    mistakes = _mistakes(name, text, _directory(call.args.file))
     if call.args.json:
         put_json({"valid": not mistakes, "errors": mistakes})
     else:
@@ -111,15 +111,23 @@ def _read(file: str) -> tuple[str, bytes]:
         return file, opened.read(LONGEST_FILE)
 
 
-def _mistakes(name: str, text: bytes) -> list[dict[str, Any]]:
+def _mistakes(name: str, text: bytes, directory: Path | None) -> list[dict[str, Any]]:
     from rolloutd import planfile
     from rolloutd.errors import InvalidFile
+    from rolloutd.planfile.playbooks import playbook_mistakes
 
     try:
-        planfile.read(text, name)
+        plan = planfile.read(text, name)
     except InvalidFile as invalid:
         return [asdict(mistake) for mistake in invalid.mistakes]
-    return []
+    if directory is None or "path" not in plan.source:
+        return []
+    return [asdict(mistake) for mistake in playbook_mistakes(plan, directory / plan.source["path"])]
+
+
+def _directory(file: str) -> Path | None:
+    """Return where the plan's `source.path` begins; nobody knows that of a plan that comes by stdin."""
+    return None if file == STDIN else Path(file).parent
 
 
 def _body(call: Call) -> dict[str, Any]:
@@ -127,7 +135,7 @@ def _body(call: Call) -> dict[str, Any]:
     from rolloutd import planfile
 
     name, text = _read(call.args.file)
-    mistakes = _mistakes(name, text)
+    mistakes = _mistakes(name, text, _directory(call.args.file))
     if mistakes:
         if call.args.json:
             put_json({"valid": False, "errors": mistakes})
@@ -136,8 +144,7 @@ def _body(call: Call) -> dict[str, Any]:
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
-        beside = Path() if call.args.file == STDIN else Path(call.args.file).parent
-        upload = _upload(call, beside / source["path"])
+        upload = _upload(call, (_directory(call.args.file) or Path()) / source["path"])
     return body_of(file=name, text=text.decode(), upload=upload)
 
 

@@ -12,7 +12,6 @@ import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from machines.events import Event, RolloutCancelled, RolloutOpened
@@ -26,6 +25,7 @@ from rolloutd import planfile
 from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile, Mistake, Refused
 from rolloutd.planfile import PlanFile
+from rolloutd.planfile.playbooks import playbook_mistakes
 from rolloutd.ports import Pinned, Sources
 from rolloutd.state import State
 
@@ -53,7 +53,8 @@ async def draft(state: State, sources: Sources, file: str, text: bytes, upload: 
         await asyncio.wait_for(state.refreshed.wait(), FIRST_REFRESH_S)
     pinned = await _pin(sources, plan_file, upload)
     tree = sources.tree(pinned)
-    _mind_playbooks(plan_file, tree)
+    if unread := await asyncio.to_thread(playbook_mistakes, plan_file, tree):
+        raise InvalidFile(unread)
     _mind_owner(plan_file, state)
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     targets = _targets(state, plan, plan_file)
@@ -114,27 +115,6 @@ async def _pin(sources: Sources, plan_file: PlanFile, upload: str | None) -> Pin
             "no-upload", "the plan's source is a path: pack it and upload it first (rolloutctl does)"
         )
     return Pinned("tree", upload)
-
-
-def _mind_playbooks(plan_file: PlanFile, tree: Path) -> None:
-    """Refuse a plan that names a playbook its source does not have."""
-    missing = [
-        plan_file.mistake(
-            path,
-            found=name,
-            allowed="a playbook in the source, by its path within it",
-            message="there is no such playbook in the source",
-        )
-        for path, name in plan_file.playbooks()
-        if not _inside(tree, name)
-    ]
-    if missing:
-        raise InvalidFile(tuple(missing))
-
-
-def _inside(tree: Path, name: str) -> bool:
-    place = (tree / name).resolve()
-    return place.is_file() and place.is_relative_to(tree.resolve())
 
 
 def _mind_owner(plan_file: PlanFile, state: State) -> None:

@@ -103,15 +103,16 @@ def test_a_path_in_a_request_is_never_opened(made: World, tmp_path: Path) -> Non
         assert refused.value.status < 500
 
 
-def test_a_playbook_that_does_not_parse_fails_its_node_with_ansibles_words(made: World) -> None:
-    """The source holds a playbook that Ansible cannot read."""
+def test_what_does_not_parse_fails_its_node_with_ansibles_words(made: World) -> None:
+    """The playbook imports a file that Ansible cannot read: that is seen only by running it."""
     variables = {"log_file": str(made.log_file)}
     spec = plan("unparsable", maintain={"playbook": "change.yml", "vars": variables})
-    rollout = made.submit(spec, {"change.yml": "- hosts: all\n  tasks: [oops\n"})
+    tree = {"change.yml": "- hosts: all\n  tasks: [import_tasks: more.yml]\n", "more.yml": "- [oops\n"}
+    rollout = made.submit(spec, tree)
     made.vote(rollout, "start")
     made.until(lambda: paused(made, rollout), "the rollout pauses")
     failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
-    assert "change.yml" in failure["message"]
+    assert "more.yml" in failure["message"]
 
 
 def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: World) -> None:
