@@ -20,6 +20,7 @@ from rolloutd.control.client import Client, path_of
 from tui import actions, deeds, glance, standing, theme, wording
 from tui.actions import Action
 from tui.commands import Commands
+from tui.desk import Desk
 from tui.dialog import Dialog
 from tui.glance import Survey
 from tui.lines import Line, clean
@@ -347,3 +348,7 @@ class Console(Ways):
     def alerts(self, width: int) -> Sequence[Line]:
         """Return what everybody must see, on every screen."""
         return standing.alerts(self.model, self.lost, width, self.now(), is_known=self.is_known)
+
+
+_AS_PAGES_KNOW_IT: type[Desk] = Console
+"""Held by mypy: the app is all that its pages ask of it."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from tui import actions
-
-if TYPE_CHECKING:
-    from tui.app import Console
+from tui.desk import Desk
 
 MOST_NODES_MATCHED = 50
 """Nodes offered at once: a longer word offers fewer."""
@@ -21,9 +19,9 @@ class Commands(Provider):
     """Offers what the registry has, and the things it can be done to."""
 
     @property
-    def console(self) -> Console:
-        """The app, by its own type."""
-        return cast("Console", self.app)
+    def console(self) -> Desk:
+        """The app, as pages know it."""
+        return cast("Desk", self.app)
 
     async def discover(self) -> Hits:
         """Offer all actions before anything is typed."""

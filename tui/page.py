@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from textual.app import ComposeResult
 from textual.css.query import NoMatches
@@ -19,14 +19,12 @@ from textual.widget import Widget
 from rolloutd.control import sentences
 from tui import actions, glance, rights, wording
 from tui.actions import Action
+from tui.desk import Desk
 from tui.glance import Waiting
 from tui.lines import Line, beside, plain, width_of, wrapped
 from tui.listing import Banner, Listing
 from tui.question import Subject
 from tui.values import RolloutState
-
-if TYPE_CHECKING:
-    from tui.app import Console
 
 NARROW = 110
 """Cells below which the tabs give way to where we are."""
@@ -96,9 +94,9 @@ class Page(Screen[None]):
     _is_laid_out = False
 
     @property
-    def console(self) -> Console:
-        """The app, by its own type."""
-        return cast("Console", self.app)
+    def console(self) -> Desk:
+        """The app, as pages know it."""
+        return cast("Desk", self.app)
 
     def compose(self) -> ComposeResult:
         """Frame the body."""
