@@ -7,11 +7,14 @@ import asyncio
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd import __version__
 from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
 from rolloutd.service.logs import FORMS, set_up
+
+if TYPE_CHECKING:
+    from rolloutd.settings import Settings
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 
@@ -44,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
         if options.check:
-            return 0
+            return _checked(settings)
         _run(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.mistakes:
@@ -57,6 +60,16 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"rolloutd: {error}\n")
         return EXIT_REFUSED
     return 0
+
+
+def _checked(settings: Settings) -> int:
+    """Say what the settings name and this machine lacks; return the exit code of --check."""
+    from rolloutd.service.footing import lacks
+
+    found = lacks(settings)
+    for lack in found:
+        sys.stderr.write(f"{lack}\n")
+    return EXIT_USAGE if found else 0
 
 
 def _run(serving: Coroutine[Any, Any, None]) -> None:

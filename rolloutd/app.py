@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,9 +43,10 @@ from rolloutd.daemon import Daemon
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.notifying import Notifying
-from rolloutd.ports import Inventory, Observer, Pinned, Store, Watch
+from rolloutd.ports import Inventory, Notifier, Observer, Pinned, Store, Watch
 from rolloutd.service.binding import rehearse
 from rolloutd.service.caretaking import Caretaker
+from rolloutd.service.footing import lacks
 from rolloutd.service.reloading import Compiler, Reloading, digest
 from rolloutd.service.systemd import Service, handed_socket
 from rolloutd.settings import Settings
@@ -89,13 +90,16 @@ async def serve(settings: Settings) -> None:
     clock, service, listening = SystemClock(), Service.of(), handed_socket()
     service.status("Opening the database.")
     compiler = Compiler(settings.teams)
+    for lack in await asyncio.to_thread(lacks, settings):
+        log.warning("the settings name what is not there: %s", lack)
+    channels = _channels(settings)
     # The tenure ends that of whoever has it, so it is taken only by one that people will be able to reach.
     place = partial(rehearse, settings.socket, settings.socket_group) if listening is None else None
     store = await open_store(settings.state_dir, compile=compiler, ready=place)
     try:
         state = await _state(settings, store, clock, compiler)
         service.status("Reading the inventory; what is in hand goes on.")
-        async with _serving(state, clock, compiler, service, listening):
+        async with _serving(state, clock, compiler, service, listening, channels):
             log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
             await stopping.wait()
             log.info("stopping; runs go on and are found again")
@@ -111,6 +115,7 @@ async def _serving(
     compiler: Compiler,
     service: Service,
     listening: socket.socket | None,
+    channels: Sequence[Notifier],
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
@@ -140,7 +145,7 @@ async def _serving(
     )
     server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
     caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
-    notifying = _notifying(state)
+    notifying = _notifying(state, channels)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caretaker.wish_reload)
     if service.feed_every_s is not None:
         alarm.every("watchdog", service.feed_every_s, daemon.turn)
@@ -254,14 +259,21 @@ def _snapshot(fleet: Fleet) -> InventorySnapshot:
     return InventorySnapshot(fleet.hosts, fleet.groups, fleet.generation)
 
 
-def _notifying(state: State) -> Notifying:
-    wanted = state.settings.notify
-    if wanted is None:
-        return Notifying(state, ())
+def _channels(settings: Settings) -> Sequence[Notifier]:
+    """Return whom to tell; raises InvalidFile."""
+    if settings.notify is None:
+        return ()
     # Imported only where the settings name it: it brings a hundred services along.
     from rolloutd.adapters import notices
 
-    return Notifying(state, notices.load(wanted.urls_file), wanted.events, float(wanted.nothing_moved))
+    return notices.load(settings.notify.urls_file)
+
+
+def _notifying(state: State, channels: Sequence[Notifier]) -> Notifying:
+    wanted = state.settings.notify
+    if wanted is None:
+        return Notifying(state, ())
+    return Notifying(state, channels, wanted.events, float(wanted.nothing_moved))
 
 
 def _trees(state: State, sources: TreeSources) -> Any:

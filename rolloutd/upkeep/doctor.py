@@ -28,6 +28,7 @@ from rolloutd.compile import compile_limits
 from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.ports import Examined, Inventory
+from rolloutd.service.footing import lacks
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
 from rolloutd.store import database, open_store
@@ -86,7 +87,7 @@ def become_owner(state_dir: Path) -> None:
 
 async def examine(settings: Settings) -> list[Finding]:
     """Return what is found of everything but the settings' files."""
-    findings = [*_state_dir(settings.state_dir)]
+    findings = [*_state_dir(settings.state_dir), *await asyncio.to_thread(lambda: list(_named(settings)))]
     if (settings.state_dir / database.FILE_NAME).exists():
         findings += await asyncio.to_thread(lambda: list(_database(settings.state_dir / database.FILE_NAME)))
         findings.append(await _judged("invariants", lambda: _invariants(settings)))
@@ -110,6 +111,13 @@ async def _judged(subject: str, judge: Callable[[], Awaitable[str]]) -> Finding:
         return Finding(subject, False, str(error))
     except OSError as error:
         return Finding(subject, False, f"{error.filename}: {error.strerror}")
+
+
+def _named(settings: Settings) -> Iterator[Finding]:
+    """Tell of what the settings name and is not there; people, ansible and ssh are judged by themselves."""
+    for lack in lacks(settings):
+        if not lack.where.startswith(("socket_group", "ansible.", "ssh.")):
+            yield Finding(lack.where, False, lack.text)
 
 
 class _Wrong(RolloutdError):

@@ -73,3 +73,52 @@ def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
     assert "max_parallel" in done.stderr
     assert "observe_only" in done.stderr
     assert not (keeper.directory / "state").exists()
+
+
+def test_check_names_everything_that_is_not_there(keeper: Keeper) -> None:
+    """Files, a group, a command and a path: each has its line, and what follows from it."""
+    directory = keeper.directory
+    (directory / "open").write_text("k" * 64)
+    (directory / "open").chmod(0o644)
+    keeper.configure(
+        socket="s" * 120,
+        socket_group="no-such-group-here",
+        ssh={"key_file": "no-key", "known_hosts": "."},
+        ansible={"bin": "no-such-command"},
+        notify={"urls_file": "no-urls"},
+        service_accounts={
+            "itsm": {"key_file": "no-secret", "teams": ["infra"]},
+            "chat": {"key_file": "open", "teams": ["infra"]},
+            "cron": {"key_file": "/run/credentials/no-such.service/key", "teams": ["infra"]},
+        },
+    )
+    done = keeper.run("--check")
+    assert done.returncode == 2
+    assert {line.split(": ")[0] for line in done.stderr.splitlines()} == {
+        "socket",
+        "socket_group",
+        "ssh.known_hosts",
+        "ssh.key_file",
+        "service_accounts.itsm.key_file",
+        "service_accounts.chat.key_file",
+        "notify.urls_file",
+        "ansible.bin",
+    }
+    assert "no-secret cannot be read (No such file or directory), so itsm cannot vote" in done.stderr
+
+
+def test_a_start_says_whose_key_is_not_there(keeper: Keeper) -> None:
+    """It starts: the service's votes are refused, everybody else's count."""
+    keeper.configure(service_accounts={"itsm": {"key_file": "no-secret", "teams": ["infra"]}})
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+    assert "so itsm cannot vote" in keeper.log()
+
+
+def test_a_start_that_could_tell_nobody_spends_no_epoch(keeper: Keeper) -> None:
+    """Where to send is read before anything is taken over."""
+    keeper.configure(notify={"urls_file": "no-urls"})
+    done = keeper.run()
+    assert done.returncode == 2
+    assert "notify.urls_file" in done.stderr
+    assert not (keeper.directory / "state").exists()

@@ -113,6 +113,7 @@ def test_the_doctor_works_before_the_first_start(place: Path, ctl: Ctl) -> None:
         ),
         ("no ansible", "ansible", "install ansible-core"),
         ("no key", "ssh", "make it, or change"),
+        ("no service key", "service_accounts.itsm.key_file", "so itsm cannot vote"),
         ("no hosts", "ansible:", "name an existing file"),
     ],
 )
@@ -142,6 +143,8 @@ async def test_the_doctor_says_what_to_do(
             settings["ansible"] = {"bin": "/nowhere/ansible-playbook"}
         case "no key":
             settings["ssh"] = {"key_file": "id_missing"}
+        case "no service key":
+            settings["service_accounts"] = {"itsm": {"key_file": "none", "teams": ["infra"]}}
         case "no hosts":
             (place / "hosts.yml").unlink()
     (place / "config.yaml").write_text(yaml.safe_dump(settings))
