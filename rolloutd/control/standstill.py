@@ -1,7 +1,7 @@
 """Why a node does not move: one that waits to start, that failed, and that waits in the middle.
 
 Why nodes do not start is the core's to say; what one at work waits for is known
-from what its isolators said last, and from what can be seen of it.
+from what its isolators and checks said last, and from what can be seen of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def standstill(index: Index, target: Target, block: Reason | None, live: Live) -
         return None
     if live.waits is not None:
         return Reason("not-isolated-yet", live.waits.text, live.waits.at, _until(index, target))
+    if live.red:
+        text = f"{live.step} has not passed yet: {live.red}"
+        return Reason("not-passed-yet", text, live.since, f"time: it may take until {stamp(live.red_until)}")
     seen = sight(index, target.node)
     if seen is None or not isinstance(seen.by, Observation) or seen.by.sight is not Sight.UNKNOWN:
         return None

@@ -30,6 +30,7 @@ from rolloutd.driving.running import Running
 from rolloutd.driving.turn import Turn
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
+from rolloutd.privacy import guarded
 from rolloutd.state import InvariantBroken, Live, State
 
 log = logging.getLogger("rolloutd.driving.driver")
@@ -202,10 +203,10 @@ class Driver:
         prior = self._book.prior_of(spec.kind)
         ctx = await step_context(*self._where, spec, step=action.step, number=action.number, prior=prior)
         # A check changes nothing, so it needs no recorded intent: after a crash it is simply made again.
-        result = await self._try(self._until_green(check, ctx))
+        result = await self._try(self._until_green(check, ctx, spec.team))
         await self._book.ended(record, result)
 
-    async def _until_green(self, check: Check, ctx: StepContext) -> StepResult:
+    async def _until_green(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
         """Check until it passes or its `within` is over; without one it is judged once."""
         pause_s = CHECK_EVERY_S
         until = self._state.now() + float(ctx.params.get("within", 0))
@@ -216,6 +217,8 @@ class Driver:
             left_s = until - self._state.now()
             if isinstance(result, Ok) or left_s <= 0 or self._target.phase in (Phase.DONE,):
                 return result
+            live = self._live()
+            live.red, live.red_until = guarded(result, team).text, until
             await self._state.clock.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 2, CHECK_EVERY_MOST_S)
 
@@ -280,6 +283,7 @@ class Driver:
         if live.step != step:
             live.step, live.percent, live.task, live.since = step, 0.0, "", self._state.now()
             self._state.feed.progressed()
+        live.red = ""
         live.waits = waiting(self._book.records, self._target)
 
     async def _try(self, acting: Awaitable[T]) -> T | Failed | Unknown:

@@ -47,6 +47,9 @@ class Live:
     since: float = 0.0
     waits: StepRecord | None = None
     """Since when and for what it waits to be isolated, as far as was asked."""
+    red: str = ""
+    """What the check of this step said that is asked again until `red_until`."""
+    red_until: float = 0.0
 
 
 @dataclass(slots=True)

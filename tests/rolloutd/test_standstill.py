@@ -32,6 +32,19 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     assert maintaining.lifted_by == ""
 
 
+def test_a_node_whose_check_is_asked_again_says_what_it_said_and_how_long_it_may_take() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index)
+    admit(index, "n1")
+    move(index, "n1", Trigger.ISOLATED)
+    move(index, "n1", Trigger.MAINTAINED)
+    live = Live(step="verify.0.kubernetes", red="the pod of DaemonSet a/b is not back", red_until=T0 + 60.0)
+    found = standstill(index, index.target("R", "n1"), None, live)
+    assert found is not None
+    assert found.text == "verify.0.kubernetes has not passed yet: the pod of DaemonSet a/b is not back"
+    assert "it may take until" in found.lifted_by
+
+
 def test_a_node_at_work_that_nobody_can_see_says_why() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index)
