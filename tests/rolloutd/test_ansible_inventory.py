@@ -79,6 +79,25 @@ async def test_a_bad_source_is_refused_and_says_why(
     assert str(path) in str(caught.value)
 
 
+async def test_the_first_mistakes_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
+    hosts = "\n".join(f"    n{number}: {{team: [a], rack: {{b: c}}, row: r}}" for number in range(1, 5))
+    path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n{hosts}\n")
+    with pytest.raises(SourceFailed) as caught:
+        await AnsibleInventory(path, ["team", "rack", "row"]).refresh()
+    said = str(caught.value)
+    assert "variable team of host n1 is a list; variable rack of host n1 is a mapping" in said
+    assert "team of host n3 is a list; and 3 more; a label is one text" in said
+    assert "n4" not in said
+    assert said.count("give each host one value for team") == 1
+
+
+async def test_a_vaulted_label_is_called_vaulted(tmp_path: Path) -> None:
+    vaulted = "!vault |\n        $ANSIBLE_VAULT;1.1;AES256\n        3132\n"
+    path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n    n1:\n      team: {vaulted}")
+    with pytest.raises(SourceFailed, match="team of host n1 is a vaulted value"):
+        await AnsibleInventory(path, ["team"]).refresh()
+
+
 async def test_a_half_readable_directory_is_refused_whole(tmp_path: Path) -> None:
     write(tmp_path / "good.ini", "n1\n")
     write(tmp_path / "bad.yml", "all:\n  hosts:\n    n1: {x: 1\n")

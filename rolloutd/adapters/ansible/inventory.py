@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ OUTPUT_LIMIT_BYTES = 256 * 1024 * 1024
 
 COMPLAINT_LIMIT = 2000
 """Characters of ansible-inventory's own words that go into an error."""
+
+MOST_TOLD = 5
+"""Mistakes of an inventory that are named; one cause makes them by the thousand, so the rest is counted."""
 
 
 def make(kit: Kit) -> AnsibleInventory:
@@ -75,6 +79,14 @@ class AnsibleInventory:
         for group in sorted(members.keys() - _IMPLIED):
             for name in members[group]:
                 groups.setdefault(name, []).append(group)
+        mistakes = [
+            mistake
+            for name in names
+            for label in self._labels
+            if (mistake := _mistake(name, label, hosts.get(name, {}).get(label))) is not None
+        ]
+        if mistakes:
+            raise self._refused(mistakes)
         return [self._found(name, hosts.get(name, {}), groups.get(name, [])) for name in names]
 
     async def _list(self) -> bytes:
@@ -125,33 +137,58 @@ class AnsibleInventory:
         return listing
 
     def _found(self, name: str, variables: Mapping[str, Any], groups: Sequence[str]) -> Found:
-        labels = {}
-        for label in self._labels:
-            if variables.get(label) is not None:
-                labels[label] = self._label(name, label, variables[label])
+        said = {label: variables.get(label) for label in self._labels}
+        labels = {label: _text(value) for label, value in said.items() if value is not None}
         connection = {**variables, GROUPS: list(groups)}
         return Found(name=name, source=self.source, labels=labels, connection=connection)
 
-    def _label(self, name: str, label: str, value: Any) -> str:
-        match value:
-            case bool():
-                return "true" if value else "false"
-            case str() if "{{" in value or "{%" in value:
-                raise self._failed(
-                    f"variable {label} of host {name} is a template ({value}), and a label is one text",
-                    "ansible-inventory renders none: write the value, or let a dynamic inventory say it",
-                )
-            case str() | int() | float():
-                return str(value)
-            case _:
-                kind = {"list": "a list", "dict": "a mapping"}.get(type(value).__name__, "no text")
-                raise self._failed(
-                    f"variable {label} of host {name} is {kind}, and a label is one text",
-                    f"give {name} one value for {label}, or take {label} from the labels in the settings",
-                )
+    def _refused(self, mistakes: Sequence[_Mistake]) -> SourceFailed:
+        """Return the error that names the first mistakes and counts the rest; each remedy is said once."""
+        told = mistakes[:MOST_TOLD]
+        more = f"; and {len(mistakes) - len(told)} more" if len(mistakes) > len(told) else ""
+        found = "; ".join(f"variable {each.label} of host {each.name} is {each.kind}" for each in told)
+        remedies = dict.fromkeys(each.remedy for each in told)
+        return self._failed(f"{found}{more}; a label is one text", "; ".join(remedies))
 
     def _failed(self, happened: str, remedy: str) -> SourceFailed:
         return SourceFailed(f"inventory {self._path}: {happened}; {remedy}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    """A host's variable that cannot be a label; says what it is, and what to do."""
+
+    name: str
+    label: str
+    kind: str
+    remedy: str
+
+
+def _mistake(name: str, label: str, value: Any) -> _Mistake | None:
+    """Return why the value is no label, None where it is one or where there is none."""
+    match value:
+        case str() if "{{" in value or "{%" in value:
+            remedy = (
+                "ansible-inventory renders no template: write the value, or let a dynamic inventory say it"
+            )
+            return _Mistake(name, label, f"a template ({value})", remedy)
+        case None | bool() | str() | int() | float():
+            return None
+        case {"__ansible_vault": _}:
+            remedy = (
+                f"everybody reads labels: write {label} in plain text, or take it from the settings' labels"
+            )
+            return _Mistake(name, label, "a vaulted value", remedy)
+        case _:
+            kind = {"list": "a list", "dict": "a mapping"}.get(type(value).__name__, "no text")
+            remedy = f"give each host one value for {label}, or take {label} from the labels in the settings"
+            return _Mistake(name, label, kind, remedy)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
 
 
 _ENVIRONMENT = {
