@@ -27,7 +27,7 @@ def answering_for(adapter: str) -> Iterator[None]:
     except (RolloutdError, TimeoutError):
         raise
     except OSError as error:
-        raise AdapterFailed(f"{adapter}: this machine could not do it: {error}") from error
+        raise AdapterFailed(f"{adapter}: {error}") from error
     except Exception as error:
         log.exception("%s: unexpected error", adapter)
         raise AdapterFailed(f"{adapter}: unexpected {type(error).__name__}: {error}") from error

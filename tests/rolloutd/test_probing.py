@@ -72,7 +72,7 @@ class Troubled(FakeTrafficProbe):
 
 @pytest.mark.parametrize(
     ("trouble", "words"),
-    [(OSError("no route to host"), "no route to host"), (None, "no answer within 1 s")],
+    [(OSError("probe kubernetes: no route to host"), "no route to host"), (None, "no answer within 1 s")],
     ids=["error", "silence"],
 )
 async def test_an_error_and_silence_are_unknown(tmp_path: Path, trouble: OSError | None, words: str) -> None:
