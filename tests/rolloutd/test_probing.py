@@ -72,7 +72,10 @@ class Troubled(FakeTrafficProbe):
 
 @pytest.mark.parametrize(
     ("trouble", "words"),
-    [(OSError("probe kubernetes: no route to host"), "no route to host"), (None, "no answer within 1 s")],
+    [
+        (OSError("no route to host"), "probe kubernetes: no route to host"),
+        (None, "no answer within 1 s"),
+    ],
     ids=["error", "silence"],
 )
 async def test_an_error_and_silence_are_unknown(tmp_path: Path, trouble: OSError | None, words: str) -> None:
