@@ -223,7 +223,13 @@ def _teams(
 def _missing(
     index: Index, rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]
 ) -> str:
-    return "; ".join(_wants(index, rollout, need, owners, teams))
+    wanted = "; ".join(_wants(index, rollout, need, owners, teams))
+    submitter = rollout.submitted_by.name
+    return (
+        f"{wanted} (four eyes: the vote of {submitter} does not count)"
+        if wanted and need.four_eyes
+        else wanted
+    )
 
 
 def _wants(

@@ -176,6 +176,8 @@ def _eta_s(
     if state is State.RUNNING and reason is not None and reason.code not in PASSING:
         return None
     tally = index.tally(rollout.id)
+    if reason is not None and reason.code == "pool-full" and not tally.busy and _asks_people(reason):
+        return None
     rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
     for pool_id, each in tally.pools.items():
         budget = index.budget(index.pool(pool_id))
@@ -183,6 +185,11 @@ def _eta_s(
     if math.isinf(rounds):
         return None
     return math.ceil(rounds) * index.expected_s(rollout.id) + _soaks_s(index, rollout, course, now)
+
+
+def _asks_people(reason: Reason) -> bool:
+    """Say whether a command must end it: who is at work in a pool is told before who failed there."""
+    return (reason.lifted_by or "").startswith("rolloutctl ")
 
 
 def _rounds(index: Index, rollout: Rollout, spec: WaveSpec) -> int:

@@ -212,7 +212,8 @@ def room_block(index: Index, rollout: Rollout, wave: WaveSpec, room: Room) -> Re
     """Return which limit on nodes at work is reached: the fleet's, the rollout's or the wave's."""
     for whose, most, at_work in limits_at_work(index, rollout, wave, room):
         if most is not None and at_work >= most:
-            text = f"{at_work} nodes of {whose} are at work, and max_parallel is {most}"
+            nodes = "1 node" if at_work == 1 else f"{at_work} nodes"
+            text = f"{nodes} of {whose} {'is' if at_work == 1 else 'are'} at work, and max_parallel is {most}"
             return Reason("max-parallel", text, None, "the next node that is done")
     return None
 

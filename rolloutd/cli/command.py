@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from rolloutd.cli import exits, moments
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 
-SUGGESTION_CUTOFF = 0.6
-"""How alike a mistyped word and a known one must be, as difflib counts."""
+SUGGESTION_CUTOFF = 0.7
+"""How alike a mistyped word and a known one must be, as difflib counts: `lgos` is near `logs`."""
 
 
 @dataclass(frozen=True, slots=True)

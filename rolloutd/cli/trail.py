@@ -142,7 +142,8 @@ def _verify(call: Call) -> int:
         put_json(verdict)
     else:
         put(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {printable(verdict['message'])}")
-        put(f"head {verdict['head']}")
+        if verdict["ok"] or verdict["entries"]:
+            put(f"head {verdict['head']}")
     return exits.DONE if verdict["ok"] else exits.NO
 
 

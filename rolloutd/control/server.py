@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import socket
@@ -294,6 +295,20 @@ def _query(route: Route, request: web.Request) -> Any:
 def _checked(model: type[BaseModel], raw: bytes) -> Any:
     """Return the model of a JSON body; raises WrongRequest naming everything that is wrong."""
     try:
-        return model.model_validate_json(raw)
+        body = model.model_validate_json(raw)
     except ValidationError as exc:
         raise answers.WrongRequest(f"the body: {answers.told(exc)}") from None
+    # It would be read with the last value, while whoever reviewed the request may have read the first.
+    json.loads(raw, object_pairs_hook=_mind_once)
+    return body
+
+
+def _mind_once(pairs: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in pairs]
+    twice = (
+        next((name for name in names if names.count(name) > 1), None)
+        if len(set(names)) < len(names)
+        else None
+    )
+    if twice is not None:
+        raise answers.WrongRequest(f"the body: {twice!r} is given twice")

@@ -89,6 +89,8 @@ def test_four_eyes_take_the_submitter_out_of_all_needs_by_uid() -> None:
     index = started(Need(owner=1, four_eyes=True))
     vote(index, GateName.START, Actor(ActorKind.PERSON, "renamed", ALICE.uid))
     assert state(index) == "waiting"
+    missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert missing.endswith(f"are missing (four eyes: the vote of {ALICE.name} does not count)")
     vote(index, GateName.START, BOB)
     assert state(index) == "open"
 

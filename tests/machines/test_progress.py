@@ -139,6 +139,21 @@ def test_the_eta_counts_a_wave_whose_nodes_follow_each_other() -> None:
     assert far(index).eta_s == 3 * 60.0 + 600.0
 
 
+def test_nothing_is_promised_while_only_people_can_make_room() -> None:
+    """A failed node keeps the slot that the last one waits for."""
+    index = index_of(nodes_of({"a": ("n1", "n2"), "b": ("n3",)}))
+    submit(index)
+    vote(index, GateName.PROCEED, shown=(fail(index, "n1"),))
+    admit(index, "n3")
+    assert far(index).eta_s is not None
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+        move(index, "n3", trigger)
+    move(index, "n3", Trigger.VERIFIED, Outcome.CHANGED)
+    seen = far(index)
+    assert seen.reason is not None
+    assert (seen.reason.code, seen.eta_s) == ("pool-full", None)
+
+
 def test_a_node_that_failed_and_is_covered_keeps_its_rollout_open_and_says_so() -> None:
     index = index_of(nodes_of({"a": ("n1",), "b": ("n2",)}))
     submit(index)

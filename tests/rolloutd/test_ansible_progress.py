@@ -139,3 +139,22 @@ def test_percent_never_falls_and_never_says_100() -> None:
 
 def test_durations_read_as_in_plan_files() -> None:
     assert [duration(s) for s in (1800, 5400, 61, 2.5, 86400)] == ["30m", "1h30m", "1m1s", "2.5s", "24h"]
+
+
+def test_files_are_called_as_the_plans_author_calls_them() -> None:
+    tree = "/s/trees/git-abc"
+    said = f"[ERROR]: the role 'x' was not found in {tree}/roles:{tree} Origin: {tree}/p.yml:3"
+    judgement = verdict(folded(), exited(1), "p.yml", 60.0, said, tree)
+    assert isinstance(judgement, Failed)
+    assert judgement.text.endswith("was not found in roles:the source Origin: p.yml:3")
+
+
+def test_a_failure_on_a_delegated_host_names_it() -> None:
+    judgement = judged(
+        folded(event("failed", task="drain", text="no", on="lb1"), stats(failures=1)), exited(2)
+    )
+    assert judgement.text == 'task "drain" failed on lb1, where n0 delegates it: no'
+
+
+def test_one_task_is_one_task() -> None:
+    assert judged(folded(event("ok"), stats())).text == "1 task on n0, 0 changed"

@@ -109,6 +109,12 @@ def test_a_refusal_has_its_exit_code_and_its_words_on_stderr(
     assert run(capsys, "status", "r1") == (code, "", "because of the weather\n")
 
 
+def test_nothing_is_suggested_that_is_not_near(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "bogus")
+    assert code == 2
+    assert "did you mean" not in err
+
+
 def test_without_a_daemon_the_exit_code_is_3_and_the_socket_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,3 +134,11 @@ def test_an_altered_audit_is_told(database: Path, capsys: pytest.CaptureFixture[
 def test_a_database_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "verify", "--database", str(tmp_path / "none.db")]) == 1
     assert "there is no database" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_database_has_no_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.db").write_text("these are notes, and no database")
+    assert main(["audit", "verify", "--database", str(tmp_path / "notes.db")]) == 1
+    said = capsys.readouterr().out
+    assert "NOT INTACT" in said
+    assert "head" not in said

@@ -22,7 +22,9 @@ import pytest
 
 from machines.events import StepAction, StepRecorded
 from machines.states import Trigger
+from rolloutd.control import requests
 from rolloutd.control import server as border
+from rolloutd.control.answers import WrongRequest
 from rolloutd.control.client import Answer, Client, NoDaemon, StreamLost
 from rolloutd.control.handlers import ROUTES, streams
 from rolloutd.control.identity import Account, NameService, identify, peer_of
@@ -204,6 +206,13 @@ async def test_a_body_has_a_limit(tmp_path: Path) -> None:
             await inside.ask("olga", "upload", "/v1/uploads", b"x" * (border.LARGEST_UPLOAD + 1))
         assert upload.value.status == 413
         assert (await inside.ask("nora", "get", "/v1/health"))["version"] == "0.test"
+
+
+def test_a_body_says_nothing_twice() -> None:
+    """The last value would win, also over the one that somebody has reviewed."""
+    with pytest.raises(WrongRequest, match="'reason' is given twice"):
+        border._checked(requests.Because, b'{"reason": "one", "reason": "two"}')
+    assert border._checked(requests.Because, b'{"reason": "one"}').reason == "one"
 
 
 async def test_a_store_that_cannot_write_is_a_503(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def prepare(
     facts = {
         "node": request.node,
         "playbook": request.playbook,
+        "tree": str(request.tree),
         "timeout_s": request.timeout_s,
         "began_at": time.time(),
         "run": request.run,

@@ -82,11 +82,19 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counts.items() if number) or "nothing done"
 
 
-def verdict(progress: Progress, status: Status, playbook: str, limit_s: float, output: str) -> Ok | Failed:
-    """Judge a run that is over; the sentence names what failed, where, and what Ansible said."""
+def verdict(
+    progress: Progress, status: Status, playbook: str, limit_s: float, output: str, tree: str = ""
+) -> Ok | Failed:
+    """Judge a run that is over; the sentence names what failed, where, and what Ansible said.
+
+    Files of the `tree` are called as the plan's author calls them.
+    """
     text = _complaint(progress, status, playbook, limit_s, output)
     if text is None:
-        return Ok(f"{progress.finished} tasks on {progress.node}, {progress.changed} changed", output)
+        tasks = "1 task" if progress.finished == 1 else f"{progress.finished} tasks"
+        return Ok(f"{tasks} on {progress.node}, {progress.changed} changed", output)
+    if tree:
+        text = text.replace(f"{tree}/", "").replace(tree, "the source")
     if status.left:
         text += f"; {status.left} of its processes would not end"
     return Failed(text[:TEXT_LIMIT], output)
@@ -124,7 +132,8 @@ def _sentence(event: Mapping[str, Any], node: str) -> str:
         return f"{node} was unreachable: {message}"
     if _NO_PYTHON.search(message):
         message += "; name a Python that exists there as ansible_python_interpreter in the inventory"
-    return f'task "{event.get("task", "")}" failed on {node}: {message}'
+    on = f"{event['on']}, where {node} delegates it" if event.get("on") not in (None, node) else node
+    return f'task "{event.get("task", "")}" failed on {on}: {message}'
 
 
 def _errors(output: str) -> str:

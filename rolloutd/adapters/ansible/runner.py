@@ -345,7 +345,8 @@ def _judge(run: _Followed, status: rundir.Status) -> Ok | Failed:
     facts = run.directory.facts()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
     run.directory.forget_secrets()
-    return progress.verdict(run.progress, status, playbook, limit_s, run.directory.output())
+    tree, output = str(facts.get("tree", "")), run.directory.output()
+    return progress.verdict(run.progress, status, playbook, limit_s, output, tree)
 
 
 def _host_of(directory: RunDir) -> Host | None:

@@ -158,7 +158,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self._done.add(result.task._uuid)
         seconds = round(time.monotonic() - self._began, 3)
         host = str(result.host.get_name())
-        self._write(kind, host=host, task=_name(result), text=_message(result), seconds=seconds)
+        where = {} if (on := _delegated(result)) is None else {"on": on}
+        self._write(kind, host=host, task=_name(result), text=_message(result), seconds=seconds, **where)
 
     def _write(self, kind: str, **fields: Any) -> None:
         if self._size > FILE_LIMIT_BYTES and kind not in NEEDED:
@@ -238,6 +239,13 @@ def _plain_name(task: Any) -> str:
 
 def _name(result: Any) -> str:
     return _plain_name(result.task)
+
+
+def _delegated(result: Any) -> str | None:
+    """Return the host that the task was handed to, where it was."""
+    variables = result.result.get("_ansible_delegated_vars")
+    host = variables.get("ansible_delegated_host") if isinstance(variables, dict) else None
+    return None if host is None else str(host)
 
 
 def _message(result: Any) -> str:
