@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rolloutd.adapters.ansible.environment import CALLBACKS
 from rolloutd.adapters.ansible.progress import Progress, duration, told, verdict
 from rolloutd.adapters.ansible.rundir import Status
 from rolloutd.ports import Failed, Ok
@@ -158,3 +164,42 @@ def test_a_failure_on_a_delegated_host_names_it() -> None:
 
 def test_one_task_is_one_task() -> None:
     assert judged(folded(event("ok"), stats())).text == "1 task on n0, 0 changed"
+
+
+def test_a_run_that_would_have_to_ask_says_for_what() -> None:
+    judgement = judged(folded({"kind": "prompt", "text": "release"}), exited(2))
+    assert isinstance(judgement, Failed)
+    assert judgement.text.startswith(
+        "p.yml asks for release (vars_prompt), and a run on n0 has nobody to ask"
+    )
+
+
+def test_ansible_itself_tells_of_prompts_and_of_delegated_hosts(tmp_path: Path) -> None:
+    """Played by the real one, with nothing but our plugin."""
+    (tmp_path / "hosts").write_text("n0 ansible_connection=local\nlb1 ansible_connection=local\n")
+    task = "{name: drain, ansible.builtin.fail: {msg: busy}, delegate_to: lb1}"
+    play = f"- {{hosts: n0, gather_facts: false, vars_prompt: [{{name: release}}], tasks: [{task}]}}\n"
+    (tmp_path / "p.yml").write_text(play)
+    asked = played(tmp_path)
+    assert asked.asked == "release"
+    assert asked.trouble is None
+    told = played(tmp_path, "-e", "release=5")
+    assert told.asked == ""
+    assert told.trouble is not None
+    assert told.trouble["on"] == "lb1"
+
+
+def played(directory: Path, *options: str) -> Progress:
+    """Return what the events of a real run add up to."""
+    events = directory / "events"
+    events.unlink(missing_ok=True)
+    places = {"ROLLOUTD_EVENTS": str(events), "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACKS)}
+    subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts", "p.yml", *options],
+        cwd=directory,
+        env={**os.environ, **places, "ANSIBLE_CALLBACKS_ENABLED": "rolloutd_events"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return folded(*map(json.loads, events.read_text().splitlines()))

@@ -40,6 +40,7 @@ class Progress:
     task: str = ""
     finished: int = 0
     changed: int = 0
+    asked: str = ""
     trouble: Mapping[str, Any] | None = None
     counts: Mapping[str, int] | None = None
     ended: bool = False
@@ -50,6 +51,8 @@ class Progress:
         moved = replace(self, percent=max(self.percent, _percent(event)))
         if kind in {"task", "handler"}:
             return replace(moved, task=str(event.get("task", "")))
+        if kind == "prompt":
+            return replace(moved, asked=str(event.get("text", "")))
         if kind == "stats":
             return replace(moved, ended=True, counts=(event.get("stats") or {}).get(self.node))
         if event.get("host") != self.node:
@@ -107,6 +110,9 @@ def _complaint(progress: Progress, status: Status, playbook: str, limit_s: float
         return f"time limit of {duration(limit_s)} passed{during or ' before the first task'} on {node}"
     if status.ended == "cancelled":
         return f"the run of {playbook} on {node} was cancelled{during}"
+    if progress.asked:
+        asks = f"{playbook} asks for {progress.asked} (vars_prompt), and a run on {node} has nobody to ask"
+        return f"{asks}: name it in the `vars` of the plan"
     counts = progress.counts or {}
     if progress.trouble is not None and (status.code != 0 or _in_trouble(counts)):
         return _sentence(progress.trouble, node)

@@ -44,6 +44,9 @@ FENCE_PLAY = "rolloutd fence"
 NEEDED = frozenset({"failed", "unreachable", "stats", "no-hosts"})
 """The kinds that a verdict needs, written whatever the size of the file."""
 
+PROMPTED = 2
+"""The exit status of a run that would have had to ask: that of Ansible's own failures."""
+
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no types
     """The plugin; Ansible calls its v2_ methods."""
@@ -82,6 +85,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self._play = str(play.get_name())
         if self._play != FENCE_PLAY:
             self._write("play", text=self._play)
+
+    def v2_playbook_on_vars_prompt(self, varname: str, *_: Any, **__: Any) -> None:
+        """End the run where Ansible would go on with an empty answer: there is nobody to ask."""
+        self._write("prompt", text=str(varname))
+        raise SystemExit(PROMPTED)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
         """Note that the play runs nowhere."""
@@ -243,9 +251,8 @@ def _name(result: Any) -> str:
 
 def _delegated(result: Any) -> str | None:
     """Return the host that the task was handed to, where it was."""
-    variables = result.result.get("_ansible_delegated_vars")
-    host = variables.get("ansible_delegated_host") if isinstance(variables, dict) else None
-    return None if host is None else str(host)
+    host = result.task_fields.get("delegate_to")
+    return str(host) if host else None
 
 
 def _message(result: Any) -> str:
