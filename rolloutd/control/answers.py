@@ -139,6 +139,8 @@ def _problem(problem: Mapping[str, Any]) -> str:
     what = problem["msg"]
     if problem["type"] == "extra_forbidden":
         return f"{where} is not known here"
+    if problem["type"] == "string_too_short" and not str(problem.get("input", "")).strip():
+        return f"{where} is empty, and something must stand there"
     found = problem.get("input")
     shown = (
         f" (found {json.dumps(found)[:LONGEST_ECHO]})" if isinstance(found, str | int | float | bool) else ""

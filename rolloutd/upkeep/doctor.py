@@ -290,7 +290,9 @@ async def _daemon_and_sources(settings: Settings) -> AsyncGenerator[Finding, Non
     yield Finding("daemon", not trouble, f"{text}: {trouble}" if trouble else text)
     for source in inventory["sources"]:
         error = source["error"]
-        yield Finding(source["source"], not error, error or f"{source['nodes']} nodes, as the daemon sees it")
+        yield Finding(
+            source["source"], not error, error or f"{_nodes(source['nodes'])}, as the daemon sees it"
+        )
 
 
 async def _sources(settings: Settings) -> AsyncGenerator[Finding, None]:
@@ -339,6 +341,8 @@ async def _source(inventory: Inventory | Finding) -> Finding:
         found = await inventory.refresh()
     except RolloutdError as error:
         return Finding(inventory.source, False, str(error))
-    return Finding(
-        inventory.source, bool(found), f"{len(found)} nodes" if found else "it names no node at all"
-    )
+    return Finding(inventory.source, bool(found), _nodes(len(found)) if found else "it names no node at all")
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"

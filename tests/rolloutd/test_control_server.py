@@ -213,6 +213,8 @@ def test_a_body_says_nothing_twice() -> None:
     with pytest.raises(WrongRequest, match="'reason' is given twice"):
         border._checked(requests.Because, b'{"reason": "one", "reason": "two"}')
     assert border._checked(requests.Because, b'{"reason": "one"}').reason == "one"
+    with pytest.raises(WrongRequest, match="reason is empty"):
+        border._checked(requests.Because, b'{"reason": " "}')
 
 
 async def test_a_store_that_cannot_write_is_a_503(tmp_path: Path) -> None:
