@@ -16,6 +16,7 @@ from machines.states import Phase
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Keeping, Ok
+from rolloutd.ports.border import answering_for
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.watching.keeping")
@@ -59,9 +60,11 @@ class Kept:
         try:
             isolator = self._gear.isolators[seen.kept]
             assert isinstance(isolator, Keeping)
-            result = await isolator.let_go(self._state.host(seen.node))
-        except RolloutdError as error:
-            log.warning("%s: it could not be put back after its hold: %s", seen.node, error)
+            with answering_for(f"isolator {seen.kept}"):
+                result = await isolator.let_go(self._state.host(seen.node))
+        except (RolloutdError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            log.warning("%s: it could not be put back after its hold: %s", seen.node, why)
             return
         say = log.info if isinstance(result, Ok) else log.warning
         say("%s: nobody holds it any more: %s", seen.node, result.text)

@@ -74,8 +74,8 @@ class Observing:
                     seen = await observer.observe(hosts)
                 for observation in seen:
                     told[observation.node] = _worse(told[observation.node], observation)
-            except RolloutdError as error:
-                log.warning("an observer failed: %s", error)
+            except (RolloutdError, TimeoutError) as error:
+                log.warning("an observer failed: %s", str(error) or "no answer in time")
         return told
 
 

@@ -15,6 +15,7 @@ from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.notifying import TRIES, Notifying
 from rolloutd.ports import Busy, Found, Host, Ok, StepContext, Unknown
 from rolloutd.ports.border import answering_for
+from rolloutd.watching.keeping import AGAIN_S, Kept
 from rolloutd.watching.observing import Observing
 from rolloutd.watching.refreshing import Refreshing
 from rolloutd.watching.rehearsing import Rehearsing
@@ -24,6 +25,8 @@ from tests.contracts.twins.isolator import FakeIsolator
 from tests.contracts.twins.runner import FakeRunner
 from tests.rolloutd.control_house import PLAN, House, house
 
+UNFORESEEN = KeyError("status")
+
 
 class Surprised(FakeIsolator):
     """Every port that is asked beside the loop; each answer is a surprise."""
@@ -31,8 +34,15 @@ class Surprised(FakeIsolator):
     source = "ams"
     name = "chat"
 
+    def __init__(self, surprise: Exception = UNFORESEEN) -> None:
+        super().__init__()
+        self._surprise = surprise
+
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
-        raise KeyError("status")
+        raise self._surprise
+
+    async def let_go(self, host: Host) -> Ok | Busy:
+        raise self._surprise
 
     async def refresh(self) -> Sequence[Found]:
         raise KeyError("metadata")
@@ -47,17 +57,18 @@ class Surprised(FakeIsolator):
         raise KeyError("channel")
 
 
-def gear(inside: House) -> Gear:
+def gear(inside: House, surprise: Exception = UNFORESEEN) -> Gear:
     async def tree(rollout: str) -> Path:
         return Path("/tree")
 
-    surprised = Surprised()
+    surprised = Surprised(surprise)
     return Gear(FakeRunner(inside.world), {"kubernetes": surprised}, {"reachable": surprised}, tree)
 
 
-async def test_an_observer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("surprise", [KeyError("status"), TimeoutError(), OSError("no route to host")])
+async def test_an_observer(tmp_path: Path, surprise: Exception) -> None:
     async with house(tmp_path) as inside:
-        await Observing(inside.state, [Surprised()]).look(["p1"])
+        await Observing(inside.state, [Surprised(surprise)]).look(["p1"])
         seen = inside.state.index.observation("p1")
         assert seen is not None
         assert seen.sight is Sight.UNKNOWN
@@ -89,6 +100,22 @@ async def test_a_rehearsal(tmp_path: Path) -> None:
         assert told is not None
         assert told.can is None
         assert "unexpected KeyError" in told.why
+
+
+@pytest.mark.parametrize("surprise", [KeyError("metadata"), TimeoutError()])
+async def test_letting_go_a_kept_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, surprise: Exception
+) -> None:
+    async with house(tmp_path) as inside:
+        kept = Observation("p1", Sight.DOWN, inside.state.now(), kept="kubernetes")
+        inside.state.index.observed([kept], inside.state.now())
+        async with asyncio.TaskGroup() as tasks:
+            Kept(inside.state, gear(inside, surprise)).ask(tasks)
+            while "could not be put back after its hold" not in caplog.text:
+                await asyncio.sleep(0)
+            while not inside.clock.sleepers:
+                await asyncio.sleep(0)
+            inside.clock.advance(AGAIN_S)
 
 
 async def test_a_check_of_a_canary_that_soaks(tmp_path: Path) -> None:
