@@ -111,13 +111,18 @@ class Running:
         A run that cannot be followed goes on all the same, so it is found again
         as after a restart, and in the end cancelled: nothing may begin beside it.
         """
-        failed: StepResult = Unknown("the run was not followed")
+        failed: StepResult | None = Unknown("the run was not followed")
         for _ in range(FOLLOW_TRIES):
             seen = await self._try(self._follow(action, record))
             if seen is None or isinstance(seen, RunState):
                 return None if seen is None else seen.result
             failed = seen
             await self._turn.or_after(self._state.clock.sleep(FOLLOW_RETRY_S))
+            if self._target.phase not in BUSY:
+                failed = None
+                break
+            # It may not have been begun yet: whoever was deposed meanwhile must not begin it.
+            await self._book.write(self._book.known(record))
         await self._try(self._gear.runner.cancel(self._book.known(record).handle))
         return failed
 
