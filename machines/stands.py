@@ -143,6 +143,13 @@ def held(book: Book, node: str) -> Stand | None:
     return next((Stand(node, "held", hold) for hold in lasting), None)
 
 
+def elsewhere(book: Book, target: Target) -> Stand | None:
+    """Return by which other rollout the target's node is out of service, None where by none."""
+    others = (other for other in book.targets_on(target.node) if other.rollout != target.rollout)
+    out = (other for other in others if other.phase in BUSY or other.isolated)
+    return next((Stand(target.node, _code(other), other) for other in out), None)
+
+
 def sight(book: Book, node: str) -> Stand | None:
     """Return what is wrong with the node by observation alone, None when it was freshly seen up."""
     seen = book.observation(node)
@@ -161,8 +168,12 @@ def _ours(book: Book, node: str) -> Stand | None:
     """Return the target by which we hold the node down: at work, failed, or not yet put back."""
     found: Stand | None = None
     for target in book.targets_on(node):
-        code = "busy" if target.phase in BUSY else "failed" if target.phase is Phase.FAILED else ""
-        code = code or ("isolated" if target.isolated else "")
+        code = _code(target)
         if code and (found is None or RANK[code] < RANK[found.code]):
             found = Stand(node, code, target)
     return found
+
+
+def _code(target: Target) -> str:
+    code = "busy" if target.phase in BUSY else "failed" if target.phase is Phase.FAILED else ""
+    return code or ("isolated" if target.isolated else "")

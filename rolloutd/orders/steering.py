@@ -23,7 +23,7 @@ from machines.events import (
 )
 from machines.moves import move
 from machines.rollout import Actor, Hold, Order, Rollout, Target
-from machines.stands import Stand
+from machines.stands import Stand, elsewhere
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.state import State
@@ -180,7 +180,7 @@ def rollback(state: State, who: Asker, rollout: Rollout, target: Target, reason:
             "no-rollback",
             f"the plan of {rollout.id} has no rollback playbook: retry {target.node} or skip it",
         )
-    _mind_unheld(state, target)
+    _mind_alone(state, target)
     return (move(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
 
 
@@ -299,12 +299,13 @@ def _mind_unordered(target: Target) -> None:
         raise Refused("ordered", f"{target.node} is being returned by order of {by}: wait for that")
 
 
-def _mind_unheld(state: State, target: Target) -> None:
-    """Refuse a node in a person's hands, or a tool's: a rollback runs a playbook there at once."""
-    for each in state.index.holds_on(target.node):
-        if each.until is None or state.now() < each.until:
-            stand = Stand(target.node, "held", each)
-            raise Refused("held", f"{stand.text}; first {stand.lifted_by}")
+def _mind_alone(state: State, target: Target) -> None:
+    """Refuse a node in the hands of a person, a tool or another rollout: a playbook runs there at once."""
+    holds = (h for h in state.index.holds_on(target.node) if h.until is None or state.now() < h.until)
+    stand = next((Stand(target.node, "held", hold) for hold in holds), None)
+    stand = stand or elsewhere(state.index, target)
+    if stand is not None:
+        raise Refused(stand.code, f"{stand.text}; first {stand.lifted_by}")
 
 
 def _mind_acting(state: State) -> None:

@@ -13,7 +13,7 @@ import pytest
 from machines.events import GateOpened
 from machines.moves import move
 from machines.plan import GateName
-from machines.rollout import Order
+from machines.rollout import Failure, Order
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Answer
 from rolloutd.state import InvariantBroken
@@ -260,6 +260,22 @@ async def test_rollback_leaves_a_node_alone_that_somebody_holds(tmp_path: Path) 
         await inside.ask("paul", "delete", "/v1/holds", {"node": "p1"})
         node = await steer(inside, "olga", rollout, "rollback", "p1")
         assert node["phase"] == "isolating"
+
+
+async def test_rollback_leaves_a_node_alone_that_another_rollout_has(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        first = await inside.start()
+        second = await inside.start(text=PLAN.replace("name: sysctl", "name: driver"))
+        for rollout in (first, second):
+            await inside.finish(rollout, "p1")
+        for rollout in (first, second):
+            red = Failure("p1#1.2", "p1", 1, "verify.0.reachable", "gone", inside.clock.now())
+            await inside.move(rollout, "p1", Trigger.REDDENED, failure=red)
+        await steer(inside, "olga", first, "rollback", "p1")
+        with pytest.raises(Answer) as taken:
+            await steer(inside, "olga", second, "rollback", "p1")
+        assert (taken.value.status, taken.value.code) == (409, "busy")
+        assert f"p1 is isolating in {first}" in str(taken.value)
 
 
 async def test_rollback_needs_a_playbook(tmp_path: Path) -> None:
