@@ -6,7 +6,7 @@ probes look once more, and what they find puts the node back as it was.  An
 isolator that knows no gentle way is preceded by a look.  All is read from the
 records of the attempt, as everything in reconcile.py is, so that a daemon that
 was killed in between goes on here.  A rollback is a person's order, and no probe
-is asked about it.
+is asked about it; one that was put back starts again by its turn, as any node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Approach:
     @classmethod
     def of(cls, plan: Plan, target: Target, records: Sequence[StepRecord], now: float) -> Approach:
         """Return the approach to a node, by all its records."""
-        probes = () if target.rolling_back else plan.traffic
+        ordered = target.rolling_back and not target.put_backs
+        probes = () if ordered else plan.traffic
         mine = [record for record in records if probes and record.attempt == target.attempt]
         stays = bool(probes) and stood_before(plan.isolate, target, records)
         return cls(plan.isolate, probes, mine, now, stays)

@@ -29,7 +29,7 @@ from machines.events import (
 )
 from machines.plan import Plan
 from machines.rollout import Opened, Pause, Rollout, Target, Vote
-from machines.states import IllegalTransition, Phase, Trigger, edge
+from machines.states import FROM_ANEW, NEW_ATTEMPT, IllegalTransition, Phase, Trigger, edge
 
 TargetEvent = PhaseMoved | StepRecorded | LookedCurrent | NodeOrdered | NodeAdvanced | TargetChanged
 """Events about one node of one rollout."""
@@ -47,8 +47,6 @@ RolloutEvent = (
     | RolloutEnded
 )
 """Events that change a rollout's own row."""
-
-_BEGINS_ATTEMPT = frozenset({Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED})
 
 
 def opened(event: RolloutOpened, plan: Plan) -> Rollout:
@@ -140,7 +138,7 @@ def _moved(target: Target, event: PhaseMoved) -> Target:
     put_backs = target.put_backs
     if event.trigger is Trigger.PUT_BACK:
         put_backs += 1
-    elif event.trigger is Trigger.RETRIED:
+    elif event.trigger in FROM_ANEW:
         put_backs = 0
     return replace(
         target,
@@ -154,7 +152,7 @@ def _moved(target: Target, event: PhaseMoved) -> Target:
         put_backs=put_backs,
         last_text=event.text,
         failure=event.failure,
-        admitted_at=event.at if event.trigger in _BEGINS_ATTEMPT else target.admitted_at,
+        admitted_at=event.at if event.trigger in NEW_ATTEMPT else target.admitted_at,
     )
 
 

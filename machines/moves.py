@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from machines.events import PhaseMoved
 from machines.rollout import Failure, Target
-from machines.states import Outcome, Phase, Trigger, edge
-
-NEW_ATTEMPT = frozenset({Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED})
-"""What begins a passage of its own out of pending or failed."""
+from machines.states import NEW_ATTEMPT, Outcome, Phase, Trigger, edge
 
 
 def move(

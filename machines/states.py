@@ -56,6 +56,12 @@ class Trigger(StrEnum):
 BUSY = frozenset({Phase.ISOLATING, Phase.MAINTAINING, Phase.VERIFYING})
 """Phases in which rolloutd works on the node, so that it counts as down."""
 
+NEW_ATTEMPT = frozenset({Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED})
+"""What begins a passage of its own out of pending or failed."""
+
+FROM_ANEW = frozenset({Trigger.RETRIED, Trigger.ROLLBACK_ORDERED})
+"""A person's orders after a failure: how often the node was put back before them counts no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edge:

@@ -45,7 +45,7 @@ from machines.events import (
     VoteWithdrawn,
 )
 from machines.rollout import Target
-from machines.states import IllegalTransition, Phase, Trigger, edge
+from machines.states import FROM_ANEW, NEW_ATTEMPT, IllegalTransition, Phase, Trigger, edge
 from rolloutd.chain import canonical
 from rolloutd.errors import StoreFailed
 from rolloutd.store.decisions import (
@@ -126,11 +126,11 @@ def _move(event: PhaseMoved) -> Iterator[Statement]:
         raise IllegalTransition("a failure belongs to every move to failed and to no other")
     failure = event.failure
     # What target_after() in machines.changes does to the value, said in SQL.
-    trigger, begins = event.trigger, event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
+    trigger, begins = event.trigger, event.trigger in NEW_ATTEMPT
     least, most = event.attempt - begins, event.attempt - (trigger is Trigger.ADMITTED)
     row: Sequence[Any] = (
         *(event.target, event.outcome, event.attempt, event.rolling_back, event.isolated, event.at),
-        *(event.not_before, trigger is not Trigger.RETRIED, trigger is Trigger.PUT_BACK, event.text),
+        *(event.not_before, trigger not in FROM_ANEW, trigger is Trigger.PUT_BACK, event.text),
         *(failure.id if failure else None, event.at if begins else None),
         *(event.rollout, event.node, event.source, least, most),
     )

@@ -8,7 +8,9 @@ import pytest
 
 from machines.actions import Action, Isolate, Move, Probe, Undo, Wait
 from machines.approach import AGAIN_S, SOON_S, UNKNOWN_RETRY_S
+from machines.changes import target_after
 from machines.events import StepAction, StepRecord, StepState
+from machines.moves import move
 from machines.plan import Plan, StepSpec
 from machines.reconcile import backoff_s, next_action
 from machines.rollout import Target
@@ -152,3 +154,15 @@ def test_a_rollback_and_a_plan_without_probes_ask_none(target: Target) -> None:
     moved = asked(1.0, GENTLE, plan=plan, target=target)
     assert isinstance(moved, Move)
     assert moved.trigger is Trigger.ISOLATED
+
+
+def test_a_rollback_that_was_put_back_is_looked_at_as_any() -> None:
+    """Nobody stands beside it when its turn comes again: it must be idle then."""
+    failed = replace(ISOLATING, phase=Phase.FAILED, put_backs=3)
+    ordered = target_after(failed, move(failed, Trigger.ROLLBACK_ORDERED, T0))
+    assert asked(0.0, target=replace(ordered, attempt=1)) == Isolate(CORDON, 1)
+    back = target_after(ordered, move(ordered, Trigger.PUT_BACK, T0))
+    again = target_after(back, move(back, Trigger.ADMITTED, T0))
+    assert again.rolling_back
+    assert asked(0.0, target=replace(again, attempt=1)) == Isolate(CORDON, 1, gentle=True)
+    assert asked(1.0, GENTLE, target=replace(again, attempt=1)) == Probe(JOBS, 1)
