@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from machines import ballots
 from machines.events import VoteCast
 from machines.plan import GateName
 from machines.rollout import Rollout, Target, Vote
@@ -16,6 +17,9 @@ from rolloutd.orders.steering import Events
 from rolloutd.orders.voting import Ballot
 from rolloutd.state import State
 from tests.sim.people import EVERYBODY, OLGA, PATIENCE_S, SAM, People, Person
+
+REGRET_S = 60.0
+"""How long somebody's no stands, more or less, before they take it back."""
 
 
 class Meddler:
@@ -70,18 +74,26 @@ class Meddler:
         await self._people.ask(who, "vote-of-old", cast)
 
     async def _withdraw(self, people: random.Random, state: State) -> None:
-        rollout = self._people.some(people, state)
-        votes = [each for each in state.index.rollout(rollout).votes if each.withdrawn_at is None]
-        if not votes:
+        """Say something at a gate that waits, come to regret it, and take back what can be."""
+        rollout = state.index.rollout(self._people.some(people, state))
+        asked = [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
+        places = [(GateName.START, ""), *asked]
+        waiting = [at for at in places if not rollout.closed and not ballots.is_opened(rollout, *at)]
+        if not waiting:
             return
-        vote = people.choice(votes)
-        who = next(each for each in EVERYBODY if each.uid == vote.actor.uid)
-        wave = vote.wave or None
+        (gate, wave), who = people.choice(waiting), people.choice((SAM, OLGA))
+        cast = ballots.cast_at(rollout, gate, wave)
+        if not any(vote.actor.uid == who.uid for vote in cast):
+            await self._people.vote(who, rollout.id, Ballot(gate, False, "tests", wave=wave or None))
+            await asyncio.sleep(people.expovariate(1.0 / REGRET_S))
+        await self._taken_back(who, rollout.id, gate, wave or None)
+
+    async def _taken_back(self, who: Person, rollout: str, gate: GateName, wave: str | None) -> None:
         await self._people.ask(
             who,
             "withdraw",
             lambda now: voting.withdraw(
-                now, who, now.index.rollout(rollout), vote.gate, "tests", team=None, wave=wave
+                now, who, now.index.rollout(rollout), gate, "tests", team=None, wave=wave
             ),
         )
 
@@ -135,7 +147,8 @@ class Meddler:
         )
 
     async def _release(self, people: random.Random, state: State) -> None:
-        node = people.choice(sorted(self._people.world.machines))
+        held = {hold.node for hold in state.index.holds} or self._people.world.machines
+        node = people.choice(sorted(held))
         await self._people.ask(OLGA, "release", lambda now: locking.release(now, OLGA, node))
 
     async def _freeze(self, people: random.Random, state: State) -> None:
@@ -229,7 +242,7 @@ def _leave(state: State, who: Person, rollout: Rollout, target: Target, reason: 
 
 
 _DEEDS = (
-    *("vote", "vote", "vote", "vote", "vote_of_old", "withdraw", "pause", "resume", "resume", "cancel"),
+    *("vote", "vote", "vote", "vote_of_old", "withdraw", "withdraw", "pause", "resume", "resume", "cancel"),
     *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
     *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete"),
 )

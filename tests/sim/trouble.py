@@ -80,13 +80,27 @@ class Trouble:
     def _shrink(self) -> None:
         """Let a node vanish from the inventory, mostly one that we are at, and let somebody refresh it."""
         ours = [machine for machine in self._sim.world.machines.values() if machine.ours or machine.looked]
-        self._for_a_while(
-            self._sim.world.chances.faults.choice(ours) if ours else self._some(), "listed", False
-        )
+        self._lose(self._sim.world.chances.faults.choice(ours) if ours else self._some())
+
+    def _lose(self, machine: Machine) -> None:
+        self._for_a_while(machine, "listed", False)
         life = self._sim.newest()
         if life is not None and life.daemon is not None:
             life.ask(_refresh(life.daemon))
         self._sim.marks.hit("fault:inventory-shrinks")
+
+    def _vanish(self) -> None:
+        """Let a node vanish in the short while in which it is isolated, or verified."""
+        machine = self._some()
+        ended = self._sim.world.chances.faults.choice(("admitted", "maintained"))
+        upon, when = self._sim.world.upon, f"commit {ended}:{machine.name}"
+
+        def vanish() -> None:
+            del upon[when]
+            if not self._sim.peace:
+                self._lose(machine)
+
+        upon[when] = vanish
 
     def _relabel(self) -> None:
         faults = self._sim.world.chances.faults
@@ -125,6 +139,6 @@ async def _refresh(daemon: Daemon) -> None:
 _HAPPENINGS = (
     *(Trouble._crash, Trouble._crash, Trouble._crash, Trouble._stop, Trouble._second_daemon),
     Trouble._outage,
-    *(Trouble._old_boot, Trouble._stick, Trouble._shrink, Trouble._relabel),
+    *(Trouble._old_boot, Trouble._stick, Trouble._shrink, Trouble._vanish, Trouble._relabel),
     *(Trouble._lose_source, Trouble._jump, Trouble._lock_database),
 )

@@ -106,6 +106,11 @@ class Reach:
         self.process = process
         self.epoch = 0
 
+    @property
+    def reigns(self) -> bool:
+        """Whether no later life has taken over: whoever decides does not know what a deposed one sees."""
+        return self.epoch == self.world.epoch
+
     async def ask(self, node: str) -> Machine:
         """Connect to a node; raises NodeUnreachable or TimeoutError."""
         world = self.world
@@ -136,7 +141,8 @@ class SimIsolator:
     async def look(self, ctx: StepContext) -> Look | Busy:
         """Say whether the bit is set."""
         machine = await self._reach.ask(ctx.host.name)
-        if machine.stuck and ctx.prior is None and self._reach.world.mischief.chance("look-busy", 0.1):
+        likely = 0.5 if machine.stuck else 0.01
+        if ctx.prior is None and self._reach.world.mischief.chance("look-busy", likely):
             return Busy(f"{machine.name} cannot be asked now")
         machine.looked = True
         bit = machine.bit(self._kind)
@@ -193,7 +199,7 @@ class SimProbe:
         world, node = self._reach.world, ctx.host.name
         machine = await self._reach.ask(node)
         busy = None if machine.blind else machine.traffic
-        if self._reach.epoch == world.epoch:
+        if self._reach.reigns:
             world.court.looked(ctx.rollout, node, ctx.attempt, idle=busy is False)
         if busy is False:
             return Ok(f"{node} is idle")
@@ -246,7 +252,8 @@ class SimObserver:
         sight = Sight.UP if machine.up else Sight.DOWN
         if world.mischief.chance("sight-lost", 0.02):
             sight = Sight.UNKNOWN
-        world.court.tell("saw", node=node, up=sight is Sight.UP, foreign=machine.foreign)
+        if self._reach.reigns:
+            world.court.tell("saw", node=node, up=sight is Sight.UP, foreign=machine.foreign)
         return Observation(node, sight, world.now(), f"seen {sight}", machine.foreign)
 
 

@@ -160,6 +160,8 @@ class World:
             self.court.accuse(f"{by.name} acts ({label}) although another daemon has taken over")
         way = self.mischief.way(label)
         await self.latency(0.5)
+        if self.over:  # whoever was on their way when all ended is only being buried
+            return refused()
         if way is Way.CUT_BEFORE:
             await self.cut(by)
         if way is Way.FAILS:
