@@ -28,7 +28,7 @@ from rolloutd.driving.isolation import Isolation
 from rolloutd.driving.logbook import Logbook
 from rolloutd.driving.running import Running
 from rolloutd.driving.turn import Turn
-from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
 from rolloutd.privacy import guarded
 from rolloutd.state import InvariantBroken, Live, State
@@ -125,6 +125,10 @@ class Driver:
             if (self._target.phase, self._target.attempt) == (before.phase, before.attempt):
                 await self._stuck(f"what comes next was refused: {refusal}")
             self._book.close()  # where it was moved meanwhile, as a node that left is: look again
+        except NotFound as gone:
+            if self.node in self._state.index.nodes:
+                await self._stuck(str(gone))
+            self._book.close()  # else it left in the middle of a step: look again
         except StoreFailed as failure:
             log.error("%s/%s: the store could not write: %s", self.rollout, self.node, failure)
             self._state.trouble = str(failure)

@@ -94,19 +94,34 @@ class Isolation:
         await self._book.ended(record, result, isolated=False if back else None)
 
     async def stands(self, plan: Plan, *, running: bool) -> bool:
-        """Look whether the isolation stands; have it again where it was lost; record what is missing."""
+        """Look whether the isolation stands; have it again where it was lost; record what is missing.
+
+        Who undid one part may have undone another that was looked at just before: all is looked at again.
+        """
+        for _ in range(2):
+            lost = await self._lost(plan, running=running)
+            if lost is None:
+                return False
+            if not lost:
+                break
+        return True
+
+    async def _lost(self, plan: Plan, *, running: bool) -> bool | None:
+        """Say whether some of the isolation was lost; None where it could not be had again."""
+        lost = False
         for spec, prior in records.standing(plan.isolate, self._book.records):
             look = await self._try(self._look(spec, prior))
             number = 1 + max(r.number for r in self._book.records if r.step == spec.name)
             if isinstance(look, Failed | Busy | Unknown):
                 if not running:
                     await self._book.ended(self._book.intend(spec.name, StepAction.LOOK, number), look)
-                    return False
+                    return None
             elif look.done is False:
+                lost = True
                 again = actions.Isolate(spec, number, prior_known=True, prior=prior)
                 if not isinstance(await self.do(again), Ok):
-                    return False
-        return True
+                    return None
+        return lost
 
     def glance(self) -> None:
         """Look soon, if the node is observed otherwise than before."""

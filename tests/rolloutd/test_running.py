@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from machines.events import Event
+import pytest
+
+from machines.events import Event, NodesGone, StepRecorded
 from machines.states import Outcome, Trigger
 from rolloutd.driving.driver import STORE_RETRY_S, Driver
 from rolloutd.driving.gear import Gear
 from rolloutd.driving.running import FOLLOW_RETRY_S
 from rolloutd.errors import AdapterFailed, TenureLost
-from rolloutd.ports import RunRequest
+from rolloutd.ports import Look, RunRequest, StepContext
 from tests.contracts.twins.isolator import FakeIsolator
 from tests.contracts.twins.runner import FakeRunner
-from tests.rolloutd.control_house import House, house
+from tests.rolloutd.control_house import PLAN, House, house
 
 
 class Full(FakeRunner):
@@ -38,29 +40,50 @@ class Full(FakeRunner):
         self.cancelled.append(handle)
 
 
+class Meddled(FakeIsolator):
+    """An isolator during whose first look somebody does something."""
+
+    def __init__(self, meddle: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.isolated.add("p1")
+        self._meddle = meddle
+
+    async def look(self, ctx: StepContext) -> Look:
+        meddle, self._meddle = self._meddle, lambda: None
+        meddle()
+        return await super().look(ctx)
+
+
+@asynccontextmanager
+async def driven(
+    inside: House, rollout: str, runner: FakeRunner, isolators: dict[str, FakeIsolator]
+) -> AsyncIterator[None]:
+    """Drive a node of a rollout."""
+
+    async def tree(rollout: str) -> Path:
+        return Path("/tree")
+
+    gear = Gear(runner, dict(isolators), {}, tree)
+    driver = Driver(inside.state, gear, rollout, "p1", alive_since=inside.clock.now())
+    driving = asyncio.create_task(driver.drive())
+    try:
+        yield
+    finally:
+        driving.cancel()
+        await asyncio.wait({driving})
+
+
 @asynccontextmanager
 async def refused(tmp_path: Path) -> AsyncIterator[tuple[House, Full, str]]:
     """Drive a node whose run could not be started, up to the moment before that is tried again."""
-
-    async def tree(rollout: str) -> Path:
-        return tmp_path
-
     async with house(tmp_path) as inside:
         rollout = await inside.start()
         await inside.isolate(rollout, "p1")
         runner = Full(inside)
-        isolator = FakeIsolator()
-        isolator.isolated.add("p1")
-        gear = Gear(runner, {"command": isolator}, {}, tree)
-        driver = Driver(inside.state, gear, rollout, "p1", alive_since=inside.clock.now())
-        driving = asyncio.create_task(driver.drive())
-        while not (runner.asked and inside.clock.sleepers):
-            await asyncio.sleep(0)
-        try:
+        async with driven(inside, rollout, runner, {"command": Meddled()}):
+            while not (runner.asked and inside.clock.sleepers):
+                await asyncio.sleep(0)
             yield inside, runner, rollout
-        finally:
-            driving.cancel()
-            await asyncio.wait({driving})
 
 
 async def later(inside: House, seconds: float) -> None:
@@ -94,3 +117,51 @@ async def test_it_is_not_begun_on_a_node_that_left(tmp_path: Path) -> None:
         await later(inside, FOLLOW_RETRY_S)
         assert len(runner.asked) == 1
         assert runner.cancelled == runner.asked
+
+
+async def test_what_somebody_undid_behind_a_look_is_had_again_before_the_run(tmp_path: Path) -> None:
+    """One isolator was found standing; then somebody put the node in service, which the other one shows."""
+    async with house(tmp_path) as inside:
+        two = PLAN.replace('undo: "true"}}]', 'undo: "true"}}, {playbook: {file: site.yml, undo: undo.yml}}]')
+        rollout = await inside.start(text=two)
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        for step in ("isolate.0.command", "isolate.1.playbook"):
+            await inside.commit(StepRecorded(inside.step(rollout, "p1", step), isolated=True))
+        await inside.move(rollout, "p1", Trigger.ISOLATED)
+
+        def put_in_service() -> None:
+            for each in isolators.values():
+                each.isolated.clear()
+
+        isolators: dict[str, FakeIsolator] = {"command": Meddled(), "playbook": Meddled(put_in_service)}
+        standing: list[bool] = []
+
+        class Runner(FakeRunner):
+            async def start(self, request: RunRequest) -> str:
+                standing.append(all("p1" in each.isolated for each in isolators.values()))
+                return await super().start(request)
+
+        async with driven(inside, rollout, Runner(inside.world), isolators):
+            while not standing:
+                await asyncio.sleep(0)
+        assert standing == [True]
+
+
+async def test_a_node_that_leaves_in_the_middle_of_a_step_is_no_surprise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        isolator = Meddled()
+
+        def leave() -> None:
+            isolator.isolated.clear()
+            inside.state.index.apply(NodesGone(("p1",)))
+
+        isolator._meddle = leave
+        async with driven(inside, rollout, FakeRunner(inside.world), {"command": isolator}):
+            while not inside.clock.sleepers:
+                await asyncio.sleep(0)
+        assert not inside.state.lasting
+        assert "unexpected" not in caplog.text
