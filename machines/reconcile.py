@@ -33,6 +33,9 @@ from machines.stopping import stopping
 BUSY_RETRY_S = 30.0
 """How long to wait before an isolator that found the node busy is asked again."""
 
+TURNED = "it was being put back when the daemon ended, for a reason that it no longer knows"
+"""Why a node is put back that an earlier life of the daemon had begun to put back."""
+
 PUT_BACK_BACKOFF_S = 60.0
 """The first wait of a node that was put back; doubled with each put-back."""
 
@@ -96,7 +99,7 @@ class _Asked:
         turned = any(r.action is StepAction.UNDO and r.attempt == self.target.attempt for r in self.records)
         busy = self.approach.found()
         if self.withdraw or late or turned or busy:
-            why = self.withdraw or busy or self._late_text()
+            why = self.withdraw or busy or (self._late_text() if late else TURNED)
             if stood_before(self.plan.isolate, self.target, self.records) and not turned:
                 # It did not pass when it was last worked on: putting it back takes a person's word.
                 return Move(Trigger.FAILED, step="isolate", text=why)

@@ -12,7 +12,7 @@ from machines.changes import target_after
 from machines.events import StepAction, StepRecord, StepState
 from machines.moves import move
 from machines.plan import Plan, StepSpec
-from machines.reconcile import backoff_s, next_action
+from machines.reconcile import TURNED, backoff_s, next_action
 from machines.rollout import Target
 from machines.states import Phase, Trigger
 from tests.machines.worlds import T0, plan_of
@@ -154,6 +154,17 @@ def test_a_rollback_and_a_plan_without_probes_ask_none(target: Target) -> None:
     moved = asked(1.0, GENTLE, plan=plan, target=target)
     assert isinstance(moved, Move)
     assert moved.trigger is Trigger.ISOLATED
+
+
+def test_a_put_back_that_another_life_began_does_not_make_up_its_reason() -> None:
+    undoing: Step = (CORDON, UNDO, 1, INTENDED, 2.0)
+    assert asked(3.0, GENTLE, undoing) == Undo(CORDON, 1, None, True)
+    back = asked(3.0, GENTLE, (CORDON, UNDO, 1, OK, 3.0))
+    assert isinstance(back, Move)
+    assert (back.trigger, back.text) == (Trigger.PUT_BACK, TURNED)
+    late = asked(601.0, GENTLE, (CORDON, UNDO, 1, OK, 600.5))
+    assert isinstance(late, Move)
+    assert late.text == "not isolated within 600 s"
 
 
 def test_a_rollback_that_was_put_back_is_looked_at_as_any() -> None:
