@@ -16,11 +16,8 @@ from machines.stands import Stand
 from machines.states import BUSY
 from machines.windows import Freeze
 from rolloutd.errors import NotAllowed, NotFound, Passed, Refused
-from rolloutd.orders.steering import LEFT, Asker, Events
+from rolloutd.orders.steering import LEFT, PERSON, Asker, Events
 from rolloutd.state import State
-
-PERSON = "person"
-"""The source of a hold that a person took without naming one."""
 
 MOST_HOLDS = 10_000
 """Holds there may be at once: one for every node of the largest fleet."""

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from machines.events import (
     Event,
+    HoldReleased,
     HoldTaken,
     NodeAdvanced,
     NodeOrdered,
@@ -27,6 +28,9 @@ from machines.stands import Stand, elsewhere
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.state import State
+
+PERSON = "person"
+"""The source of a hold that a person took without naming one."""
 
 LEFT = "left"
 """The source of a hold that stands for a node which was skipped and left isolated."""
@@ -126,23 +130,29 @@ def cancel(state: State, who: Asker, rollout: Rollout, reason: str, *, stop: boo
 
 
 def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]) -> Events:
-    """Take a closed rollout off the lists; its audit entries stay."""
+    """Take a closed rollout off the lists; its audit entries stay.
+
+    A node that the inventory lost while it was isolated stays held, in the name of
+    who deletes: should it come back, nothing else would know how it was left.
+    """
     mind_steering(who, rollout, "delete")
     if not rollout.closed:
         raise Refused("not-closed", f"{rollout.id} is still going: cancel it first")
+    handed: list[Event] = []
     for target in targets:
         if target.phase in BUSY or target.order is not None:
             todo = "wait for it"
         elif target.node not in state.index.nodes:
-            continue  # nobody can do anything for a node that is gone
-        elif target.isolated:
+            handed += _handed_over(state, who, target)
+            continue
+        elif target.isolated or _is_left(state, target):
             todo = f"rolloutctl return {target.node} first"
         elif target.phase is Phase.FAILED:
             todo = f"rolloutctl skip {rollout.id} {target.node} first: its slot would be free"
         else:
             continue
         raise Refused("not-settled", f"{target.node} of {rollout.id} is {_standing(target)}: {todo}")
-    return (RolloutDeleted(rollout.id, who.actor, state.now()),)
+    return (*handed, RolloutDeleted(rollout.id, who.actor, state.now()))
 
 
 # -- one node -----------------------------------------------------------------
@@ -269,6 +279,21 @@ def _is_left(state: State, target: Target) -> bool:
     """Say whether a skipped node has still the hold of one that was left: it may be half returned."""
     name = f"{target.rollout}/{target.node}"
     return any(hold.source == LEFT and hold.id == name for hold in state.index.holds_on(target.node))
+
+
+def _handed_over(state: State, who: Asker, target: Target) -> Sequence[Event]:
+    """Return what makes a hold of a person's of an isolation that nothing else remembers any more."""
+    left, now = _left(state, who, target, ""), state.now()
+    is_left = _is_left(state, target)
+    if not (target.isolated or is_left):
+        return ()
+    reason = (
+        f"{target.rollout} left it isolated and was deleted while the inventory did not have it: "
+        "see to it by hand that it is in service, then release it"
+    )
+    released = HoldReleased(left.node, LEFT, left.id, who.actor, now)
+    taken = HoldTaken(Hold(target.node, PERSON, left.id, who.actor, reason, now))
+    return (released, taken) if is_left else (taken,)
 
 
 def _left(state: State, who: Asker, target: Target, reason: str) -> Hold:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from machines.events import GateOpened
+from machines.events import Event, GateOpened, NodesGone, NodesSeen, StepAction, StepRecorded
 from machines.moves import move
 from machines.plan import GateName
 from machines.rollout import Failure, Order
+from machines.stands import Stand
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Answer
 from rolloutd.state import InvariantBroken
-from tests.rolloutd.control_house import PLAN, House, house
+from tests.rolloutd.control_house import NODES, PLAN, House, house
 
 BECAUSE = {"reason": "because"}
 
@@ -219,6 +220,46 @@ async def test_a_rollout_with_isolated_nodes_cannot_be_deleted(tmp_path: Path) -
         await steer(inside, "olga", rollout, "cancel")
         assert await refused(inside.ask("olga", "delete", path)) == (409, "not-settled")
         assert await refused(inside.ask("paul", "delete", path)) == (403, "not-allowed")
+
+
+async def test_a_rollout_with_a_half_returned_node_cannot_be_deleted(tmp_path: Path) -> None:
+    """Its isolation is undone and its checks were red, so its slot is still taken: only a return frees it."""
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "skip", "p1", put_back="leave")
+        await steer(inside, "olga", rollout, "cancel")
+        undone = inside.step(rollout, "p1", "isolate.0.command", StepAction.UNDO)
+        await inside.commit(StepRecorded(undone, isolated=False))
+        with pytest.raises(Answer) as unsettled:
+            await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
+        assert unsettled.value.code == "not-settled"
+        assert "rolloutctl return p1 first" in str(unsettled.value)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_what_a_deleted_rollout_left_isolated_stays_held_until_a_person_has_seen_to_it(
+    tmp_path: Path, is_left: bool
+) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        gone: list[Event] = [NodesGone(("p1",))]
+        if is_left:
+            await steer(inside, "olga", rollout, "skip", "p1", put_back="leave")
+        else:
+            target = inside.state.index.target(rollout, "p1")
+            gone.append(move(target, Trigger.LEFT, inside.state.now(), outcome=Outcome.LEFT))
+        await steer(inside, "olga", rollout, "cancel")
+        await inside.commit(*gone)
+        await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
+        (hold,) = inside.state.index.holds
+        assert (hold.source, hold.id) == ("person", f"{rollout}/p1")
+        assert "see to it by hand" in hold.reason
+        assert Stand("p1", "held", hold).lifted_by == f"olga: rolloutctl release p1 --as {rollout}/p1"
+        await inside.commit(NodesSeen(tuple(node for node in NODES if node.name == "p1")))
+        there = {"node": "p1", "id": f"{rollout}/p1"}
+        assert await inside.ask("olga", "delete", "/v1/holds", there) == {"lifted": 1}
 
 
 # -- nodes --------------------------------------------------------------------
