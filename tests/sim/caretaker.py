@@ -33,6 +33,8 @@ class Caretaker:
             await self._people.ask(OLGA, "thaw", lambda now, scope=scope: locking.unfreeze(now, OLGA, scope))  # type: ignore[misc]
         for hold in state.index.holds:
             if hold.source != steering.LEFT:
+                if "/" in hold.id:  # a rollout that was deleted had left it isolated
+                    self._people.world.put_in_service(self._people.world.machines[hold.node])
                 await self._released(hold.node, hold.source, hold.id)
         for rollout in list(state.index.rollouts.values()):
             await self._help(state, rollout)

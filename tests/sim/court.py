@@ -127,6 +127,10 @@ class Court:
         """Say whether a rollout is at work on a node."""
         return self._oracle.at_work.get(node) == rollout
 
+    def is_perhaps_out(self, node: str) -> bool:
+        """Say whether some rollout's records have the node isolated."""
+        return any(name == node for _, name in self._perhaps_out)
+
     def drives_off(self, rollout: str, node: str, attempt: int) -> None:
         """Hear that a node's work is driven off: only what its traffic probes found idle in this attempt."""
         if not self.plans[rollout].traffic or (rollout, node, attempt) in self._ordered:

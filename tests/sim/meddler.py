@@ -110,11 +110,7 @@ class Meddler:
             )
 
     async def _delete(self, people: random.Random, state: State) -> None:
-        closed = [
-            name
-            for name, rollout in state.index.rollouts.items()
-            if rollout.closed and not any(target.isolated for target in state.index.targets(name))
-        ]
+        closed = [name for name, rollout in state.index.rollouts.items() if rollout.closed]
         if closed and people.random() < 0.3:
             await self._people.ask(OLGA, "delete", lambda now: _deleted(now, closed[0]))
 

@@ -19,6 +19,7 @@ FAULTS = (
     "foreign-cordon",
     "inventory-shrinks",
     "isolation-never-ends",
+    "isolation-undone",
     "label-changes",
     "life-ended-itself",
     "look-busy",

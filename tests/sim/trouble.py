@@ -77,6 +77,12 @@ class Trouble:
         self._for_a_while(self._some(), "stuck", True)
         self._sim.marks.hit("fault:isolation-never-ends")
 
+    def _put_in_service(self) -> None:
+        """Let somebody put a node in service at which we are."""
+        ours = [machine for machine in self._sim.world.machines.values() if machine.ours]
+        if ours and self._sim.world.undo_ours(self._sim.world.chances.faults.choice(ours)):
+            self._sim.marks.hit("fault:isolation-undone")
+
     def _shrink(self) -> None:
         """Let a node vanish from the inventory, mostly one that we are at, and let somebody refresh it."""
         ours = [machine for machine in self._sim.world.machines.values() if machine.ours or machine.looked]
@@ -140,5 +146,6 @@ _HAPPENINGS = (
     *(Trouble._crash, Trouble._crash, Trouble._crash, Trouble._stop, Trouble._second_daemon),
     Trouble._outage,
     *(Trouble._old_boot, Trouble._stick, Trouble._shrink, Trouble._vanish, Trouble._relabel),
+    Trouble._put_in_service,
     *(Trouble._lose_source, Trouble._jump, Trouble._lock_database),
 )

@@ -9,6 +9,7 @@ balancer is, and only the world knows who set it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -31,6 +32,9 @@ SLOW_S = 55.0
 UNDOING_S = 120.0
 """So long after an undo it may be repeated, because its answer was lost."""
 
+UNAWARE_S = 60.0
+"""So long after somebody undid an isolation a run may begin that was on its way."""
+
 TAKEOVER_GRACE_S = 1.0
 """An act that was begun when another daemon took over is on its way; a later one has no excuse."""
 
@@ -42,12 +46,14 @@ class Bit:
     """One way of being out of service: `foreign` when somebody else said so first.
 
     While it is only `gentle` new work stays away and nothing was driven off.
+    `lost_at` is when somebody last undid what we had done, by the monotonic clock.
     """
 
     is_set: bool = False
     gentle: bool = False
     foreign: bool = False
     ours: str = ""
+    lost_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -208,12 +214,31 @@ class World:
         if had:
             self.court.tell("back", rollout=rollout, node=node)
 
+    def undo_ours(self, machine: Machine) -> bool:
+        """Let somebody put a node in service that we isolated; say whether there was anything to undo."""
+        standing = [bit for bit in machine.bits.values() if bit.ours and bit.is_set and not bit.foreign]
+        for bit in standing:
+            bit.is_set, bit.lost_at = False, self.loop.time()
+        if standing:
+            self.note(f"somebody puts {machine.name} in service")
+        return bool(standing)
+
+    def put_in_service(self, machine: Machine) -> None:
+        """Let somebody put a node in service by hand that nothing but a hold says to be isolated."""
+        for bit in machine.bits.values():
+            rollout, bit.ours = bit.ours, ""
+            bit.is_set = bit.foreign
+            if rollout and not machine.ours:
+                self.court.tell("back", rollout=rollout, node=machine.name)
+        machine.looked = False
+
     def cordon(self, machine: Machine) -> bool:
         """Let somebody else take a node out of service, unless we are at it; say whether they did.
 
-        A bit has no owner: what is set while an undo is still being repeated cannot be told from ours.
+        A bit has no owner: what is set while an undo may still be repeated cannot be told from ours.
         """
-        if machine.looked or machine.ours or self.loop.time() < machine.undone_at + UNDOING_S:
+        repeated = self.loop.time() < machine.undone_at + UNDOING_S or self.court.is_perhaps_out(machine.name)
+        if machine.looked or machine.ours or repeated:
             return False
         bit = machine.bit(FOREIGN_KIND)
         bit.is_set = bit.foreign = True
@@ -264,10 +289,11 @@ class World:
         self.loop.apart(length_s, lambda: self._end(run, result))
 
     def _lacking(self, run: Run) -> list[str]:
-        """Return the isolators of the run's rollout that do not stand on its node."""
+        """Return the isolators of the run's rollout that do not stand on its node, since longer than now."""
         machine = self.machines[run.request.node]
         kinds = self.isolators.get(rollout_of(run.handle), ())
-        return [kind for kind in kinds if not machine.bit(kind).is_set]
+        gone = [kind for kind in kinds if not machine.bit(kind).is_set]
+        return [kind for kind in gone if machine.bit(kind).lost_at < self.loop.time() - UNAWARE_S]
 
     def _end(self, run: Run, result: Ok | Failed) -> None:
         machine = self.machines[run.request.node]
