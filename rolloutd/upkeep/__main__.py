@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
-from rolloutd.upkeep.doctor import Finding, become_owner, examine, settings_finding
+from rolloutd.upkeep.doctor import Finding, ask_daemon, become_owner, examine, settings_finding
 
 WELL, NOT_WELL, USAGE = 0, 1, 2
 
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     except RolloutdError as error:
         _say(f"{options.verb}: {error}")
+    except PermissionError as error:
+        _say(f"{options.verb}: {error.filename}: {error.strerror}; run this as root")
     except OSError as error:
         _say(f"{options.verb}: {error.filename or options.file}: {error.strerror or error}")
     return NOT_WELL
@@ -48,8 +50,10 @@ def _doctor(config: Path | None, *, as_json: bool) -> int:
     findings = [settings_finding(config)]
     if findings[0].ok:
         settings = load(config)
+        # Before we are the daemon's user: the socket is for people, and he is none of its group.
+        told = ask_daemon(settings.socket)
         become_owner(settings.state_dir)
-        findings += asyncio.run(examine(settings))
+        findings += asyncio.run(examine(settings, told))
     if as_json:
         sys.stdout.write(json.dumps([finding.content() for finding in findings], indent=2) + "\n")
     else:
@@ -58,7 +62,7 @@ def _doctor(config: Path | None, *, as_json: bool) -> int:
 
 
 def _line(finding: Finding) -> str:
-    return f"{'ok   ' if finding.ok else 'WRONG'} {finding.subject}: {finding.text}\n"
+    return f"{'ok   ' if finding.ok else 'WRONG'} {finding.subject}: {' '.join(finding.text.split())}\n"
 
 
 def _backup(settings: Settings, options: argparse.Namespace) -> int:

@@ -1,7 +1,9 @@
 """Examines everything the daemon stands on; one finding each: it is well, or what to do.
 
 The daemon need not run.  What root asks is asked as the daemon's user, because
-what only root can read does not help the daemon.  Nothing is changed.
+what only root can read does not help the daemon; but the daemon itself is asked
+by whoever came, because its socket is for people.  Nothing is changed, but that
+a question at a service's socket starts the service, as every command's does.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ SHELVES = ("runs", "trees", "git")
 COMMAND_LIMIT_S = 60.0
 """How long a program may take to say its version; Ansible loads half of Python for it."""
 
+ASK_LIMIT_S = 20.0
+"""How long the daemon may take to answer: one that the question starts needs some seconds."""
+
 MOST_FAULTS = 3
 """Faults that are told; the rest is counted."""
 
@@ -61,6 +66,14 @@ class Finding:
         return {"subject": self.subject, "ok": self.ok, "text": self.text}
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the daemon has told of itself, and of its sources unless it did not answer."""
+
+    daemon: Finding
+    sources: tuple[Finding, ...] | None
+
+
 def settings_finding(config: Path | None) -> Finding:
     """Judge the settings' files."""
     try:
@@ -73,33 +86,59 @@ def settings_finding(config: Path | None) -> Finding:
     return Finding("settings", True, read)
 
 
+def ask_daemon(path: Path) -> Told:
+    """Ask the daemon at this socket of itself and of its sources; blocks, some seconds at most."""
+    client = Client(path, ASK_LIMIT_S)
+    try:
+        health, inventory = client.get("/v1/health"), client.get("/v1/inventory")
+    except NoDaemon as none:
+        return Told(_silence(path, none), None)
+    except Answer as answer:
+        return Told(Finding("daemon", False, f"{path} answers {answer.status}: {answer.body}"), None)
+    trouble = health["trouble"]
+    text = f"{health['version']}, pid {health['pid']}, epoch {health['epoch']}"
+    sources = tuple(
+        Finding(
+            each["source"],
+            not each["error"],
+            each["error"] or f"{_nodes(each['nodes'])}, as the daemon sees it",
+        )
+        for each in inventory["sources"]
+    )
+    return Told(Finding("daemon", not trouble, f"{text}: {trouble}" if trouble else text), sources)
+
+
 def become_owner(state_dir: Path) -> None:
-    """Become the owner of the state directory, if we are root and it is somebody else's."""
+    """Become the owner of the state directory, if we are root and it is another account's."""
     if os.geteuid() != 0 or not state_dir.exists() or state_dir.stat().st_uid == 0:
         return
     found = state_dir.stat()
-    account = pwd.getpwuid(found.st_uid)
+    try:
+        account = pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return  # nobody whom the daemon could run as; what follows is told of the directory
     os.initgroups(account.pw_name, found.st_gid)
     os.setgid(found.st_gid)
     os.setuid(found.st_uid)
     os.environ.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name)
 
 
-async def examine(settings: Settings) -> list[Finding]:
-    """Return what is found of everything but the settings' files."""
+async def examine(settings: Settings, told: Told) -> list[Finding]:
+    """Return what is found of everything but the settings' files, and what the daemon told."""
     findings = [*_state_dir(settings.state_dir), *await asyncio.to_thread(lambda: list(_named(settings)))]
-    if (settings.state_dir / database.FILE_NAME).exists():
-        findings += await asyncio.to_thread(lambda: list(_database(settings.state_dir / database.FILE_NAME)))
-        findings.append(await _judged("invariants", lambda: _invariants(settings)))
-    else:
-        findings.append(Finding("database", True, "none yet; the daemon makes it when it starts"))
+    path = settings.state_dir / database.FILE_NAME
+    if os.access(settings.state_dir, os.R_OK | os.X_OK):
+        findings += await asyncio.to_thread(lambda: list(_database(path)))
+        if await asyncio.to_thread(path.exists):
+            findings.append(await _judged("invariants", lambda: _invariants(settings)))
     findings.append(await _judged("people", lambda: asyncio.to_thread(_people, settings)))
     findings.append(await _judged("ansible", lambda: _ansible(settings)))
     findings.append(await _judged("ssh", lambda: _ssh(settings)))
-    async with aclosing(_daemon_and_sources(settings)) as told:
-        findings += [finding async for finding in told]
-    async with aclosing(_lacks(settings)) as told:
-        findings += [finding async for finding in told]
+    findings.append(told.daemon)
+    async with aclosing(_sources(settings, told)) as asked:
+        findings += [finding async for finding in asked]
+    async with aclosing(_lacks(settings)) as lacking:
+        findings += [finding async for finding in lacking]
     return findings
 
 
@@ -135,9 +174,8 @@ def _state_dir(path: Path) -> Iterator[Finding]:
     if found.st_mode & 0o077:
         text = f"{path} is open to others (mode {found.st_mode & 0o777:o}): chmod 700 {path}"
         yield Finding("state directory", False, text)
-    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        owner = pwd.getpwuid(found.st_uid).pw_name
-        yield Finding("state directory", False, f"{path} is {owner}'s: run this as root, or as {owner}")
+    elif found.st_uid not in (os.geteuid(), 0) or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding("state directory", False, f"{path} is {_whose(found.st_uid)}")
     else:
         yield Finding("state directory", True, str(path))
     free = shutil.disk_usage(path).free
@@ -146,6 +184,15 @@ def _state_dir(path: Path) -> Iterator[Finding]:
     yield Finding(
         "disk", free >= LEAST_FREE_BYTES, text if free >= LEAST_FREE_BYTES else f"{text}: free some"
     )
+
+
+def _whose(uid: int) -> str:
+    """Say whose something is that is not ours, and what to do about it."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}'s, whom this machine does not know: chown -R it to the user of the daemon"
+    return f"{name}'s: run this as root, or as {name}"
 
 
 def _size(path: Path) -> int:
@@ -159,6 +206,15 @@ def _size(path: Path) -> int:
 
 
 def _database(path: Path) -> Iterator[Finding]:
+    if not path.exists():
+        yield Finding("database", True, "none yet; the daemon makes it when it starts")
+        return
+    beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
+    shut = [str(file) for file in beside if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
+    if shut:
+        text = f"the daemon's user may not write {', '.join(shut)}: chown it to the owner of {path.parent}"
+        yield Finding("database", False, text)
+        return
     try:
         with closing(database.open_reader(path)) as connection:
             damage = damage_of(connection)
@@ -264,38 +320,31 @@ async def _version(command: Sequence[str], advice: str) -> str:
         raise _Wrong(f"{command[0]} did not answer within {COMMAND_LIMIT_S:.0f} s: {advice}") from None
     text = said.decode(errors="replace").strip()
     if process.returncode or not text:
-        raise _Wrong(f"{command[0]} ended with {process.returncode} ({text[-300:]}): {advice}")
+        last = text.splitlines()[-1][-300:] if text else "it said nothing"
+        raise _Wrong(f"{command[0]} ended with {process.returncode} ({last}): {advice}")
     return text
 
 
 # -- who answers --------------------------------------------------------------
 
 
-async def _daemon_and_sources(settings: Settings) -> AsyncGenerator[Finding, None]:
-    """Ask the daemon of itself and of its sources; where there is none, ask the sources."""
-    client = Client(settings.socket)
-    try:
-        health = await asyncio.to_thread(client.get, "/v1/health")
-        inventory = await asyncio.to_thread(client.get, "/v1/inventory")
-    except NoDaemon:
-        yield Finding("daemon", True, f"not running at {settings.socket} (systemctl start rolloutd)")
-        async for finding in _sources(settings):
+def _silence(path: Path, none: NoDaemon) -> Finding:
+    """Tell a daemon that is not there from one that does not answer, and from one that we may not ask."""
+    match none.__cause__:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return Finding("daemon", True, f"not running at {path} (systemctl start rolloutd)")
+        case PermissionError():
+            text = f"you may not ask at {path}: run this as root, or as somebody of the socket's group"
+            return Finding("daemon", False, text)
+    return Finding("daemon", False, f"{none}; `systemctl status rolloutd` and its journal say why")
+
+
+async def _sources(settings: Settings, told: Told) -> AsyncGenerator[Finding, None]:
+    """Tell what the daemon says of its sources; where it says nothing, ask the sources."""
+    if told.sources is not None:
+        for finding in told.sources:
             yield finding
         return
-    except Answer as answer:
-        yield Finding("daemon", False, f"{settings.socket} answers {answer.status}: {answer.body}")
-        return
-    trouble = health["trouble"]
-    text = f"{health['version']}, pid {health['pid']}, epoch {health['epoch']}"
-    yield Finding("daemon", not trouble, f"{text}: {trouble}" if trouble else text)
-    for source in inventory["sources"]:
-        error = source["error"]
-        yield Finding(
-            source["source"], not error, error or f"{_nodes(source['nodes'])}, as the daemon sees it"
-        )
-
-
-async def _sources(settings: Settings) -> AsyncGenerator[Finding, None]:
     async with _inventories(settings) as inventories:
         for inventory in inventories:
             yield await _source(inventory)

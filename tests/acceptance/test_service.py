@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rolloutd.control.client import Client
+from rolloutd import __version__
+from rolloutd.control.client import Client, NoDaemon
 from tests.support.systemd import SYSTEMD, Systemd
 from tests.support.world import CHANGE_PLAYBOOK, World, plan
 
@@ -154,6 +155,11 @@ class Serviced(World):
         """Return the messages of the journal that match."""
         return self.systemd.inside("journalctl", "--no-pager", "-o", "cat", *matches, check=False)
 
+    def doctor(self) -> str:
+        """Return what the doctor says to root, who sees the files that the daemon sees."""
+        here = ("nsenter", "-t", self.main_pid(), "-m", "--", "env", "HOME=/root", f"PYTHONPATH={CHECKOUT}")
+        return self.systemd.inside(*here, sys.executable, "-m", "rolloutd.cli", "doctor", check=False)
+
     def log_tail(self) -> str:
         """Return what the journal and systemd said last."""
         lines = self.journal("-u", "rolloutd.service", "-u", "rolloutd.socket").splitlines()
@@ -276,6 +282,40 @@ def test_a_reload_takes_up_what_is_right_and_refuses_what_is_not(serviced: Servi
     )
     assert [entry["entry"]["fields"]["changed"] for entry in entries] == [["max_parallel", "teams"]]
     assert serviced.main_pid() == pid
+
+
+@pytest.mark.servers
+def test_settings_with_a_mistake_are_tried_once_and_not_for_ever(serviced: Serviced) -> None:
+    """Whoever asks is told at once that nobody answers; once they are mended the next question starts it."""
+    serviced.configure(max_parallel="many")
+    with pytest.raises(NoDaemon):
+        serviced.client.get("/v1/health")
+    systemd = serviced.systemd
+    serviced.until(
+        lambda: systemd.show("rolloutd.service", "ActiveState") == "failed", "the service has given up"
+    )
+    assert systemd.show("rolloutd.socket", "SubState") == "listening"
+    assert len(re.findall("(?m)^Failed to start", serviced.journal("-u", "rolloutd.service"))) == 1
+    serviced.configure()
+    serviced.until(serviced.has_nodes, "the next question starts it")
+
+
+@pytest.mark.servers
+def test_the_doctor_that_root_calls_speaks_with_the_daemon(serviced: Serviced) -> None:
+    """Files are examined as the daemon's user, who may not open its own socket: that root does."""
+    serviced.until(serviced.has_nodes, "the daemon knows its nodes")
+    said = serviced.doctor()
+    assert f"ok    daemon: {__version__}, pid {serviced.main_pid()}, epoch 1" in said, said
+    assert "3 nodes, as the daemon sees it" in said
+    ledger = serviced.systemd.root / "var/lib/rolloutd/rolloutd.sqlite"
+    owner = ledger.stat().st_uid
+    os.chown(ledger, 0, 0)
+    try:
+        assert f"WRONG database: the daemon's user may not write /var/lib/rolloutd/{ledger.name}" in (
+            serviced.doctor()
+        )
+    finally:
+        os.chown(ledger, owner, owner)
 
 
 def under_hardening(serviced: Serviced) -> None:

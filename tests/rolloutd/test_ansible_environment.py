@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rolloutd.adapters.ansible import fence
 from rolloutd.adapters.ansible.environment import (
     CALLBACKS,
     Defaults,
@@ -103,3 +104,9 @@ def _through(tmp_path: Path, arguments: list[str]) -> list[str]:
     script.write_text(ssh_script("rolloutd-run-t-r1+", "~/.ansible/tmp/x", TreeConfig(None, {}), host))
     done = subprocess.run(["/bin/sh", script, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
+
+
+def test_the_callback_knows_the_fence_by_its_name() -> None:
+    """The callback cannot be imported here or there: Ansible alone loads it, and it loads Ansible."""
+    path = Path(fence.__file__).with_name("callback") / "rolloutd_events.py"
+    assert f'\nFENCE_PLAY = "{fence.PLAY}"\n' in path.read_text()

@@ -75,6 +75,17 @@ def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
     assert not (keeper.directory / "state").exists()
 
 
+def test_a_home_that_cannot_be_written_keeps_nobody_from_starting(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon's home is its state directory, and its disk may be full: Ansible wants room."""
+    monkeypatch.setenv("HOME", "/dev/null")
+    done = keeper.run("--check")
+    assert (done.returncode, done.stderr) == (0, "")
+    keeper.start()
+    keeper.hear(lambda message: "READY=1" in message)
+
+
 def test_check_names_everything_that_is_not_there(keeper: Keeper) -> None:
     """Files, a group, a command and a path: each has its line, and what follows from it."""
     directory = keeper.directory

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -69,6 +72,19 @@ def alter(place: Path) -> None:
     with closing(sqlite3.connect(place / "state" / LEDGER)) as connection:
         connection.execute("UPDATE audit SET entry = replace(entry, 'why', 'wny') WHERE seq = 1")
         connection.commit()
+
+
+def silent(path: Path) -> None:
+    """Be somebody at the socket who takes one question and hangs up."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(1)
+
+    def hang_up() -> None:
+        with sock:
+            sock.accept()[0].close()
+
+    threading.Thread(target=hang_up, daemon=True).start()
 
 
 async def test_the_doctor_finds_nothing_where_nothing_is(place: Path, ctl: Ctl) -> None:
@@ -154,6 +170,23 @@ async def test_the_doctor_says_what_to_do(
     found = [line for line in wrong if line.startswith(f"WRONG {subject}")]
     assert found, done.stdout + done.stderr
     assert advice in found[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give the directory away")
+def test_the_doctor_examines_a_state_directory_of_nobody(place: Path, ctl: Ctl) -> None:
+    """Unpacked on another machine, perhaps: whose it is has no name here, and all else is still told."""
+    os.chown(place / "state", 4242, 4242)
+    done = ctl("doctor")
+    assert done.returncode == 1
+    assert "uid 4242's, whom this machine does not know: chown" in done.stdout, done.stderr
+    assert "ok    ansible" in done.stdout
+
+
+def test_the_doctor_tells_silence_from_absence(place: Path, ctl: Ctl) -> None:
+    """A daemon that hangs up, as one does that cannot start, is not one that was never started."""
+    assert "ok    daemon: not running" in ctl("doctor").stdout
+    silent(place / "s")
+    assert re.search("WRONG daemon: .* `systemctl status rolloutd`", ctl("doctor").stdout)
 
 
 async def test_the_doctor_names_the_rights_that_a_cluster_lacks_one_by_one(place: Path, ctl: Ctl) -> None:

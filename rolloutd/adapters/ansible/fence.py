@@ -16,8 +16,14 @@ makes the new token appear whole.
 
 from __future__ import annotations
 
-from rolloutd.adapters.ansible.callback.rolloutd_events import FENCE_PLAY
 from rolloutd.ports import JSON, RunRequest
+
+PLAY = "rolloutd fence"
+"""The play's name, by which the callback tells it from the user's.
+
+Not imported from there: the callback loads Ansible, which makes directories in the home before
+anything else, so a daemon that loaded it could not start on a full disk.
+"""
 
 SLACK_S = 60
 """By how much two machines' clocks, and the time from a run's beginning to its fence, may differ."""
@@ -72,9 +78,7 @@ def playbook(request: RunRequest) -> list[dict[str, JSON]]:
         "changed_when": False,
         "become": False,
     }
-    return [
-        {"name": FENCE_PLAY, "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "tasks": [task]}
-    ]
+    return [{"name": PLAY, "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "tasks": [task]}]
 
 
 def _quoted(word: str) -> str:
