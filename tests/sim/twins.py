@@ -98,6 +98,10 @@ class SimAlarm:
             self.cancel(key)
 
 
+TAKEOVER_GRACE_S = 1.0
+"""An act that was begun when another daemon took over is on its way; a later one has no excuse."""
+
+
 class Reach:
     """What one life can reach of the world; `epoch` is its tenure, once it has one."""
 
@@ -126,9 +130,20 @@ class Reach:
             raise NodeUnreachable(f"{node}: tcp connect refused")
         return machine
 
-    async def effect(self, label: str, act: Callable[[], Any], *, refused: Callable[[], Any]) -> Any:
-        """Change something in the world."""
-        return await self.world.effect(self.process, self.epoch, label, act, refused=refused)
+    def mind_tenure(self, label: str) -> None:
+        """Accuse this life if it begins to act although another has taken over."""
+        world = self.world
+        deposed = self.epoch < world.epoch and world.loop.time() > world.taken_over_at + TAKEOVER_GRACE_S
+        if deposed and not world.over:
+            world.court.accuse(f"{self.process.name} acts ({label}) although another daemon has taken over")
+
+    async def effect(
+        self, label: str, act: Callable[[], Any], *, refused: Callable[[], Any], on_its_way: bool = False
+    ) -> Any:
+        """Change something in the world; what is on its way was begun before, and minded then."""
+        if not on_its_way:
+            self.mind_tenure(label)
+        return await self.world.effect(self.process, label, act, refused=refused)
 
 
 class SimIsolator:
@@ -340,6 +355,7 @@ class SimRunner:
     async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
         """End what older runs left on the node."""
         world = self._reach.world
+        self._reach.mind_tenure(f"clear {host.name}")
         await self._reach.ask(host.name)
 
         def sweep() -> Ok | Failed:
@@ -347,7 +363,10 @@ class SimRunner:
             return Ok("nothing is left")
 
         result: Ok | Failed = await self._reach.effect(
-            f"clear {host.name}", sweep, refused=lambda: Failed(f"{host.name}: connection refused")
+            f"clear {host.name}",
+            sweep,
+            refused=lambda: Failed(f"{host.name}: connection refused"),
+            on_its_way=True,
         )
         return result
 

@@ -35,9 +35,6 @@ UNDOING_S = 120.0
 UNAWARE_S = 60.0
 """So long after somebody undid an isolation a run may begin that was on its way."""
 
-TAKEOVER_GRACE_S = 1.0
-"""An act that was begun when another daemon took over is on its way; a later one has no excuse."""
-
 T = TypeVar("T")
 
 
@@ -156,14 +153,10 @@ class World:
         await self.loop.create_future()
         raise AssertionError("a dead process went on")
 
-    async def effect(
-        self, by: Process, epoch: int, label: str, act: Callable[[], T], *, refused: Callable[[], T]
-    ) -> T:
+    async def effect(self, by: Process, label: str, act: Callable[[], T], *, refused: Callable[[], T]) -> T:
         """Let a daemon change something: well, or as the mischief will have it."""
         if self.over:
             return refused()
-        if epoch < self.epoch and self.loop.time() > self.taken_over_at + TAKEOVER_GRACE_S:
-            self.court.accuse(f"{by.name} acts ({label}) although another daemon has taken over")
         way = self.mischief.way(label)
         await self.latency(0.5)
         if self.over:  # whoever was on their way when all ended is only being buried
