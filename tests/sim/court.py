@@ -37,6 +37,7 @@ from machines.states import Outcome, Trigger
 from tests import oracle
 
 if TYPE_CHECKING:
+    from rolloutd.settings import Settings
     from tests.sim.world import Machine
 
 _MOVES = {
@@ -140,8 +141,14 @@ class Court:
 
     # -- what was committed
 
-    def settings(self, pools: Mapping[str, Any], fleet: int, within_s: float) -> None:
-        """Hear the limits that every plan obeys."""
+    def settings(self, settings: Settings) -> None:
+        """Hear the limits that every plan obeys from now on."""
+        rules = settings.pools
+        pools = {
+            key: {"": rule.max_unavailable} | {v: r.max_unavailable for v, r in rule.values.items()}
+            for key, rule in rules.items()
+        }
+        fleet, within_s = settings.max_parallel, settings.observe_within_s
         self.tell("settings", pools=pools, fleet=fleet, within=within_s)
 
     def heard(self, events: Sequence[Event]) -> None:

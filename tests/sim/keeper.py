@@ -14,6 +14,7 @@ from typing import Any
 from machines.book import Snapshot
 from machines.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.invariants import violations
+from machines.limits import Limits
 from machines.node import Observation
 from machines.traffic import Traffic
 from rolloutd.errors import StoreFailed
@@ -37,6 +38,7 @@ class Keeper:
         self._before: Snapshot | None = None
         self._seen: tuple[Observation, ...] = ()
         self._traffic: tuple[Traffic, ...] = ()
+        self._limits: Limits | None = None
         self._at = 0.0
         self._waiting: deque[Sequence[Event]] = deque()
 
@@ -98,7 +100,7 @@ class Keeper:
         found = violations(
             self._before,
             index.snapshot(),
-            limits=index.limits,
+            limits=self._limits or index.limits,
             observations=self._seen,
             traffic=self._traffic,
             now=self._at,
@@ -129,6 +131,7 @@ class Keeper:
             self._before = self.state.index.snapshot()
             self._seen = tuple(self.state.index.observations)
             self._traffic = tuple(self.state.index.traffic)
+            self._limits = self.state.index.limits
             self._at = at
 
     async def _again(self, events: Sequence[Event], actor: Actor, cause: str, at: float) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 from machines.events import DaemonStarted
 from machines.projection import Projection
-from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.compile import compile_limits
 from rolloutd.daemon import Daemon
 from rolloutd.driving.gear import Gear
+from rolloutd.errors import RolloutdError
+from rolloutd.service.reloading import Compiler, Reloading
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.state.feed import Feed
@@ -53,6 +55,7 @@ class Life:
         self._world = world
         self._state_dir = state_dir
         self._settings = settings
+        self._compiler = Compiler(settings.teams)
         self._close: list[Callable[[], None]] = []
         self.task = world.loop.begin(self.process, self._live())
 
@@ -77,7 +80,28 @@ class Life:
 
     def compile(self, content: Any) -> Any:
         """Make a plan of its content."""
-        return compile_plan(content, teams=self._settings.teams)
+        return self._compiler(content)
+
+    async def reload(self, settings: Settings) -> None:
+        """Take up other pools and another max_parallel, as a reload does once the files are read."""
+        state, world = self.state, self._world
+        if state is None or world.over:
+            return
+        relimit = state.index.relimit
+
+        def told(*args: Any) -> None:
+            world.court.settings(settings)
+            relimit(*args)
+
+        state.index.relimit = told  # type: ignore[method-assign]
+        try:
+            await Reloading(state, self._compiler, state.poke)._take_up(settings, ("max_parallel", "pools"))
+        except RolloutdError:
+            return
+        finally:
+            state.index.relimit = relimit  # type: ignore[method-assign]
+        world.marks.hit("fault:settings-changed")
+        state.poke()
 
     async def _live(self) -> None:
         world = self._world
@@ -100,6 +124,7 @@ class Life:
         self.epoch = reach.epoch = world.epoch = snapshot.epoch
         world.taken_over_at = world.loop.time()
         clock = SimClock(world)
+        world.court.settings(self._settings)
         index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
         head = await store.head()
         state = State(index, keeper, clock, self._settings, Feed(head.seq if head else 0))

@@ -115,6 +115,16 @@ def settings_of(shape: random.Random, nodes: int) -> Settings:
     )
 
 
+def changed(faults: random.Random, settings: Settings) -> Settings:
+    """Return the settings with other limits."""
+    content = settings.model_dump(include={"pools", "max_parallel"})
+    content["pools"]["team"]["max_unavailable"] = faults.choice((1, 2))
+    content["pools"]["rack"]["max_unavailable"] = faults.choice((1, 2, "50%"))
+    content["max_parallel"] = faults.choice((64, 2, 1))
+    pools = Settings.model_validate({"pools": content["pools"]}).pools
+    return settings.model_copy(update={"pools": pools, "max_parallel": content["max_parallel"]})
+
+
 def plain_settings() -> Settings:
     """Return the settings under which the small plans run: one node of a team at a time."""
     return Settings.model_validate({"inventory_refresh": "10m", "teams": {"infra": {}, "a": {}, "b": {}}})

@@ -28,6 +28,7 @@ FAULTS = (
     "observer-fails",
     "old-boot-id",
     "read-fails",
+    "settings-changed",
     "sight-lost",
     "source-fails",
     "ssh-refused",

@@ -92,6 +92,7 @@ class Simulation:
         self.name = name
         self._scene = scene
         self.state_dir = state_dir
+        self.settings = scene.settings
         self._lives: list[Life] = []
         self._people = People(self.world, self.newest)
         self._caretaker = Caretaker(self._people)
@@ -103,12 +104,7 @@ class Simulation:
             self.world.machines[machine.name] = machine
         court = self.world.court
         court.machines = self.world.machines
-        rules = scene.settings.pools
-        pools = {
-            key: {"": rule.max_unavailable} | {v: r.max_unavailable for v, r in rule.values.items()}
-            for key, rule in rules.items()
-        }
-        court.settings(pools, scene.settings.max_parallel, scene.settings.observe_within_s)
+        court.settings(scene.settings)
 
     # -- the whole of it
 
@@ -197,7 +193,7 @@ class Simulation:
     def begin_life(self) -> None:
         """Start the daemon."""
         number = len(self._lives) + 1
-        self._lives.append(Life(self.world, number, self.state_dir, self._scene.settings))
+        self._lives.append(Life(self.world, number, self.state_dir, self.settings))
 
     async def _keep_alive(self) -> None:
         """Be the service manager: start the daemon whenever there is none."""

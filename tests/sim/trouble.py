@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd.daemon import Daemon
 from rolloutd.store import database
+from tests.sim import plans
 from tests.sim.life import remove_lock
 from tests.sim.world import Machine
 
@@ -76,6 +77,13 @@ class Trouble:
     def _stick(self) -> None:
         self._for_a_while(self._some(), "stuck", True)
         self._sim.marks.hit("fault:isolation-never-ends")
+
+    def _resettle(self) -> None:
+        """Let somebody write other limits and have them read: a daemon that misses it starts with them."""
+        self._sim.settings = plans.changed(self._sim.world.chances.faults, self._sim.settings)
+        life = self._sim.newest()
+        if life is not None:
+            life.ask(life.reload(self._sim.settings))
 
     def _put_in_service(self) -> None:
         """Let somebody put a node in service at which we are."""
@@ -146,6 +154,6 @@ _HAPPENINGS = (
     *(Trouble._crash, Trouble._crash, Trouble._crash, Trouble._stop, Trouble._second_daemon),
     Trouble._outage,
     *(Trouble._old_boot, Trouble._stick, Trouble._shrink, Trouble._vanish, Trouble._relabel),
-    Trouble._put_in_service,
+    *(Trouble._put_in_service, Trouble._resettle),
     *(Trouble._lose_source, Trouble._jump, Trouble._lock_database),
 )
