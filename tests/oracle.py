@@ -10,6 +10,7 @@ and `kind`:
     probe      rollout, node, idle: what was seen of the node's traffic, as the rollout's plan asks
     hold       node, id, until (or None);  release: node, id
     freeze     id, scope, until;  unfreeze: id
+    team       team, windows [[start_s, end_s] of the UTC day] that it has set for itself
     plan       rollout, digest, by (uid), owner, keys, fleet, waves [{name, soak, gate, most}], gates
                {gate: {owner, each, eyes, per_team}}, windows [[start_s, end_s] of the UTC day], ttl,
                targets {node: {wave, team}}, probed: whether traffic is looked at
@@ -69,6 +70,7 @@ class Court:
         self.running: dict[str, str] = {}
         self.began_out: set[str] = set()
         self.probed: dict[tuple[str, str], Entry] = {}
+        self.team_windows: dict[str, list[list[int]]] = {}
 
     def hear(self, entry: Entry) -> Iterator[str]:
         """Take one entry in; yield what is wrong with it."""
@@ -101,6 +103,9 @@ class Court:
 
     def on_unfreeze(self, entry: Entry) -> None:
         self.freezes.pop(entry["id"], None)
+
+    def on_team(self, entry: Entry) -> None:
+        self.team_windows[entry["team"]] = entry["windows"]
 
     # -- people
 
@@ -279,10 +284,12 @@ class Court:
 
     def _at_a_bad_time(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         clock = now % DAY_S
-        if plan["windows"] and not any(start <= clock < end for start, end in plan["windows"]):
-            yield "outside the plan's windows"
+        own = self.team_windows.get(plan["targets"][node]["team"], [])
+        for whose, windows in (("the plan", plan["windows"]), ("its team", own)):
+            if windows and not any(start <= clock < end for start, end in windows):
+                yield f"outside the windows of {whose}"
         labels = self.labels[node]
-        scopes = {"all", f"team/{labels.get('team')}"} | set(self._pools(plan, node))
+        scopes = {"all", f"node/{node}", f"team/{labels.get('team')}"} | set(self._pools(plan, node))
         for freeze in self.freezes.values():
             if freeze["scope"] in scopes and (freeze["until"] is None or now < freeze["until"]):
                 yield f"in the freeze {freeze['id']}"

@@ -28,12 +28,14 @@ from machines.events import (
     StepRecorded,
     TargetChanged,
     TargetsJoined,
+    TeamSet,
     Unfrozen,
     VoteCast,
     VoteWithdrawn,
 )
 from machines.plan import Plan
 from machines.states import Outcome, Trigger
+from machines.windows import Window
 from tests import oracle
 
 if TYPE_CHECKING:
@@ -193,6 +195,8 @@ class Court:
                 self.tell("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
             case Unfrozen():
                 self.tell("unfreeze", id=event.freeze)
+            case TeamSet():
+                self.tell("team", team=event.rules.team, windows=_seconds(event.rules.windows))
             case StepRecorded(record=record, isolated=isolated):
                 place = (record.rollout, record.node)
                 if record.action is StepAction.UNDO:
@@ -285,8 +289,13 @@ class Court:
             most=plan.max_parallel,
             waves=waves,
             gates=gates,
-            windows=[[each.start_minute * 60, each.end_minute * 60] for each in plan.windows],
+            windows=_seconds(plan.windows),
             ttl=plan.vote_ttl_s,
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
             probed=bool(plan.traffic),
         )
+
+
+def _seconds(windows: Sequence[Window]) -> list[list[int]]:
+    """Return when windows of every day open and close, as the oracle is told it."""
+    return [[each.start_minute * 60, each.end_minute * 60] for each in windows]

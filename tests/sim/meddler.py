@@ -6,17 +6,21 @@ import asyncio
 import random
 from dataclasses import replace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from machines import ballots
 from machines.events import VoteCast
 from machines.plan import GateName
 from machines.rollout import Rollout, Target, Vote
 from machines.states import Phase
-from rolloutd.orders import locking, steering, voting
+from machines.windows import Window
+from rolloutd.orders import locking, steering, teaming, voting
 from rolloutd.orders.steering import Events
 from rolloutd.orders.voting import Ballot
 from rolloutd.state import State
 from tests.sim.people import EVERYBODY, OLGA, PATIENCE_S, SAM, People, Person
+
+UTC = ZoneInfo("UTC")
 
 REGRET_S = 60.0
 """How long somebody's no stands, more or less, before they take it back."""
@@ -43,6 +47,11 @@ class Meddler:
         ballot = Ballot(people.choice(list(GateName)), people.random() < 0.93, "tests")
         if people.random() < 0.1:
             ballot = replace(ballot, digest="of another plan")
+        if ballot.gate is GateName.PROCEED:
+            nodes = tuple(sorted(self._people.world.machines)[: people.randrange(3)])
+            until = None if people.random() < 0.5 else state.now() + 600.0
+            more = people.randrange(3) if until is None else 0
+            ballot = replace(ballot, nodes=nodes if not more else (), more=more, until=until)
         await self._people.ask(
             who, "vote", lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot)
         )
@@ -148,12 +157,20 @@ class Meddler:
         await self._people.ask(OLGA, "release", lambda now: locking.release(now, OLGA, node))
 
     async def _freeze(self, people: random.Random, state: State) -> None:
-        scope = people.choice(("all", "team/a", "rack/r1"))
+        scope = people.choice(("all", "team/a", "rack/r1", "node/n1", "node/n2"))
         until = None if people.random() < 0.5 else state.now() + 300.0
         self._freezes += 1
         fresh = f"f{self._freezes}"
         await self._people.ask(
             OLGA, "freeze", lambda now: locking.freeze(now, OLGA, scope, "tests", until, fresh)
+        )
+
+    async def _team(self, people: random.Random, state: State) -> None:
+        """Let a team open its window only some hours of the day, or always."""
+        team = people.choice(("a", "b"))
+        hours = people.choice(((), (Window(frozenset(range(7)), 9 * 60, 15 * 60, UTC),)))
+        await self._people.ask(
+            OLGA, "team", lambda now: teaming.set_rules(now, OLGA, team, hours, None, "tests")
         )
 
     async def _unfreeze(self, people: random.Random, state: State) -> None:
@@ -240,5 +257,5 @@ def _leave(state: State, who: Person, rollout: Rollout, target: Target, reason: 
 _DEEDS = (
     *("vote", "vote", "vote", "vote_of_old", "withdraw", "withdraw", "pause", "resume", "resume", "cancel"),
     *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
-    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete"),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team"),
 )

@@ -45,7 +45,7 @@ FAULTS = (
 
 DEEDS = (
     *("vote", "vote-of-old", "withdraw", "pause", "resume", "cancel", "retry", "rollback", "skip", "leave"),
-    *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit"),
+    *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team"),
 )
 
 
