@@ -2,10 +2,18 @@
 
 A poke says only "look again"; one that is late, doubled or lost costs a moment,
 never a decision, so nothing is stored here.
+
+APScheduler goes by the wall clock alone.  When that is set back by an hour nothing
+would ring for an hour, the watchdog's turn included; when it is set forth, what
+has become due would ring late.  So the monotonic clock is looked at beside it, and
+after a jump everybody is poked: whoever asked looks and asks again.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -14,8 +22,16 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+log = logging.getLogger("rolloutd.adapters.timers")
+
 FARTHEST = timedelta(days=366)
 """An instant farther away pokes after a year: whoever asked looks and asks again."""
+
+JUMP_S = 1.0
+"""By how much the wall clock must have moved against the monotonic one: what a slewed clock never does."""
+
+LOOK_S = 5.0
+"""How often the two clocks are compared: twelve times within the watchdog's minute."""
 
 
 def make() -> ApschedulerAlarm:
@@ -28,12 +44,15 @@ class ApschedulerAlarm:
 
     def __init__(self) -> None:
         self._open = True
+        self._loop = asyncio.get_running_loop()
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
             # A poke is never too late, and several that were missed are one.
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
         )
         self._scheduler.start()
+        self._apart_s = self._distance_s()
+        self._next_look = self._loop.call_later(LOOK_S, self._look)
 
     def at(self, key: str, instant: float, poke: Callable[[], None]) -> None:
         """Call `poke` at `instant` (epoch seconds), at once if that has passed."""
@@ -56,6 +75,7 @@ class ApschedulerAlarm:
         """Stop; nothing is called any more."""
         if self._open:
             self._open = False
+            self._next_look.cancel()
             self._scheduler.remove_all_jobs()
             self._scheduler.shutdown(wait=False)
 
@@ -67,3 +87,15 @@ class ApschedulerAlarm:
         # A coroutine, because APScheduler would call a plain function in a thread of its own.
         if self._open:
             poke()
+
+    def _distance_s(self) -> float:
+        return time.time() - self._loop.time()
+
+    def _look(self) -> None:
+        """Poke everybody if the wall clock was set, or the machine slept, since the last look."""
+        before, self._apart_s = self._apart_s, self._distance_s()
+        if abs(self._apart_s - before) > JUMP_S:
+            log.warning("the clock was set by %+.0f s: everything is looked at again", self._apart_s - before)
+            for job in self._scheduler.get_jobs():
+                job.modify(next_run_time=datetime.now(UTC))
+        self._next_look = self._loop.call_later(LOOK_S, self._look)

@@ -22,6 +22,8 @@ from rolloutd.service.logs import JournalHandler
 from rolloutd.service.systemd import Service, handed_socket
 from tests.support.keeper import LIMIT_S, Keeper
 
+FAKETIME = next(Path("/usr/lib").rglob("libfaketimeMT.so.1"), None)
+
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
@@ -50,6 +52,25 @@ def test_the_watchdog_is_fed_as_long_as_the_loop_turns(keeper: Keeper) -> None:
     """Idle as it is, the loop is made to turn and feeds; stopped, it does not."""
     keeper.start(watchdog_s=0.3)
     for _ in range(5):
+        keeper.hear(lambda message: message == "WATCHDOG=1")
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime (Debian: faketime)")
+def test_the_watchdog_is_fed_also_after_the_clock_was_set_back(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour that comes twice is no hour in which nothing rings; systemd would end the daemon."""
+    offset = keeper.directory / "offset"
+    offset.write_text("+0\n")
+    monkeypatch.setenv("LD_PRELOAD", str(FAKETIME))
+    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(offset))
+    monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    keeper.start(watchdog_s=0.9)
+    keeper.hear(lambda message: message == "WATCHDOG=1")
+    offset.write_text("-3600\n")
+    keeper.hear(lambda message: "the clock was set by -3600 s" in keeper.log())
+    for _ in range(3):
         keeper.hear(lambda message: message == "WATCHDOG=1")
 
 
