@@ -34,6 +34,12 @@ OLDEST_SQLITE = (3, 38, 0)
 """STRICT tables came with 3.37, JSON functions that are always there with 3.38."""
 
 
+BESIDE = ("", "-wal", "-shm")
+"""What is added to the database's name for the files that it consists of while a daemon works with it."""
+
+Files = tuple[tuple[int, int] | None, ...]
+"""Device and inode of each of them; None for one that is not there."""
+
 BROKEN = (sqlite3.Error, UnicodeError)
 """What a statement may end with: SQLite quotes damaged bytes in its messages, and Python may fail on them."""
 
@@ -45,6 +51,11 @@ def open_writer(path: Path) -> sqlite3.Connection:
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 or newer is needed")
+    if not path.exists() and Path(f"{path}-wal").exists():
+        raise StoreFailed(
+            f"there is no {path}, but its log {path}-wal: put the database back, or restore a backup;"
+            " SQLite would remove the log"
+        )
     try:
         # SQLite would create the file readable for everybody; it holds how nodes are reached.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -60,6 +71,38 @@ def open_writer(path: Path) -> sqlite3.Connection:
         return _prepared(connection, path)
     except (*BROKEN, OSError) as error:
         raise failure(error, path) from error
+
+
+def files_of(path: Path) -> Files:
+    """Return which files a database consists of at this moment."""
+    return tuple(_file(f"{path}{suffix}") for suffix in BESIDE)
+
+
+def mind_files(path: Path, opened: Files) -> None:
+    """Refuse to write into files that have lost their names; raises StoreFailed.
+
+    SQLite does not notice: it would write on, answer, and all of it would be gone with the process.
+    """
+    if files_of(path) == opened:
+        return
+    if _file(str(path)) == opened[0]:
+        raise StoreFailed(
+            f"nothing was written: somebody removed {path}-wal or {path}-shm, which belong to the database;"
+            " stop the daemon, which saves what they held, and start it again"
+        )
+    raise StoreFailed(
+        f"nothing was written: somebody moved, removed or replaced {path}; put it back and the daemon goes on"
+        f" by itself. What it held is in /proc/{os.getpid()}/fd as long as this daemon lives;"
+        " only a restart takes up what is there now"
+    )
+
+
+def _file(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

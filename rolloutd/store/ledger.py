@@ -22,7 +22,7 @@ from typing import Any
 from rolloutd.chain import GENESIS, entry_hash
 from rolloutd.errors import Conflict, StoreFailed, TenureLost
 from rolloutd.ports import Entry
-from rolloutd.store.database import BROKEN, failure
+from rolloutd.store.database import BROKEN, failure, files_of, mind_files
 from rolloutd.store.entries import numbered
 from rolloutd.store.statement import Statement
 
@@ -50,10 +50,12 @@ class Ledger:
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
         except BROKEN as error:
             raise failure(error, path) from error
+        self._files = files_of(path)
 
     def write(self, batch: Sequence[Transaction]) -> list[Answer]:
         """Write the transactions and return one answer for each; never raises for what the database does."""
         try:
+            mind_files(self._path, self._files)
             with self._committed():
                 head = self._head()
                 answers: list[Answer] = []

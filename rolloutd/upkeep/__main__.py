@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
-from rolloutd.upkeep.doctor import Finding, ask_daemon, become_owner, examine, settings_finding
+from rolloutd.upkeep.doctor import ask_daemon, become_owner, examine, settings_finding
+from rolloutd.upkeep.finding import Finding
 
 WELL, NOT_WELL, USAGE = 0, 1, 2
 

@@ -9,6 +9,7 @@ of it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import tempfile
@@ -21,8 +22,7 @@ from pathlib import Path
 from rolloutd import chain
 from rolloutd.chain import Verdict
 from rolloutd.errors import StoreFailed
-from rolloutd.store import database
-from rolloutd.store.lock import StateLock
+from rolloutd.store import database, lock
 
 PAGES_AT_ONCE = 4096
 """Pages (16 MiB) copied between two looks at the source: the daemon's commits wait for none of them."""
@@ -48,8 +48,10 @@ def backup(state_dir: Path, target: Path) -> Verdict:
     """Copy the database of a state directory to a file; a daemon may be running.
 
     Returns what the audit chain of the copy is like; a broken one is copied too.
-    Raises StoreFailed when the source cannot be read or the copy is damaged, OSError.
+    Raises StoreFailed when the source cannot be read, the copy is damaged or would
+    take the place of what a daemon works with, OSError.
     """
+    _mind_target(state_dir, target)
     source = database.open_reader(_existing(state_dir))
     with closing(source), _draft(target) as draft:
         _copy(source, draft)
@@ -68,7 +70,7 @@ def restore(state_dir: Path, copy: Path) -> Restored:
         raise StoreFailed(f"there is no file {copy}")
     owner = _owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = StateLock(state_dir, time.time())
+    held = lock.StateLock(state_dir, time.time())
     try:
         target = state_dir / database.FILE_NAME
         source = database.open_reader(copy)
@@ -81,10 +83,18 @@ def restore(state_dir: Path, copy: Path) -> Restored:
             _give(draft, owner)
             kept = _put_aside(target)
             _settle(draft, target)
-        _give(state_dir / "lock", owner)
+        _give(state_dir / lock.FILE_NAME, owner)
     finally:
-        lock.release()
+        held.release()
     return Restored(verdict, kept, epoch)
+
+
+def _mind_target(state_dir: Path, target: Path) -> None:
+    """Refuse a copy over the database itself: a daemon would go on writing into a file without a name."""
+    own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in ("", "-wal", "-shm")]
+    place = target.absolute().resolve()
+    if any(place == file.absolute().resolve() for file in (*own, state_dir / lock.FILE_NAME)):
+        raise StoreFailed(f"{target} is what the daemon itself works with: name another file")
 
 
 def _existing(state_dir: Path) -> Path:
@@ -137,15 +147,27 @@ def _set_epoch(draft: Path, newest: int | None) -> int:
 
 
 def _put_aside(path: Path) -> Path | None:
-    """Rename the database with its log; return its new name."""
+    """Give the database with its log a second name, and return it; its own name stays until the copy has it.
+
+    So whatever ends us in the middle, a daemon that starts then finds a database and makes no empty one.
+    """
     if not path.exists():
         return None
-    kept = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-    # The log first: a database without its log is older, a log without its database would be nothing.
+    kept = _unused(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"))
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").rename(f"{kept}{suffix}")
+            Path(f"{kept}{suffix}").hardlink_to(f"{path}{suffix}")
+    _sync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    # Before the copy has the name: the log of another database would be nonsense to it.
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
     return kept
+
+
+def _unused(path: Path) -> Path:
+    """Return the path, or one like it, that nothing has yet: two restores may fall into one second."""
+    taken = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain((path,), taken) if not each.exists())
 
 
 @contextlib.contextmanager

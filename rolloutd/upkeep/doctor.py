@@ -12,16 +12,14 @@ import asyncio
 import grp
 import os
 import pwd
-import shutil
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from machines.projection import Projection
-from rolloutd import chain
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.kit import INVENTORIES, InventorySnapshot, Kit, make
 from rolloutd.adapters.ssh.pool import SshShell
@@ -34,14 +32,9 @@ from rolloutd.service.footing import lacks
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
 from rolloutd.store import database, open_store
-from rolloutd.upkeep.copies import damage_of
+from rolloutd.upkeep.disk import ledger, state_dir
+from rolloutd.upkeep.finding import Finding
 from rolloutd.upkeep.soundness import faults
-
-LEAST_FREE_BYTES = 512 * 1024 * 1024
-"""What a week of a large rollout writes, logs of runs included, and some air."""
-
-SHELVES = ("runs", "trees", "git")
-"""What grows in the state directory beside the database, and is told by itself; `keep` bounds it."""
 
 COMMAND_LIMIT_S = 60.0
 """How long a program may take to say its version; Ansible loads half of Python for it."""
@@ -51,19 +44,6 @@ ASK_LIMIT_S = 20.0
 
 MOST_FAULTS = 3
 """Faults that are told; the rest is counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found of one thing; `text` says how it is, or what is wrong and what to do."""
-
-    subject: str
-    ok: bool
-    text: str
-
-    def content(self) -> dict[str, str | bool]:
-        """Return it as JSON."""
-        return {"subject": self.subject, "ok": self.ok, "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +105,10 @@ def become_owner(state_dir: Path) -> None:
 
 async def examine(settings: Settings, told: Told) -> list[Finding]:
     """Return what is found of everything but the settings' files, and what the daemon told."""
-    findings = [*_state_dir(settings.state_dir), *await asyncio.to_thread(lambda: list(_named(settings)))]
+    findings = [*state_dir(settings.state_dir), *await asyncio.to_thread(lambda: list(_named(settings)))]
     path = settings.state_dir / database.FILE_NAME
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        findings += await asyncio.to_thread(lambda: list(_database(path)))
+        findings += await asyncio.to_thread(lambda: list(ledger(path)))
         if await asyncio.to_thread(path.exists):
             findings.append(await _judged("invariants", lambda: _invariants(settings)))
     findings.append(await _judged("people", lambda: asyncio.to_thread(_people, settings)))
@@ -161,76 +141,6 @@ def _named(settings: Settings) -> Iterator[Finding]:
 
 class _Wrong(RolloutdError):
     """What is wrong, and what to do."""
-
-
-# -- what lies on the disk ----------------------------------------------------
-
-
-def _state_dir(path: Path) -> Iterator[Finding]:
-    if not path.is_dir():
-        yield Finding("state directory", False, f"there is no {path}: start the daemon once, or make it")
-        return
-    found = path.stat()
-    if found.st_mode & 0o077:
-        text = f"{path} is open to others (mode {found.st_mode & 0o777:o}): chmod 700 {path}"
-        yield Finding("state directory", False, text)
-    elif found.st_uid not in (os.geteuid(), 0) or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        yield Finding("state directory", False, f"{path} is {_whose(found.st_uid)}")
-    else:
-        yield Finding("state directory", True, str(path))
-    free = shutil.disk_usage(path).free
-    used = ", ".join(f"{name} {_size(path / name) // 2**20} MiB" for name in SHELVES)
-    text = f"{free // 2**20} MiB free below {path} ({used})"
-    yield Finding(
-        "disk", free >= LEAST_FREE_BYTES, text if free >= LEAST_FREE_BYTES else f"{text}: free some"
-    )
-
-
-def _whose(uid: int) -> str:
-    """Say whose something is that is not ours, and what to do about it."""
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}'s, whom this machine does not know: chown -R it to the user of the daemon"
-    return f"{name}'s: run this as root, or as {name}"
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of the files below a directory; what goes away meanwhile counts nothing."""
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += Path(directory, name).lstat().st_size
-    return total
-
-
-def _database(path: Path) -> Iterator[Finding]:
-    if not path.exists():
-        yield Finding("database", True, "none yet; the daemon makes it when it starts")
-        return
-    beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
-    shut = [str(file) for file in beside if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
-    if shut:
-        text = f"the daemon's user may not write {', '.join(shut)}: chown it to the owner of {path.parent}"
-        yield Finding("database", False, text)
-        return
-    try:
-        with closing(database.open_reader(path)) as connection:
-            damage = damage_of(connection)
-            verdict = chain.verify(connection)
-    except RolloutdError as error:
-        yield Finding("database", False, str(error))
-        return
-    except database.BROKEN as error:
-        yield Finding("database", False, str(database.failure(error, path)))
-        return
-    if damage:
-        yield Finding("database", False, f"damaged: {damage}; stop the daemon and restore a backup")
-    else:
-        yield Finding("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound")
-    what = verdict.message if verdict.ok else f"{verdict.message}; keep a copy, and compare with a backup"
-    yield Finding("audit", verdict.ok, what)
 
 
 async def _invariants(settings: Settings) -> str:

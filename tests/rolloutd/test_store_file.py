@@ -180,6 +180,50 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
     assert chain.verify(tmp_path / database.FILE_NAME).entries == 1
 
 
+# -- files that lose their names -------------------------------------------------------------
+
+
+async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: Path) -> None:
+    """SQLite would write on and answer, and all would be gone; put back, it goes on by itself."""
+    store = await open_store(tmp_path, compile=plan_of)
+    await write(store, opened())
+    store.path.rename(tmp_path / "moved")
+    for replacing in (False, True):
+        if replacing:
+            store.path.write_bytes((tmp_path / "moved").read_bytes())
+        with pytest.raises(StoreFailed, match=r"moved, removed or replaced .*; put it back"):
+            await write(store, HELD)
+    (tmp_path / "moved").rename(store.path)
+    await write(store, HELD)
+    await store.close()
+    assert chain.verify(store.path).entries == 2
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+async def test_what_a_removed_log_held_is_saved_by_a_stop(tmp_path: Path, suffix: str) -> None:
+    """Somebody takes the log for rubbish while the disk is full: no more is put into it."""
+    store = await open_store(tmp_path, compile=plan_of)
+    await write(store, opened())
+    Path(f"{store.path}{suffix}").unlink()
+    with pytest.raises(StoreFailed, match="stop the daemon, which saves what they held"):
+        await write(store, HELD)
+    await store.close()
+    assert chain.verify(store.path).entries == 1
+    again = await open_store(tmp_path, compile=plan_of)
+    await write(again, HELD)
+    await again.close()
+    assert chain.verify(store.path).entries == 2
+
+
+async def test_a_log_without_its_database_is_not_overwritten(tmp_path: Path) -> None:
+    """SQLite would remove it, and it may hold what is nowhere else."""
+    log = tmp_path / f"{database.FILE_NAME}-wal"
+    log.write_bytes(b"precious")
+    with pytest.raises(StoreFailed, match="put the database back"):
+        await open_store(tmp_path, compile=plan_of)
+    assert log.read_bytes() == b"precious"
+
+
 # -- reading only ----------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from machines.rollout import DAEMON
 from rolloutd import chain
 from rolloutd.service.reloading import Compiler
 from rolloutd.store import open_store
+from rolloutd.upkeep import copies
 from rolloutd.upkeep.copies import EPOCH_LEAP
 from tests.support.kubetwin import Twin
 
@@ -112,6 +113,14 @@ def test_the_doctor_works_before_the_first_start(place: Path, ctl: Ctl) -> None:
     done = ctl("doctor", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {f["subject"]: f["ok"] for f in json.loads(done.stdout)}["database"] is True
+
+
+def test_the_doctor_misses_a_database_of_which_the_rest_is_there(place: Path, ctl: Ctl) -> None:
+    """Logs of runs come of a database: a daemon that starts without it would know of no rollout."""
+    (place / "state" / "runs" / "r.n1.1.configure.1").mkdir(parents=True)
+    said = ctl("doctor").stdout
+    assert "WRONG database: " in said
+    assert "is gone, and what it told of is there (runs)" in said
 
 
 @pytest.mark.parametrize(
@@ -232,6 +241,46 @@ async def test_a_backup_is_whole_while_a_daemon_writes(place: Path, ctl: Ctl) ->
     assert verdict.head in done.stdout
     assert (place / "copy.sqlite").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in place.iterdir()) == ["config.yaml", "copy.sqlite", "hosts.yml", "state"]
+
+
+@pytest.mark.parametrize("own", [LEDGER, f"{LEDGER}-wal", "lock"])
+async def test_a_backup_never_takes_the_place_of_the_database(place: Path, ctl: Ctl, own: str) -> None:
+    """By whatever way the path leads there: a daemon would write on into a file without a name."""
+    store = await open_store(place / "state", compile=Compiler({}))
+    try:
+        (place / "way").symlink_to(place / "state")
+        before = (place / "state" / LEDGER).stat().st_ino
+        done = await asyncio.to_thread(ctl, "backup", str(place / "way" / own))
+        assert done.returncode == 1
+        assert "is what the daemon itself works with" in done.stderr
+        assert (place / "state" / LEDGER).stat().st_ino == before
+    finally:
+        await store.close()
+
+
+async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
+    place: Path, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that starts then must find one: it would make an empty one, and know of nothing."""
+    await write(place, "one")
+    ctl("backup", str(place / "copy.sqlite"))
+    await write(place, "two")
+
+    def end(draft: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(copies, "_settle", end)
+    with pytest.raises(KeyboardInterrupt):
+        copies.restore(place / "state", place / "copy.sqlite")
+    assert chain.verify(place / "state" / LEDGER).entries == 2
+
+
+async def test_two_restores_in_one_second_keep_both_databases(place: Path, ctl: Ctl) -> None:
+    await write(place, "one")
+    ctl("backup", str(place / "copy.sqlite"))
+    kept = {copies.restore(place / "state", place / "copy.sqlite").kept for _ in range(3)}
+    assert len(kept) == 3
+    assert all(path is not None and chain.verify(path).ok for path in kept)
 
 
 async def test_a_restore_goes_back_in_everything_but_the_epoch(place: Path, ctl: Ctl) -> None:
