@@ -277,13 +277,14 @@ def _notifying(state: State, channels: Sequence[Notifier]) -> Notifying:
 
 
 def _trees(state: State, sources: TreeSources) -> Any:
-    kept: dict[str, Path] = {}
+    pinned: dict[str, Pinned] = {}
 
     async def tree(rollout: str) -> Path:
-        if rollout not in kept:
+        if rollout not in pinned:
             _, source = await state.store.content(rollout)
-            kept[rollout] = sources.tree(Pinned(source["kind"], source["pin"]))
-        return kept[rollout]
+            pinned[rollout] = Pinned(source["kind"], source["pin"])
+        # Looked for each time: what is gone is called gone, and what was submitted again is found.
+        return sources.tree(pinned[rollout])
 
     return tree
 

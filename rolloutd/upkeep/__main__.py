@@ -94,6 +94,7 @@ def _restore(settings: Settings, options: argparse.Namespace) -> int:
     if done.kept is not None:
         _say(f"what was there before is kept as {done.kept}")
     _say("what happened after the backup is forgotten: look at every node that was in flight since")
+    _say("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
     return WELL
 
 

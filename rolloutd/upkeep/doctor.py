@@ -22,12 +22,13 @@ from pathlib import Path
 from machines.projection import Projection
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.kit import INVENTORIES, InventorySnapshot, Kit, make
+from rolloutd.adapters.sources.trees import place_of
 from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import Answer, Client, NoDaemon
 from rolloutd.errors import InvalidFile, RolloutdError
-from rolloutd.ports import Examined, Inventory
+from rolloutd.ports import Examined, Inventory, Pinned
 from rolloutd.service.footing import lacks
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
@@ -111,6 +112,7 @@ async def examine(settings: Settings, told: Told) -> list[Finding]:
         findings += await asyncio.to_thread(lambda: list(ledger(path)))
         if await asyncio.to_thread(path.exists):
             findings.append(await _judged("invariants", lambda: _invariants(settings)))
+            findings.append(await _judged("playbooks", lambda: _playbooks(settings)))
     findings.append(await _judged("people", lambda: asyncio.to_thread(_people, settings)))
     findings.append(await _judged("ansible", lambda: _ansible(settings)))
     findings.append(await _judged("ssh", lambda: _ssh(settings)))
@@ -154,7 +156,29 @@ async def _invariants(settings: Settings) -> str:
     if found:
         more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
         raise _Wrong(f"{'; '.join(found[:MOST_FAULTS])}{more}: pause the rollouts and look at these nodes")
-    return f"{len(snapshot.rollouts)} live rollouts with {len(snapshot.targets)} targets hold together"
+    live, targets = len(snapshot.rollouts), len(snapshot.targets)
+    return f"{live} live rollout{'' if live == 1 else 's'} with {targets} targets hold together"
+
+
+async def _playbooks(settings: Settings) -> str:
+    """Look for the trees of live rollouts: a database that was restored elsewhere comes without them."""
+    store = await open_store(settings.state_dir, compile=Compiler(settings.teams), read_only=True)
+    try:
+        live = [rollout.id for rollout in (await store.load()).rollouts if not rollout.closed]
+        pins = {rollout: (await store.content(rollout))[1] for rollout in live}
+    finally:
+        await store.close()
+    places = {
+        rollout: place_of(settings.state_dir, Pinned(pin["kind"], pin["pin"]))
+        for rollout, pin in pins.items()
+    }
+    lost = [rollout for rollout, place in places.items() if not await asyncio.to_thread(place.is_dir)]
+    if lost:
+        raise _Wrong(
+            f"those of {', '.join(lost)} are not in {settings.state_dir}/trees: copy them from where the"
+            " database comes from, or submit the same plans again, which go on where they are"
+        )
+    return f"those of {len(live)} live rollout{'' if len(live) == 1 else 's'} are kept"
 
 
 # -- what is run --------------------------------------------------------------

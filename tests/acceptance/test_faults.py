@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -62,6 +63,28 @@ def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> N
     made.client.post(f"/v1/rollouts/{rollout}/nodes/n1/retry", {"reason": "sshd is back"})
     made.vote(rollout, "proceed", reason="retried")
     made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done after the retry")
+
+
+def test_playbooks_that_are_gone_are_missed_and_come_with_the_same_plan_again(tmp_path: Path) -> None:
+    """As after a restore on another machine: the doctor knows, and the same plan brings them back."""
+    with world(tmp_path, fleet_labels(2, 1, 1)) as made:
+        change = plan("gone", maintain={"playbook": "change.yml", "vars": {"log_file": str(made.log_file)}})
+        playbooks = {"change.yml": CHANGE_PLAYBOOK}
+        rollout = made.submit(change, playbooks)
+        made.vote(rollout, "start")
+        made.wait_for_gate(rollout, "continue")
+        assert "ok    playbooks: those of 1 live rollout are kept" in doctor(made)
+        shutil.rmtree(tmp_path / "state" / "trees")
+        assert f"WRONG playbooks: those of {rollout} are not in" in doctor(made)
+        made.vote(rollout, "continue")
+        made.until(lambda: paused(made, rollout), "the rollout pauses")
+        message = made.client.get(f"/v1/rollouts/{rollout}/nodes/n2")["failure"]["message"]
+        assert "not kept any more" in message
+        assert "submit the same plan again" in message
+        assert made.submit(change, playbooks) == rollout
+        made.client.post(f"/v1/rollouts/{rollout}/nodes/n2/retry", {"reason": "they are back"})
+        made.vote(rollout, "proceed", reason="retried")
+        made.until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
 
 
 def test_bad_plans_and_sources_are_answered_where_the_person_is(made: World) -> None:
@@ -199,3 +222,16 @@ def paused(made: World, rollout: str) -> dict[str, Any] | None:
     """Return the status of a paused rollout."""
     status = made.status(rollout)
     return status if status["state"] == "paused" else None
+
+
+def doctor(made: World) -> str:
+    """Return what the doctor says."""
+    command = [
+        sys.executable,
+        "-m",
+        "rolloutd.cli",
+        "doctor",
+        "--config",
+        str(made.directory / "config.yaml"),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout

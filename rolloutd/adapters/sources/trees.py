@@ -39,6 +39,11 @@ def make(state_dir: Path) -> TreeSources:
     return TreeSources(state_dir)
 
 
+def place_of(state_dir: Path, pinned: Pinned) -> Path:
+    """Return where the tree of a pin is kept; it may not be there."""
+    return state_dir / "trees" / f"{pinned.kind}-{pinned.pin}"
+
+
 class TreeSources:
     """ports.Sources and ports.Shelf under `state_dir`; `allow_local` lets git read local paths (for tests).
 
@@ -78,7 +83,8 @@ class TreeSources:
         """Return the directory of a kept tree; raises NotFound."""
         pattern = _PIN.get(pinned.kind)
         if pattern is None or not pattern.fullmatch(pinned.pin) or not self._place(pinned).is_dir():
-            raise NotFound(f"the tree {pinned.kind} {pinned.pin} is not kept here; submit the plan again")
+            where = self._trees / f"{pinned.kind}-{pinned.pin[:12]}..."
+            raise NotFound(f"the playbooks are not kept any more ({where}): submit the same plan again")
         return self._place(pinned)
 
     async def kept(self) -> Sequence[Kept]:
@@ -112,7 +118,7 @@ class TreeSources:
             return True
 
     def _place(self, pinned: Pinned) -> Path:
-        return self._trees / f"{pinned.kind}-{pinned.pin}"
+        return place_of(self._trees.parent, pinned)
 
     def _stage(self) -> Path:
         self._trees.mkdir(parents=True, exist_ok=True, mode=0o700)
