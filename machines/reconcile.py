@@ -1,17 +1,14 @@
 """The next step of one node, from what was recorded of it.
 
-Level-based: `next_action` looks at the phase and at the step records and says
-what comes next, never what came before.  A daemon that was killed anywhere asks
-the same question of the same records and gets the same answer, so a restart
-needs no code of its own.  It knows no adapter: a step is a name, a kind and
-parameters.
+Level-based: `next_action` looks at the phase and at the step records and says what comes next, never what
+came before.  A daemon that was killed anywhere asks the same question of the same records and gets the same
+answer, so a restart needs no code of its own.  It knows no adapter: a step is a name, a kind and parameters.
 
 The order within the phases:
 
 - isolating: every isolator, in the plan's order, after a look at traffic (approach.py);
 - maintaining: no older run is left, isolation stands: the playbook of each stage;
-- verifying: infra checks, the team's checks, put back (isolators undone in
-  reverse), in-service checks, probation.
+- verifying: infra checks, the team's, put back (isolators undone in reverse), in-service checks, probation.
 """
 
 from __future__ import annotations
