@@ -121,7 +121,10 @@ class Running:
             if self._target.phase not in BUSY:
                 failed = None
                 break
-            # It may not have been begun yet: whoever was deposed meanwhile must not begin it.
+            # It may not have been begun yet: not on a node in service again, and not by whoever was deposed.
+            running = await self._is_known(self._book.known(record).handle)
+            if not await self._isolation.stands(self._plan, running=running):
+                return None
             await self._book.write(self._book.known(record))
         await self._try(self._gear.runner.cancel(self._book.known(record).handle))
         return failed

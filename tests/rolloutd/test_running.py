@@ -11,33 +11,15 @@ from typing import Any
 import pytest
 
 from machines.events import Event, NodesGone, StepRecorded
-from machines.states import Outcome, Trigger
+from machines.states import Outcome, Phase, Trigger
 from rolloutd.driving.driver import STORE_RETRY_S, Driver
 from rolloutd.driving.gear import Gear
 from rolloutd.driving.running import FOLLOW_RETRY_S
 from rolloutd.errors import AdapterFailed, TenureLost
-from rolloutd.ports import Look, RunRequest, StepContext
+from rolloutd.ports import Busy, Look, RunRequest, StepContext
 from tests.contracts.twins.isolator import FakeIsolator
 from tests.contracts.twins.runner import FakeRunner
 from tests.rolloutd.control_house import PLAN, House, house
-
-
-class Full(FakeRunner):
-    """A runner whose machine has no room for the first run it is asked for."""
-
-    def __init__(self, inside: House) -> None:
-        super().__init__(inside.world)
-        self.asked: list[str] = []
-        self.cancelled: list[str] = []
-
-    async def start(self, request: RunRequest) -> str:
-        self.asked.append(request.run)
-        if len(self.asked) == 1:
-            raise AdapterFailed("no memory for another process")
-        return await super().start(request)
-
-    async def cancel(self, handle: str) -> None:
-        self.cancelled.append(handle)
 
 
 class Meddled(FakeIsolator):
@@ -52,6 +34,25 @@ class Meddled(FakeIsolator):
         meddle, self._meddle = self._meddle, lambda: None
         meddle()
         return await super().look(ctx)
+
+
+class Full(FakeRunner):
+    """A runner whose machine has no room for the first run it is asked for."""
+
+    def __init__(self, inside: House) -> None:
+        super().__init__(inside.world)
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.isolator = Meddled()
+
+    async def start(self, request: RunRequest) -> str:
+        self.asked.append(request.run)
+        if len(self.asked) == 1:
+            raise AdapterFailed("no memory for another process")
+        return await super().start(request)
+
+    async def cancel(self, handle: str) -> None:
+        self.cancelled.append(handle)
 
 
 @asynccontextmanager
@@ -80,7 +81,7 @@ async def refused(tmp_path: Path) -> AsyncIterator[tuple[House, Full, str]]:
         rollout = await inside.start()
         await inside.isolate(rollout, "p1")
         runner = Full(inside)
-        async with driven(inside, rollout, runner, {"command": Meddled()}):
+        async with driven(inside, rollout, runner, {"command": runner.isolator}):
             while not (runner.asked and inside.clock.sleepers):
                 await asyncio.sleep(0)
             yield inside, runner, rollout
@@ -117,6 +118,24 @@ async def test_it_is_not_begun_on_a_node_that_left(tmp_path: Path) -> None:
         await later(inside, FOLLOW_RETRY_S)
         assert len(runner.asked) == 1
         assert runner.cancelled == runner.asked
+
+
+async def test_a_node_that_is_back_in_service_is_isolated_again_before_it_is_begun(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, _):
+        runner.isolator.isolated.clear()
+        await later(inside, FOLLOW_RETRY_S)
+        assert runner.isolator.isolated == {"p1"}
+        assert len(runner.asked) == 2
+
+
+async def test_it_is_not_begun_on_a_node_that_cannot_be_isolated_again(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, rollout):
+        runner.isolator.isolated.clear()
+        runner.isolator.answers["p1", "do"] = Busy("the load balancer does not answer")
+        for _ in range(10):
+            await later(inside, FOLLOW_RETRY_S)
+        assert len(runner.asked) == 1
+        assert inside.phase(rollout, "p1") is Phase.FAILED
 
 
 async def test_what_somebody_undid_behind_a_look_is_had_again_before_the_run(tmp_path: Path) -> None:
