@@ -245,8 +245,12 @@ class Driver:
         log.info("%s/%s: %s -> %s (%s)", self.rollout, self.node, moved.source, moved.target, why)
 
     def _stopped(self, moved: PhaseMoved) -> list[Event]:
-        """Return the end of a person's order to stop, which every move out of a busy phase is."""
-        by = self._target.order_by if self._target.order is Order.STOP else None
+        """Return the end of a person's order to stop, which every move out of a busy phase is.
+
+        A move between busy phases may have been decided before the order came: the order stands.
+        """
+        stops = self._target.order is Order.STOP and moved.target not in BUSY
+        by = self._target.order_by if stops else None
         return [] if by is None else [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
 
     async def _settle(self, action: actions.Settle) -> None:
