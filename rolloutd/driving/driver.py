@@ -219,7 +219,7 @@ class Driver:
             deadline = min(ctx.deadline, self._state.now() + one_try_s)
             result = await self._try(check.check(replace(ctx, deadline=deadline)))
             left_s = until - self._state.now()
-            if isinstance(result, Ok) or left_s <= 0 or self._target.phase in (Phase.DONE,):
+            if isinstance(result, Ok) or left_s <= 0 or self._target.outcome is Outcome.LEFT:
                 return result
             live = self._live()
             live.red, live.red_until = guarded(result, team).text, until
