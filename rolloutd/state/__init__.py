@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from machines.events import Actor, Event, StepRecord
 from machines.invariants import violation
@@ -25,8 +26,13 @@ from rolloutd.state.feed import Feed
 from rolloutd.state.fleet import Fleet, fleet_of
 from rolloutd.state.telling import tell
 
-Committing = Callable[[Sequence[Event], str], Awaitable[tuple[Entry, ...]]]
-"""Commits events with their cause."""
+
+class Committing(Protocol):
+    """Commits events with their cause; `at` is when they were decided, if that took any time."""
+
+    def __call__(
+        self, events: Sequence[Event], cause: str, at: float | None = None
+    ) -> Awaitable[tuple[Entry, ...]]: ...
 
 
 class InvariantBroken(StoreFailed):
@@ -147,27 +153,36 @@ class State:
         Yields a function that commits on behalf of the actor.
         """
         async with self._writing:
-            yield lambda events, cause: self._commit(events, actor, cause)
+            yield lambda events, cause, at=None: self._commit(events, actor, cause, at)
 
-    async def _commit(self, events: Sequence[Event], actor: Actor, cause: str) -> tuple[Entry, ...]:
+    async def _commit(
+        self, events: Sequence[Event], actor: Actor, cause: str, at: float | None = None
+    ) -> tuple[Entry, ...]:
         if not events:
             return ()
-        now = self.now()
+        now = self.now() if at is None else at
         for number, event in enumerate(events):
             broken = violation(self.index, event, now, events[:number])
             if broken is not None:
                 raise InvariantBroken(broken)
-        began = asyncio.get_running_loop().time()
-        writing = asyncio.ensure_future(self.store.commit(events, actor=actor, cause=cause, at=now))
+        writing = asyncio.create_task(self._write(events, actor, cause, now))
         try:
-            entries = await asyncio.shield(writing)
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The write goes on without us, and nobody else writes meanwhile.  What becomes of it, a failure
+            # too, must not take the place of the cancellation: whoever was to end would go on.
+            await _ended(writing)
+            raise
+
+    async def _write(
+        self, events: Sequence[Event], actor: Actor, cause: str, now: float
+    ) -> tuple[Entry, ...]:
+        """Write the events and let them be known; what is written is known, whoever still waits for it."""
+        began = asyncio.get_running_loop().time()
+        try:
+            entries = await self.store.commit(events, actor=actor, cause=cause, at=now)
         except TenureLost:
             self.deposed.set()
-            raise
-        except asyncio.CancelledError:
-            # The write goes on without us; what it wrote must reach the index all the same.
-            entries = await writing
-            self._applied(events, entries, actor, cause)
             raise
         self.committed(events, asyncio.get_running_loop().time() - began)
         self._applied(events, entries, actor, cause)
@@ -179,3 +194,12 @@ class State:
         self.feed.committed(entries)
         tell(events, actor, cause)
         self.poke()
+
+
+async def _ended(writing: asyncio.Task[tuple[Entry, ...]]) -> None:
+    """Wait for the end of a write, however often the wait for it is cancelled."""
+    while not writing.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((writing,))
+    if not writing.cancelled():
+        writing.exception()  # seen: nobody else asks for it any more
