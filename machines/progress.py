@@ -116,6 +116,17 @@ def soaking(index: Index, now: float) -> tuple[Target, ...]:
     return tuple(found)
 
 
+def may_redden(index: Index, seen: Target) -> bool:
+    """Say whether a check that began while a node soaked may still fail it.
+
+    Looks take their time: meanwhile its rollout may be over, or another one have the node in hand.
+    """
+    rollout = index.rollouts.get(seen.rollout)
+    if rollout is None or rollout.closed or seen.node not in index.nodes:
+        return False
+    return index.target(seen.rollout, seen.node) == seen and not _is_taken(index, seen.node)
+
+
 def _is_taken(index: Index, node: str) -> bool:
     """Say whether some rollout works on the node, failed on it or has it isolated."""
     return any(t.phase in BUSY or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node))

@@ -17,6 +17,7 @@ from machines.checks import checks_of
 from machines.decision import Decision, Look
 from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
 from machines.moves import move
+from machines.plan import StepSpec
 from machines.rollout import Order, Target
 from machines.schedule import decide
 from machines.states import BUSY, Outcome, Phase, Trigger
@@ -123,6 +124,7 @@ class Daemon:
             log.error("a decision could not be written: %s", failure)
             self._state.trouble = str(failure)
             self._alarm.at("store", self._state.now() + STORE_RETRY_S, self._bell.set)
+            self._drive()  # what people have ordered meanwhile waits for no decision
             return
         self._state.reasons = decision.reasons
         for back in decision.put_backs:
@@ -155,7 +157,8 @@ class Daemon:
                 self._admitted(self._state.index.target(s.rollout, s.node), now) for s in decision.starts
             ]
             events += [RolloutEnded(rollout, now) for rollout in decision.ends]
-            await commit(events, "decided")
+            # Judged by the very instant at which it was decided: what was fresh then may be old by now.
+            await commit(events, "decided", now)
         return decision
 
     def _admitted(self, target: Target, now: float) -> PhaseMoved:
@@ -173,6 +176,9 @@ class Daemon:
             self._drivers[key] = driver
             self._tasks.create_task(self._driven(key, driver), name=f"drive {key[0]}/{key[1]}")
         for key, driver in self._drivers.items():
+            if key[0] not in self._state.index.rollouts:
+                driver.turn()  # deleted while its last step ends
+                continue
             driver.glance()
             target = self._state.index.target(*key)
             if target.order is Order.STOP:
@@ -193,15 +199,15 @@ class Daemon:
         key = (look.rollout, look.node)
         if key not in self._looks:
             self._looks.add(key)
-            self._tasks.create_task(self._looked(key))
+            target = self._state.index.target(*key)
+            checks = checks_of(self._state.index.rollout(key[0]).plan, target)
+            self._tasks.create_task(self._looked(key, target, checks))
 
-    async def _looked(self, key: tuple[str, str]) -> None:
+    async def _looked(self, key: tuple[str, str], target: Target, checks: Sequence[StepSpec]) -> None:
         """Judge by the plan's checks whether a pending node needs the change at all."""
         try:
-            target = self._state.index.target(*key)
-            plan = self._state.index.rollout(key[0]).plan
             red = ""
-            for spec in checks_of(plan, target):
+            for spec in checks:
                 result = await self._soaking.judge(key, spec)
                 if not isinstance(result, Ok):
                     red = f"{spec.name}: {guarded(result, spec.team).text}"
@@ -212,24 +218,26 @@ class Daemon:
         finally:
             self._looks.discard(key)
 
-    async def _tell_look(self, target: Target, red: str) -> None:
-        now = self._state.now()
-        if self._state.index.target(target.rollout, target.node).phase is not Phase.PENDING:
-            return
-        if red:
-            await self._state.commit(
-                [LookedCurrent(target.rollout, target.node, now, red)], cause=f"needs the change: {red}"
-            )
-            return
-        why = "all checks pass without the change"
-        current = move(target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why)
-        await self._state.commit([current], cause="already current")
+    async def _tell_look(self, seen: Target, red: str) -> None:
+        async with self._state.deciding() as commit:
+            rollout = self._state.index.rollouts.get(seen.rollout)
+            if rollout is None or rollout.closed:
+                return  # cancelled, and perhaps deleted, while it was looked at
+            target, now = self._state.index.target(seen.rollout, seen.node), self._state.now()
+            if target.phase is not Phase.PENDING:
+                return
+            if red:
+                needed = LookedCurrent(target.rollout, target.node, now, red)
+                await commit([needed], f"needs the change: {red}")
+                return
+            why = "all checks pass without the change"
+            current = move(target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why)
+            await commit([current], "already current")
 
     def _watch_soaks(self) -> None:
         self._soaking.watch(self._tasks)
 
     async def _amend(self) -> None:
         """After a refresh: who joined, who left, who changed team or pool."""
-        events = amendments(self._state.index, self._state.now())
-        if events:
-            await self._state.commit(events, cause="inventory changed")
+        async with self._state.deciding() as commit:
+            await commit(amendments(self._state.index, self._state.now()), "inventory changed")

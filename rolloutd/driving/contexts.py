@@ -6,6 +6,7 @@ from typing import Any
 
 from machines.plan import Plan, StepSpec
 from rolloutd.driving.gear import Gear
+from rolloutd.errors import NotFound
 from rolloutd.planfile.render import render
 from rolloutd.ports import StepContext
 from rolloutd.state import State
@@ -25,8 +26,10 @@ async def step_context(
 ) -> StepContext:
     """Return the context of one step; the key is the same after a restart.
 
-    Raises RolloutdError when the parameters cannot be rendered or the source is gone.
+    Raises RolloutdError when the parameters cannot be rendered, or the source or the rollout is gone.
     """
+    if rollout not in state.index.rollouts:
+        raise NotFound(f"{rollout} was deleted meanwhile")
     host = state.host(node)
     attempt = state.index.target(rollout, node).attempt
     variables = variables_of(state.index.rollout(rollout).plan)

@@ -104,7 +104,8 @@ class Driver:
     async def drive(self) -> None:
         """Do what comes next until the node needs nobody."""
         try:
-            while await self._one():
+            # A node that left is no reason to keep its rollout: it may be deleted while the last step ends.
+            while self.rollout in self._state.index.rollouts and await self._one():
                 pass
         finally:
             self._state.live.pop((self.rollout, self.node), None)

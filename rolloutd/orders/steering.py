@@ -140,11 +140,13 @@ def delete(state: State, who: Asker, rollout: Rollout, targets: Sequence[Target]
         raise Refused("not-closed", f"{rollout.id} is still going: cancel it first")
     handed: list[Event] = []
     for target in targets:
-        if target.phase in BUSY or target.order is not None:
-            todo = "wait for it"
+        if target.phase in BUSY or target.order is not None or (rollout.id, target.node) in state.live:
+            todo = "what is being done there has not ended; wait for it"
         elif target.node not in state.index.nodes:
             handed += _handed_over(state, who, target)
             continue
+        elif target.isolated and target.phase is Phase.PENDING:
+            todo = f"rolloutctl skip {rollout.id} {target.node} --return first"
         elif target.isolated or _is_left(state, target):
             todo = f"rolloutctl return {target.node} first"
         elif target.phase is Phase.FAILED:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from machines.checks import checks_of
 from machines.moves import move
 from machines.plan import StepSpec
-from machines.progress import soaking
+from machines.progress import may_redden, soaking
 from machines.rollout import Target
 from machines.states import Outcome, Trigger
 from rolloutd.driving.contexts import step_context
@@ -53,7 +54,8 @@ class Soaking:
             key = (target.rollout, target.node)
             if key not in self._watched and target.outcome is Outcome.CHANGED:
                 self._watched.add(key)
-                tasks.create_task(self._watch(target), name=f"soak {key[0]}/{key[1]}")
+                checks = checks_of(self._state.index.rollout(target.rollout).plan, target)
+                tasks.create_task(self._watch(target, checks), name=f"soak {key[0]}/{key[1]}")
 
     async def judge(self, key: tuple[str, str], spec: StepSpec) -> Ok | Failed | Unknown:
         """Make one check once, outside any attempt; raises StoreFailed."""
@@ -67,10 +69,10 @@ class Soaking:
         except (RolloutdError, TimeoutError) as error:
             return Unknown(str(error) or "no answer in time")
 
-    async def _watch(self, target: Target) -> None:
+    async def _watch(self, target: Target, checks: Sequence[StepSpec]) -> None:
         key = (target.rollout, target.node)
         try:
-            for spec in checks_of(self._state.index.rollout(target.rollout).plan, target):
+            for spec in checks:
                 result = await self._lasting(key, spec)
                 if not isinstance(result, Ok):
                     await self._redden(target, spec, guarded(result, spec.team).text)
@@ -93,10 +95,9 @@ class Soaking:
                 await self._state.clock.sleep(RED_PAUSE_S)
 
     async def _redden(self, seen: Target, spec: StepSpec, text: str) -> None:
-        now = self._state.now()
-        target = self._state.index.target(seen.rollout, seen.node)
-        if target != seen or seen.node not in self._state.index.nodes:
-            return
-        moved = move(target, Trigger.REDDENED, now, step=f"soak.{spec.name}", text=text)
-        log.warning("%s/%s: turned red during the soak: %s", target.rollout, target.node, text)
-        await self._state.commit([moved], cause=f"{spec.name} turned red during the soak: {text}")
+        async with self._state.deciding() as commit:
+            if not may_redden(self._state.index, seen):
+                return
+            moved = move(seen, Trigger.REDDENED, self._state.now(), step=f"soak.{spec.name}", text=text)
+            log.warning("%s/%s: turned red during the soak: %s", seen.rollout, seen.node, text)
+            await commit([moved], f"{spec.name} turned red during the soak: {text}")

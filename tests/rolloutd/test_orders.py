@@ -17,7 +17,7 @@ from machines.rollout import Failure, Order
 from machines.stands import Stand
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Answer
-from rolloutd.state import InvariantBroken
+from rolloutd.state import InvariantBroken, Live
 from tests.rolloutd.control_house import NODES, PLAN, House, house
 
 BECAUSE = {"reason": "because"}
@@ -260,6 +260,34 @@ async def test_what_a_deleted_rollout_left_isolated_stays_held_until_a_person_ha
         await inside.commit(NodesSeen(tuple(node for node in NODES if node.name == "p1")))
         there = {"node": "p1", "id": f"{rollout}/p1"}
         assert await inside.ask("olga", "delete", "/v1/holds", there) == {"lifted": 1}
+
+
+async def test_a_rollout_of_which_a_retried_node_is_isolated_says_how_that_is_returned(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "retry", "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        with pytest.raises(Answer, match=f"rolloutctl skip {rollout} p1 --return first"):
+            await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
+        await steer(inside, "olga", rollout, "skip", "p1", put_back="return")
+
+
+async def test_a_rollout_is_not_deleted_while_something_of_it_is_still_done(tmp_path: Path) -> None:
+    """A node that left has a driver until its last step has ended."""
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        inside.state.live[rollout, "p1"] = Live(step="run.configure")
+        await inside.move(rollout, "p1", Trigger.LEFT, outcome=Outcome.LEFT)
+        await inside.commit(NodesGone(("p1",)))
+        await steer(inside, "olga", rollout, "cancel")
+        path = f"/v1/rollouts/{rollout}"
+        assert await refused(inside.ask("olga", "delete", path)) == (409, "not-settled")
+        del inside.state.live[rollout, "p1"]
+        await inside.ask("olga", "delete", path)
 
 
 # -- nodes --------------------------------------------------------------------
