@@ -236,12 +236,35 @@ def _wants(
     index: Index, rollout: Rollout, need: Need, owners: int, teams: Iterable[tuple[str, int, int]]
 ) -> Iterator[str]:
     if owners < need.owner:
-        lacking = need.owner - owners
-        yield f"{lacking} of {need.owner} votes of the owner, team {rollout.plan.owner}, are missing"
+        yield _lacking(need.owner - owners, need.owner, f"of the owner, team {rollout.plan.owner},")
+    alike: dict[tuple[int, int], list[str]] = {}
     for team, want, have in teams:
-        if have < want:
-            nobody = "" if _can_vote(index, team) else f" ({_nobody(team)}: an admin adds it)"
-            yield f"{want - have} of {want} votes of team {team} are missing{nobody}"
+        if have >= want:
+            continue
+        if _can_vote(index, team):
+            alike.setdefault((want - have, want), []).append(team)
+        else:
+            yield f"{_lacking(want - have, want, f'of team {team}')} ({_nobody(team)}: an admin adds it)"
+    for (lacking, want), names in alike.items():
+        yield _lacking_of(lacking, want, names)
+
+
+def _lacking_of(lacking: int, want: int, teams: list[str]) -> str:
+    """Say together what teams lack that lack the same: there may be dozens."""
+    if len(teams) == 1:
+        return _lacking(lacking, want, f"of team {teams[0]}")
+    named = f"teams {', '.join(teams[:-1])} and {teams[-1]}"
+    return (
+        f"the votes of {named} are missing"
+        if want == 1
+        else f"{lacking} of {want} votes of each of {named} are missing"
+    )
+
+
+def _lacking(lacking: int, want: int, whose: str) -> str:
+    if want == 1:
+        return f"the vote {whose} is missing"
+    return f"{lacking} of {want} votes {whose} {'is' if lacking == 1 else 'are'} missing"
 
 
 def _can_vote(index: Index, team: str) -> bool:

@@ -237,8 +237,8 @@ def _pool_violation(
         rule = facts.limits.pools.get(key)
         budget = 1 if rule is None else rule.budget(value).of(len(members))
         if len(down) >= budget:
-            named = ", ".join(down[:3])
-            return f"pool {key}/{value} has {len(down)} nodes down ({named}) and a budget of {budget}"
+            named, nodes = ", ".join(down[:3]), "node" if len(down) == 1 else "nodes"
+            return f"pool {key}/{value} has {len(down)} {nodes} down ({named}) and a budget of {budget}"
     return None
 
 

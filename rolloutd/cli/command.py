@@ -42,6 +42,13 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what a command does not know in that command's own name; argparse leaves it to the whole."""
+        parsed, strange = super().parse_known_args(args, namespace)
+        if strange and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(strange)}")
+        return parsed, strange
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong with the command line and exit 2."""
         told = _suggestion(message) or _near_option(self, message) or message
@@ -176,7 +183,7 @@ def _suggestion(message: str) -> str:
 
 
 def _near_option(parser: argparse.ArgumentParser, message: str) -> str:
-    """Return the nearest option of any command; argparse does not say which command was meant."""
+    """Return the nearest option that may stand there."""
     strange = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
     if strange is None:
         return ""

@@ -124,6 +124,4 @@ def _explain_silence(none: NoDaemon) -> int:
 def _explain(answer: Answer) -> int:
     body: Any = answer.body
     say(str(body.get("error") or f"the daemon answered {answer.status}"))
-    for mistake in body.get("errors") or ():
-        say(plans.mistake_line(mistake))
     return exits.of_status(answer.status)

@@ -93,8 +93,3 @@ def bar(percent: float, cells: int = BAR_CELLS) -> str:
 def percentage(percent: float | None) -> str:
     """Return a percentage as people read it, rounded down; nothing when there is none."""
     return "" if percent is None else f"{int(percent)} %"
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

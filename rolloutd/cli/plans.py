@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, body_of
-from rolloutd.cli.output import count, printable, put, put_json, put_table, say
-from rolloutd.control.client import path_of
+from rolloutd.cli.output import printable, put, put_json, put_table, say
+from rolloutd.control.client import Answer, path_of
+from rolloutd.counting import count
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
@@ -83,8 +84,7 @@ def schema(call: Call) -> int:
 
 def preview(call: Call) -> int:
     """Show what a plan would do."""
-    body = _body(call)
-    answer = call.client.post(path_of("plans", "preview"), body)
+    answer = _posted(call, "preview", _body(call))
     put_json(answer) if call.args.json else _put_preview(answer)
     return exits.DONE
 
@@ -92,7 +92,7 @@ def preview(call: Call) -> int:
 def submit(call: Call) -> int:
     """Open a rollout, or find the one that this plan already has."""
     body = _body(call) | {"again": call.args.again, "supersede": call.args.supersede}
-    answer = call.client.post(path_of("plans", "submit"), body)
+    answer = _posted(call, "submit", body)
     if call.args.json:
         put_json(answer)
     else:
@@ -137,10 +137,7 @@ def _body(call: Call) -> dict[str, Any]:
     name, text = _read(call.args.file)
     mistakes = _mistakes(name, text, _directory(call.args.file))
     if mistakes:
-        if call.args.json:
-            put_json({"valid": False, "errors": mistakes})
-        told = "\n".join(mistake_line(mistake) for mistake in mistakes)
-        raise exits.Stop(exits.NO, f"{told}\n{name}: {count(len(mistakes), 'mistake')}")
+        raise _stop(call, name, mistakes)
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
@@ -148,11 +145,30 @@ def _body(call: Call) -> dict[str, Any]:
     return body_of(file=name, text=text.decode(), upload=upload)
 
 
+def _posted(call: Call, order: str, body: Mapping[str, Any]) -> Any:
+    """Hand the plan to the daemon, which may find the mistakes that only its settings and nodes show."""
+    try:
+        return call.client.post(path_of("plans", order), body)
+    except Answer as answer:
+        mistakes = answer.body.get("errors")
+        if not mistakes:
+            raise
+        raise _stop(call, body["file"], mistakes) from answer
+
+
+def _stop(call: Call, name: str, mistakes: Sequence[Mapping[str, Any]]) -> exits.Stop:
+    """Print the mistakes for a program, and return what ends the command with them for a person."""
+    if call.args.json:
+        put_json({"valid": False, "errors": mistakes})
+    told = "\n".join(mistake_line(mistake) for mistake in mistakes)
+    return exits.Stop(exits.NO, f"{told}\n{name}: {count(len(mistakes), 'mistake')}")
+
+
 def _upload(call: Call, directory: Path) -> str:
     from rolloutd.packing import pack
 
     archive = pack(directory)
-    say(f"packed {directory}: {len(archive)} bytes")
+    say(f"packed {directory}: {count(len(archive), 'byte')}")
     answer: dict[str, str] = call.client.upload(path_of("uploads"), archive)
     return answer["upload"]
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_rollout
-from rolloutd.cli.output import bar, coloured, count, percentage, printable, put, put_json, put_table, say
+from rolloutd.cli.output import bar, coloured, percentage, printable, put, put_json, put_table, say
 from rolloutd.cli.voting import gate_sentence
 from rolloutd.control.client import path_of
+from rolloutd.counting import count
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, Reason, Rollout

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 PAGE = 1000
 """Entries asked for at a time: the most that the daemon gives in one answer."""
 
+STRIDE = 10
+"""How many times further back is looked when the last entries of a kind are too few so far."""
+
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -34,7 +38,7 @@ def register(family: Family) -> None:
     parser = family.command("audit", audit, "show who did what, or verify that nobody has altered it")
     parser.usage = (
         "rolloutctl audit [ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
-        "                        [--after SEQ] [--limit N] [-f] [--json]\n"
+        "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
         "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
@@ -49,7 +53,9 @@ def register(family: Family) -> None:
     parser.add_argument(
         "--after", metavar="SEQ", type=number(0), default=0, help="only entries after this number"
     )
-    parser.add_argument("--limit", metavar="N", type=number(0), help="no more than so many")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--limit", metavar="N", type=number(1), help="no more than so many, from the first on")
+    size.add_argument("-n", "--last", metavar="N", type=number(1), help="only the last so many")
     parser.add_argument("-f", "--follow", action="store_true", help="go on showing new ones")
     parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
     parser.add_argument(
@@ -63,7 +69,9 @@ def register(family: Family) -> None:
 def audit(call: Call) -> int:
     """Show entries, or verify the chain."""
     args = call.args
-    if args.rollout == "export" and args.exported is not None:
+    if args.rollout == "export":
+        if args.exported is None:
+            raise exits.Stop(exits.USAGE, "rolloutctl audit export: which ROLLOUT?")
         from rolloutd.cli.exporting import export
 
         return export(call.client, args.exported, args.output)
@@ -77,7 +85,7 @@ def audit(call: Call) -> int:
         raise exits.Stop(exits.USAGE, "--database and --head belong to: rolloutctl audit verify")
     if args.follow:
         return _follow(call)
-    entries = _entries(call)
+    entries = _entries(call, args.after) if args.last is None else _last(call)
     if args.json:
         put_json({"entries": list(entries)})
         return exits.DONE
@@ -85,13 +93,33 @@ def audit(call: Call) -> int:
     for told, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
         put(_line(found["entry"]))
     if not told:
-        say("no entry is like that")
+        say(f"no entry is like that{_no_such_kind(args.kind)}")
     return exits.DONE
 
 
-def _entries(call: Call) -> Iterator[AuditEntry]:
+def _no_such_kind(kind: str | None) -> str:
+    if kind is None or kind in sentences.EVENTS:
+        return ""
+    near = [event for event in sentences.EVENTS if kind.lower() in event.lower()]
+    return f": no event is called {kind}; there is {', '.join(near or sentences.EVENTS)}"
+
+
+def _last(call: Call) -> Iterable[AuditEntry]:
+    """Return the last entries that are wanted: looked for from the end, ever further back."""
     args = call.args
-    after, left = args.after, args.limit
+    head: int = call.get(path_of("audit", "head"))["seq"]
+    span = max(args.last, PAGE)
+    while True:
+        after = max(args.after, head - span)
+        found = deque(_entries(call, after), maxlen=args.last)
+        if len(found) == args.last or after == args.after:
+            return found
+        span *= STRIDE
+
+
+def _entries(call: Call, after: int) -> Iterator[AuditEntry]:
+    args = call.args
+    left = args.limit
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)
         page: Audit = call.get(
@@ -112,7 +140,11 @@ def _entries(call: Call) -> Iterator[AuditEntry]:
 
 def _follow(call: Call) -> int:
     args = call.args
-    for line in follow_entries(call.client, args.rollout, args.after):
+    after = args.after
+    for told in () if args.last is None else _last(call):
+        after = told["seq"]
+        put_json_line({"seq": after, "entry": told["entry"]}) if args.json else put(_line(told["entry"]))
+    for line in follow_entries(call.client, args.rollout, after):
         entry = line.get("entry")
         if entry is None or not _wanted(args, entry):
             continue

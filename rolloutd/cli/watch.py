@@ -15,6 +15,7 @@ from rolloutd.cli.command import Call, Family, add_node, add_rollout, number, on
 from rolloutd.cli.following import Line, follow_log
 from rolloutd.cli.lines import tell
 from rolloutd.cli.output import printable, put_json_line, say
+from rolloutd.cli.reading import reason_sentence
 from rolloutd.cli.views import View, views
 from rolloutd.control.client import path_of
 
@@ -55,18 +56,33 @@ def logs(call: Call) -> int:
     """Show a node's log; with --follow until its run has ended."""
     args = call.args
     if args.follow:
+        if args.attempt is None:
+            _say_if_not_begun(call)
         lines: Iterator[Line] = follow_log(call.client, args.rollout, args.node, args.attempt)
     else:
         path = path_of("rollouts", args.rollout, "nodes", args.node, "log")
         lines = call.client.stream(path, {"attempt": args.attempt})
-    for line in lines:
+    told = 0
+    for told, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
         if args.json:
             put_json_line(line)
         else:
             at = f"{moments.local(line['at'])}  " if line.get("at") else ""
             for text in str(line.get("text", "")).splitlines() or [""]:
                 print(printable(f"{at}{text}"), flush=True)  # noqa: T201
+    if not told and not args.follow and not _say_if_not_begun(call):
+        say(f"{args.node} has said nothing")
     return exits.DONE
+
+
+def _say_if_not_begun(call: Call) -> bool:
+    """Tell a person who waits for a node's words that it has not begun, and why."""
+    answer = call.get(path_of("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
+    if answer["phase"] != "pending":
+        return False
+    because = f": {reason_sentence(answer['reason'])}" if answer["reason"] else ""
+    say(f"{answer['node']} is pending{because}")
+    return True
 
 
 def _watch_as_json(seen: Iterator[View]) -> list[Rollout]:

@@ -120,7 +120,11 @@ def _warnings(state: State, draft: Draft, targets: list[Target]) -> list[str]:
     found = []
     unowned = sorted(target.node for target in targets if target.team is None)
     if unowned:
-        found.append(f"{len(unowned)} targets have no team, {unowned[0]} for one: nobody votes for them")
+        found.append(
+            f"{unowned[0]} has no team: nobody votes for it"
+            if len(unowned) == 1
+            else f"{len(unowned)} targets have no team, {unowned[0]} for one: nobody votes for them"
+        )
     strange = sorted(
         {target.team for target in targets if target.team and target.team not in state.settings.teams}
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rolloutd.counting import count
+
 Fields = Mapping[str, Any]
 
 
@@ -83,7 +85,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "VoteCast": _vote,
     "VoteWithdrawn": _because("took a vote back"),
     "GateOpened": lambda f: f"opened the gate {gate_name(f)}",
-    "RolloutOpened": lambda f: f"submitted {f['name']}, {len(f['targets'])} targets",
+    "RolloutOpened": lambda f: f"submitted {f['name']}, {count(len(f['targets']), 'target')}",
     "RolloutPaused": _because("paused the rollout"),
     "RolloutResumed": _because("resumed the rollout"),
     "RolloutCancelled": _because("cancelled the rollout"),
@@ -95,7 +97,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
     "NodeAdvanced": _because("goes next"),
     "TeamSet": lambda f: (
-        f"set the rules of team {f['team']}: {len(f['windows'])} windows, "
+        f"set the rules of team {f['team']}: {count(len(f['windows']), 'window')}, "
         f"canaries {', '.join(f['canaries']) or 'none'}: {f['reason']}"
     ),
     "HoldTaken": _hold,
@@ -106,9 +108,12 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "NodesGone": lambda f: f"the inventory no longer has {_names(f['names'])}",
     "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
-    "RunsRemoved": lambda f: f"removed the output of {f['runs']} runs, as the settings' keep says",
+    "RunsRemoved": lambda f: f"removed the output of {count(f['runs'], 'run')}, as the settings' keep says",
     "SettingsChanged": lambda f: f"settings changed: {', '.join(f['changed'])}",
 }
+
+EVENTS = tuple(_SENTENCES)
+"""What events are called."""
 
 
 def _words(event: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from machines.rollout import Rollout
 from machines.states import Phase
+from rolloutd.counting import count
 from rolloutd.state import State
 
 MOST_WAITING = 2
@@ -22,7 +23,7 @@ def sentence(state: State) -> str:
     live = [rollout for rollout in state.index.rollouts.values() if not rollout.closed]
     observing = "Observing only. " if state.index.limits.observe_only else ""
     if not live:
-        said.append(f"{observing}No rollout is live; {_counted(len(state.index.nodes), 'node')} known.")
+        said.append(f"{observing}No rollout is live; {count(len(state.index.nodes), 'node')} known.")
     else:
         said.append(f"{observing}{_doing(state, live)}.")
         said += _waiting(state, live)
@@ -35,8 +36,8 @@ def _doing(state: State, live: Iterable[Rollout]) -> str:
     pending = sum(tally.phases[Phase.PENDING] for _, tally in tallies)
     failed = sum(tally.phases[Phase.FAILED] for _, tally in tallies)
     done = sum(tally.phases[Phase.DONE] for _, tally in tallies)
-    what = tallies[0][0].id if len(tallies) == 1 else _counted(len(tallies), "rollout")
-    parts = [f"{_counted(flying, 'node')} in flight", f"{pending} pending", f"{done} done"]
+    what = tallies[0][0].id if len(tallies) == 1 else count(len(tallies), "rollout")
+    parts = [f"{count(flying, 'node')} in flight", f"{pending} pending", f"{done} done"]
     return f"{what}: {', '.join(parts + ([f'{failed} FAILED'] if failed else []))}"
 
 
@@ -46,7 +47,3 @@ def _waiting(state: State, live: Iterable[Rollout]) -> Iterable[str]:
         yield f"{name} waits: {text}."
     if len(told) > MOST_WAITING:
         yield f"{len(told) - MOST_WAITING} more wait."
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -39,6 +39,7 @@ from machines.events import (
 from machines.moments import span
 from machines.rollout import Actor
 from machines.states import Phase
+from rolloutd.counting import count
 
 log = logging.getLogger("rolloutd.transition")
 
@@ -73,9 +74,9 @@ def sentence(event: Event) -> str:
         case VoteWithdrawn():
             return f"{event.rollout}: {event.actor.name} took a vote back: {event.reason}"
         case RolloutOpened():
-            return f"{event.rollout}: submitted with {len(event.targets)} nodes"
+            return f"{event.rollout}: submitted with {count(len(event.targets), 'node')}"
         case TargetsJoined():
-            return f"{event.rollout}: {len(event.targets)} nodes joined"
+            return f"{event.rollout}: {count(len(event.targets), 'node')} joined"
         case RolloutPaused() | RolloutResumed() | RolloutCancelled():
             verb = type(event).__name__.removeprefix("Rollout").lower()
             return f"{event.rollout}: {verb} by {event.actor.name}: {event.reason}"
@@ -104,17 +105,16 @@ def _of_fleet(event: Event) -> str:
         case Unfrozen():
             return f"freeze {event.freeze} lifted by {event.actor.name}"
         case NodesSeen():
-            return f"the inventory told of {len(event.nodes)} new or changed nodes"
+            return f"the inventory told of {count(len(event.nodes), 'new or changed node')}"
         case NodesGone():
-            return f"the inventory no longer has {len(event.names)} nodes"
+            return f"the inventory no longer has {count(len(event.names), 'node')}"
         case CallRefused():
             return f"{event.actor.name} was refused {event.call}: {event.why}"
         case DaemonStarted():
             return f"rolloutd {event.version} took up its work, epoch {event.epoch}"
         case RunsRemoved():
-            return (
-                f"{event.rollout}: output of {event.runs} runs is removed, {span(event.keep_s)} after its end"
-            )
+            runs = count(event.runs, "run")
+            return f"{event.rollout}: output of {runs} is removed, {span(event.keep_s)} after its end"
         case SettingsChanged():
             return f"settings changed: {', '.join(event.changed)}"
         case _:

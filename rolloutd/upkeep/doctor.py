@@ -27,6 +27,7 @@ from rolloutd.adapters.ssh.pool import SshShell
 from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import Answer, Client, NoDaemon
+from rolloutd.counting import count
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.ports import Examined, Inventory, Pinned
 from rolloutd.service.footing import lacks
@@ -82,7 +83,7 @@ def ask_daemon(path: Path) -> Told:
         Finding(
             each["source"],
             not each["error"],
-            each["error"] or f"{_nodes(each['nodes'])}, as the daemon sees it",
+            each["error"] or f"{count(each['nodes'], 'node')}, as the daemon sees it",
         )
         for each in inventory["sources"]
     )
@@ -156,8 +157,8 @@ async def _invariants(settings: Settings) -> str:
     if found:
         more = f"; and {len(found) - MOST_FAULTS} more" if len(found) > MOST_FAULTS else ""
         raise _Wrong(f"{'; '.join(found[:MOST_FAULTS])}{more}: pause the rollouts and look at these nodes")
-    live, targets = len(snapshot.rollouts), len(snapshot.targets)
-    return f"{live} live rollout{'' if live == 1 else 's'} with {targets} targets hold together"
+    rollouts, targets = count(len(snapshot.rollouts), "live rollout"), count(len(snapshot.targets), "target")
+    return f"no contradiction in {rollouts} with {targets}"
 
 
 async def _playbooks(settings: Settings) -> str:
@@ -178,7 +179,7 @@ async def _playbooks(settings: Settings) -> str:
             f"those of {', '.join(lost)} are not in {settings.state_dir}/trees: copy them from where the"
             " database comes from, or submit the same plans again, which go on where they are"
         )
-    return f"those of {len(live)} live rollout{'' if len(live) == 1 else 's'} are kept"
+    return f"those of {count(len(live), 'live rollout')} are kept"
 
 
 # -- what is run --------------------------------------------------------------
@@ -324,8 +325,6 @@ async def _source(inventory: Inventory | Finding) -> Finding:
         found = await inventory.refresh()
     except RolloutdError as error:
         return Finding(inventory.source, False, str(error))
-    return Finding(inventory.source, bool(found), _nodes(len(found)) if found else "it names no node at all")
-
-
-def _nodes(number: int) -> str:
-    return "1 node" if number == 1 else f"{number} nodes"
+    return Finding(
+        inventory.source, bool(found), count(len(found), "node") if found else "it names no node at all"
+    )

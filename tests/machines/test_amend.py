@@ -107,8 +107,8 @@ def test_a_gate_that_asks_a_team_nobody_speaks_for_says_so() -> None:
     index = index_of(NODES, Limits(teams=frozenset({"infra", "a"})))
     submit(index, opened=False, gates={GateName.START: Need(owner=1, each_team=1)})
     missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
-    assert "votes of team a are missing;" in missing
-    assert "votes of team b are missing (the settings have no team b, so nobody can vote for it" in missing
+    assert missing.endswith("; the vote of team a is missing")
+    assert "the vote of team b is missing (the settings have no team b, so nobody can vote for it" in missing
 
 
 def test_who_leaves_is_done_and_frees_the_slot_also_when_at_work() -> None:

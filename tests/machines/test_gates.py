@@ -72,9 +72,25 @@ def test_owners_are_counted_as_different_people() -> None:
     vote(index, GateName.START, ALICE)
     vote(index, GateName.START, replace(ALICE, name="alice-again"))
     assert state(index) == "waiting"
-    assert "1 of 2 votes of the owner" in gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert (
+        "1 of 2 votes of the owner, team infra, is missing"
+        in gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    )
     vote(index, GateName.START, BOB)
     assert state(index) == "open"
+
+
+def test_who_lacks_the_same_is_named_together() -> None:
+    index = started(Need(owner=1, each_team=1))
+    rollout = index.rollout("R")
+    missing = gate_view(index, rollout, GateName.START, "", T0).missing
+    assert missing == "the vote of the owner, team infra, is missing; the votes of teams a and b are missing"
+    vote(index, GateName.START, BOB, teams=("a",))
+    missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert missing.endswith("; the vote of team b is missing")
+    of_two = started(Need(owner=2, each_team=2))
+    missing = gate_view(of_two, of_two.rollout("R"), GateName.START, "", T0).missing
+    assert missing.startswith("2 of 2 votes of the owner, team infra, are missing; 2 of 2 votes of each of")
 
 
 def test_one_person_fills_several_needs_once_each() -> None:
@@ -90,7 +106,7 @@ def test_four_eyes_take_the_submitter_out_of_all_needs_by_uid() -> None:
     vote(index, GateName.START, Actor(ActorKind.PERSON, "renamed", ALICE.uid))
     assert state(index) == "waiting"
     missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
-    assert missing.endswith(f"are missing (four eyes: the vote of {ALICE.name} does not count)")
+    assert missing.endswith(f"is missing (four eyes: the vote of {ALICE.name} does not count)")
     vote(index, GateName.START, BOB)
     assert state(index) == "open"
 

@@ -137,7 +137,11 @@ def test_without_a_daemon_the_exit_code_is_3_and_the_socket_is_named(
         (["status", "--jsn"], "did you mean --json"),
         (["pause", "r", "--reason", " "], "will want to know why"),
         (["logs", "r", "n1", "--attempt", "0"], "1 or more"),
-        (["audit", "--limit", "-1"], "0 or more"),
+        (["status", "--for", "3"], "rolloutctl status: unrecognized arguments: --for"),
+        (["plan", "validate", "a.yml", "b.yml"], "rolloutctl plan validate --help"),
+        (["audit", "--limit", "0"], "1 or more"),
+        (["audit", "--last", "2", "--limit", "2"], "not allowed with"),
+        (["audit", "export"], "which ROLLOUT"),
         (["audit", "--head", "f" * 64], "audit verify"),
         ([], "COMMAND"),
     ],
@@ -232,32 +236,6 @@ def test_why_is_one_sentence(canned: Canned, capsys: pytest.CaptureFixture[str])
     assert out.startswith("n/1 is pending: n3 failed while maintaining (node-failed, for ")
 
 
-def test_the_audit_is_read_page_by_page(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
-    entry = {
-        "seq": 1,
-        "at": 1.0,
-        "actor": {"name": "alice"},
-        "event": "RolloutPaused",
-        "fields": {"reason": "lunch"},
-        "node": None,
-        "rollout": "r",
-    }
-    canned.answer("GET", "audit", {"entries": [{"seq": 1, "hash": "", "entry": entry}], "next": None})
-    code, out, _ = run(capsys, "audit", "r", "--kind", "RolloutPaused")
-    assert code == 0
-    assert "alice" in out
-    assert "paused the rollout: lunch" in out
-    assert canned.asked[-1][2] == {"rollout": "r", "kind": "RolloutPaused", "after": "0", "limit": "1000"}
-
-
-def test_an_event_of_a_newer_daemon_is_shown_by_its_name(
-    canned: Canned, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry = {"seq": 1, "at": 1.0, "actor": {}, "event": "MoonRisen", "fields": {}}
-    canned.answer("GET", "audit", {"entries": [{"seq": 1, "hash": "", "entry": entry}], "next": None})
-    assert "moon risen" in run(capsys, "audit")[1]
-
-
 # -- telling
 
 
@@ -296,11 +274,6 @@ def test_a_hold_says_as_whose_and_until_when(canned: Canned, capsys: pytest.Capt
     assert err.startswith("n1: held as person/kured until 2099-01-1")
 
 
-def test_no_entries_are_said_on_stderr(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
-    canned.answer("GET", "audit", {"entries": [], "next": None})
-    assert run(capsys, "audit", "--kind", "Nope") == (0, "", "no entry is like that\n")
-
-
 @pytest.mark.parametrize(
     ("words", "put_back"), [([], None), (["--return"], "return"), (["--leave"], "leave")]
 )
@@ -326,11 +299,24 @@ def test_a_log_goes_on_where_the_daemon_went_away(
         [{**line, "offset": 10, "text": "first"}],
         [{**line, "offset": 20, "text": "second"}],
     ]
+    canned.answer("GET", "rollouts/r/nodes/n1/why", {"node": "n1", "phase": "maintaining", "reason": None})
     code, out, err = run(capsys, "logs", "r", "n1", "-f")
     assert code == 0
     assert [text.split()[-1] for text in out.splitlines()] == ["first", "second"]
     assert "waiting for it" in err
-    assert [asked[2]["offset"] for asked in canned.asked] == ["0", "10"]
+    assert [asked[2]["offset"] for asked in canned.asked[1:]] == ["0", "10"]
+
+
+@pytest.mark.parametrize("words", [[], ["-f"]])
+def test_the_log_of_a_node_that_has_not_begun_says_what_it_waits_for(
+    canned: Canned, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    waiting = {"node": "n1", "phase": "pending", "reason": REASON}
+    canned.answer("GET", "rollouts/r/nodes/n1/why", waiting)
+    canned.streams["/v1/rollouts/r/nodes/n1/log"] = [[]]
+    code, out, err = run(capsys, "logs", "r", "n1", *words)
+    assert (code, out) == (0, "")
+    assert err.startswith("n1 is pending: n3 failed while maintaining (node-failed")
 
 
 def test_watching_ends_with_the_rollout(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rolloutd import chain
 from rolloutd.cli.main import main
+from rolloutd.cli.plans import mistake_line
 from tests.rolloutd.canned import serving
 
 PLAN = """\
@@ -65,6 +66,31 @@ def test_the_schema_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "spec" in schema["properties"]
     assert main(["plan", "schema", str(tmp_path / "schema.json")]) == 0
     assert json.loads((tmp_path / "schema.json").read_text()) == schema
+
+
+@pytest.mark.parametrize("order", ["preview", "submit"])
+def test_mistakes_that_only_the_daemon_finds_are_told_once_and_as_those_found_here(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], order: str
+) -> None:
+    mistake = {
+        "file": "plan.yml",
+        "line": 3,
+        "column": 28,
+        "path": "metadata.owner",
+        "found": "nobody",
+        "allowed": "a team of the settings: infra",
+        "message": "the owner is no team of the settings",
+    }
+    told = mistake_line(mistake)
+    with serving(tmp_path / "s") as daemon:
+        daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
+        refusal = {"error": told, "code": "invalid-plan", "errors": [mistake]}
+        daemon.answer("POST", f"plans/{order}", refusal, 422)
+        words = ["--socket", str(daemon.socket), "plan", order, str(plan)]
+        assert main(words) == 1
+        assert capsys.readouterr().err.splitlines()[1:] == [told, f"{plan}: 1 mistake"]
+        assert main([*words, "--json"]) == 1
+        assert json.loads(capsys.readouterr().out) == {"valid": False, "errors": [mistake]}
 
 
 def test_submit_uploads_what_the_plan_names(

@@ -48,7 +48,7 @@ async def test_gates_failures_and_ends_are_told_once(tmp_path: Path) -> None:
         title, text = people.sent.pop()
         assert title == f"{rollout} waits at start"
         assert text.splitlines() == [
-            "1 of 1 votes of the owner, team infra, are missing",
+            "the vote of the owner, team infra, is missing",
             f"rolloutctl approve {rollout} start --reason ...",
         ]
         await passes(100)

@@ -296,7 +296,7 @@ class Fleet:
         rejected = any(not vote["yes"] for vote in cast)
         opened = (gate, wave) in self.opened
         state = "rejected" if rejected else "open" if opened else "waiting" if is_asked else "not-asked"
-        missing = "" if opened else "1 of 1 votes of the owner, team infra, are missing"
+        missing = "" if opened else "the vote of the owner, team infra, is missing"
         votes = [
             {key: vote[key] for key in ("id", "by", "uid", "yes", "teams", "reason")}
             | {"at": moment(vote["at"]), "digest": DIGEST, "withdrawn": None, "counts": True}

@@ -73,7 +73,7 @@ def rows(listing: Listing, width: int = 120) -> list[str]:
 def small() -> Fleet:
     """Return twelve nodes of four teams, waiting at the start gate."""
     world = Fleet(pools=4, per_pool=3, at=NOON)
-    missing = "the start gate waits: 1 of 1 votes of the owner, team infra, are missing"
+    missing = "the start gate waits: the vote of the owner, team infra, is missing"
     world.reason = {
         "code": "gate-start",
         "text": missing,

@@ -20,6 +20,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolloutd.counting import count
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Ok, Shell
 
@@ -167,7 +168,12 @@ async def clear(
     said = answer.stdout.strip()
     if answer.exit_status == 0 and said.startswith("clear"):
         ended = said.removeprefix("clear").split()
-        return Ok(f"ended {len(ended)} processes of an older run on {host.name}" if ended else "", said)
+        return Ok(
+            f"ended {count(len(ended), 'process', 'processes')} of an older run on {host.name}"
+            if ended
+            else "",
+            said,
+        )
     if said.startswith("left"):
         pids = said.partition("\n")[0].removeprefix("left").strip()
         return Failed(f"processes of an older run would not end on {host.name}: {pids}", said)

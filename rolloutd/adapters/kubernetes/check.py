@@ -19,6 +19,7 @@ from rolloutd.adapters.kubernetes.drain import pods_on
 from rolloutd.adapters.kubernetes.isolator import Prior, daemon_key, read_prior
 from rolloutd.adapters.kubernetes.nodes import readiness
 from rolloutd.adapters.kubernetes.pods import Pod, read_pod
+from rolloutd.counting import count
 from rolloutd.ports import Failed, Ok, StepContext, Unknown
 
 JSON = Any
@@ -63,7 +64,7 @@ class KubernetesCheck:
             wrong = _judge_selected(pods, str(selector))
             if wrong:
                 return Failed(f"{name}: {wrong}")
-            good.append(f"{len(pods)} pods of `{selector}` are Ready")
+            good.append(f"{count(len(pods), 'Ready pod')} of `{selector}`")
         return Ok("; ".join(good))
 
 
@@ -87,7 +88,7 @@ def _judge_daemons(pods: Sequence[Pod], before: Prior) -> tuple[str, str]:
     if wrong:
         return names(wrong), ""
     known = "" if before.daemons is not None else ", judged by those that are there"
-    return "", f"{len(now)} pods of DaemonSets are Ready{known}"
+    return "", f"{count(len(now), 'Ready pod')} of DaemonSets{known}"
 
 
 async def _selected(cluster: Cluster, node: str, selector: str) -> list[Pod]:

@@ -18,6 +18,7 @@ from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, names, path_o
 from rolloutd.adapters.kubernetes.eviction import Accepted, Gone, Held, evict
 from rolloutd.adapters.kubernetes.following import follow
 from rolloutd.adapters.kubernetes.pods import Pod, Policy, Sorted, ending_text, read_pod, sort_pods
+from rolloutd.counting import count
 from rolloutd.ports import Busy, Ok
 
 JSON = Any
@@ -52,7 +53,7 @@ async def could_drain(cluster: Cluster, node: str, policy: Policy) -> Ok | Busy:
     held = await _rehearse(cluster, found.go)
     if held:
         return Busy(sentences([each.text for each in held]))
-    return Ok(f"all {len(found.go)} pods of {node} may be evicted now")
+    return Ok(f"of {node} may be evicted now: {count(len(found.go), 'pod')}, which is all")
 
 
 async def drain(cluster: Cluster, node: str, policy: Policy, *, for_s: float) -> Ok | Busy:
@@ -200,7 +201,7 @@ class _Pass:
             return Busy(self._blind or f"the pods of {self._node} could not be listed in time")
         found = self._sorted()
         if found.empty:
-            return Ok(f"{len(self._asked)} pods evicted from {self._node}")
+            return Ok(f"{count(len(self._asked), 'pod')} evicted from {self._node}")
         held = [self._held[pod.uid].text for pod in found.go if pod.uid in self._held]
         asked = [pod.id for pod in found.go if pod.uid not in self._held]
         parts = (

@@ -16,6 +16,7 @@ from rolloutd.control import logs, views, wire
 from rolloutd.control.finding import find, find_in_audit
 from rolloutd.control.requests import EventsQuery, LogQuery
 from rolloutd.control.routes import Call, Desk, Route
+from rolloutd.counting import count
 from rolloutd.errors import NotFound
 
 HEARTBEAT_S = 15.0
@@ -78,13 +79,9 @@ async def log(desk: Desk, call: Call) -> AsyncGenerator[wire.LogLine, None]:
     target = found.target(call.names["n"])
     attempt = target.attempt if query.attempt is None else query.attempt
     if attempt > target.attempt:
-        raise NotFound(f"{target.node} has had {_attempts(target.attempt)}, not {attempt}")
+        raise NotFound(f"{target.node} has had {count(target.attempt, 'attempt')}, not {attempt}")
     follow = query.follow and found.live
     return _log(desk, call, (target.rollout, target.node), query.attempt, query.offset, follow=follow)
-
-
-def _attempts(number: int) -> str:
-    return "1 attempt" if number == 1 else f"{number} attempts"
 
 
 async def _log(
