@@ -36,7 +36,8 @@ _LIVE = """
 deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT 1 FROM target
     WHERE target.rollout = rollout.id
-      AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)))"""
+      AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)) OR EXISTS (
+    SELECT 1 FROM hold WHERE source = 'left' AND hold.id = rollout.id || '/' || hold.node))"""
 
 _ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,

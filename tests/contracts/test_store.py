@@ -448,6 +448,19 @@ async def test_a_cancelled_rollout_stays_until_its_nodes_are_home(store: Store) 
     assert header.tally == {"skipped": 1, "pending": 1}
 
 
+async def test_a_closed_rollout_stays_while_a_node_that_it_left_is_held_for_it(store: Store) -> None:
+    """Its isolation is undone, but the node did not pass: only its return lifts the hold."""
+    left = replace(HOLD, source="left", id="r1/n1", until=None)
+    strange = replace(left, id="r2/n1")
+    await write(store, opened(nodes=["n1"]), *whole_way("n1"), RolloutEnded("r1", 60.0), HoldTaken(strange))
+    assert (await store.load()).rollouts == ()
+    await write(store, HoldTaken(left))
+    assert [rollout.id for rollout in (await store.load()).rollouts] == ["r1"]
+    assert await store.closed_rollouts() == ()
+    await write(store, HoldReleased("n1", "left", "r1/n1", ALICE, 61.0))
+    assert (await store.load()).rollouts == ()
+
+
 async def test_every_rollout_is_remembered_with_its_end_once_all_of_it_is_home(store: Store) -> None:
     failed = moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
     await write(store, opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))

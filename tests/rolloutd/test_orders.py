@@ -235,6 +235,10 @@ async def test_a_rollout_with_a_half_returned_node_cannot_be_deleted(tmp_path: P
             await inside.ask("olga", "delete", f"/v1/rollouts/{rollout}")
         assert unsettled.value.code == "not-settled"
         assert "rolloutctl return p1 first" in str(unsettled.value)
+        await inside.restart()
+        # A daemon that was started again knows whose the hold is.
+        await inside.ask("olga", "post", "/v1/nodes/p1/return", {})
+        assert inside.state.index.target(rollout, "p1").order is Order.RETURN
 
 
 @pytest.mark.parametrize("is_left", [True, False])

@@ -269,7 +269,10 @@ class MemoryStore:
         if rollout.id in self.memory.deleted:
             return False
         return not rollout.closed or any(
-            target.phase in BUSY | {Phase.FAILED} or target.isolated or target.order
+            target.phase in BUSY | {Phase.FAILED}
+            or target.isolated
+            or target.order
+            or (target.node, "left", f"{rollout.id}/{target.node}") in self.memory.holds
             for target in self._targets(rollout.id)
         )
 
