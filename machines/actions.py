@@ -110,6 +110,12 @@ class Idle:
 Action = Isolate | Probe | Undo | Clear | Run | Verify | Wait | Move | Halt | Settle | Idle
 
 
+def pause_after(record: StepRecord, pause_s: float, now: float) -> Wait | None:
+    """Return the wait before a step is tried again; None when it is over, or if the clock was set back."""
+    until = record.at + pause_s
+    return Wait(until, record.step) if record.at <= now < until else None
+
+
 def step_of(action: Action) -> str | None:
     """Return the step that people see while this is done; None for what takes no time."""
     match action:

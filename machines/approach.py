@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from machines.actions import Action, Probe, Wait
+from machines.actions import Action, Probe, pause_after
 from machines.events import StepAction, StepRecord, StepState
 from machines.plan import Plan, StepSpec
 from machines.records import stood_before
@@ -102,9 +102,7 @@ class Approach:
             return None if fresh else Probe(probe, latest.number + 1)
         lasting = latest.state is StepState.BUSY or _is_spent(looks)
         patience_s = AGAIN_S if lasting else UNKNOWN_RETRY_S
-        if self.now < latest.at + patience_s:
-            return Wait(latest.at + patience_s, probe.name)
-        return Probe(probe, latest.number + 1)
+        return pause_after(latest, patience_s, self.now) or Probe(probe, latest.number + 1)
 
     def _drives_off(self, spec: StepSpec) -> bool:
         """Whether this isolator has answered since the look: what it drives off is already on its way."""

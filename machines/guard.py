@@ -39,7 +39,7 @@ def losing(
     for record in reversed(asked):
         if record.state is StepState.OK:
             break
-        since = record.at
+        since = min(since, record.at)  # a clock that was set back gives nobody more time
     latest = asked[-1]
     hurried = begun is not None and latest.action is StepAction.DO
     lost_s = min(now - since, elapsed_s)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from machines import guard
-from machines.actions import Action, Clear, Idle, Isolate, Move, Run, Settle, Undo, Verify, Wait
+from machines.actions import Action, Clear, Idle, Isolate, Move, Run, Settle, Undo, Verify, Wait, pause_after
 from machines.approach import UNKNOWN_RETRY_S, UNKNOWN_TRIES, Approach
 from machines.checks import alive, checks_of
 from machines.events import StepAction, StepRecord, StepState
@@ -140,13 +140,9 @@ class _Asked:
             case StepState.INTENDED:
                 return self._isolate_now(spec, latest.number)
             case StepState.BUSY:
-                if self.now < latest.at + BUSY_RETRY_S:
-                    return Wait(latest.at + BUSY_RETRY_S, spec.name)
-                return self._isolate_now(spec, again)
+                return pause_after(latest, BUSY_RETRY_S, self.now) or self._isolate_now(spec, again)
             case StepState.UNKNOWN if latest.number < UNKNOWN_TRIES:
-                if self.now < latest.at + UNKNOWN_RETRY_S:
-                    return Wait(latest.at + UNKNOWN_RETRY_S, spec.name)
-                return self._isolate_now(spec, again)
+                return pause_after(latest, UNKNOWN_RETRY_S, self.now) or self._isolate_now(spec, again)
             case StepState.UNKNOWN | StepState.FAILED:
                 return Move(Trigger.FAILED, step=spec.name, text=latest.text)
 
@@ -180,17 +176,17 @@ class _Asked:
             case StepState.INTENDED:
                 return Undo(spec, latest.number, prior, last)
             case StepState.UNKNOWN | StepState.BUSY if latest.number < began + UNKNOWN_TRIES:
-                if self.now < latest.at + UNKNOWN_RETRY_S:
-                    return Wait(latest.at + UNKNOWN_RETRY_S, spec.name)
-                return Undo(spec, latest.number + 1, prior, last)
+                again = Undo(spec, latest.number + 1, prior, last)
+                return pause_after(latest, UNKNOWN_RETRY_S, self.now) or again
             case _ if self._ordered_after(latest):
                 return Undo(spec, latest.number + 1, prior, last)
             case _:
                 return self._stuck(spec.name, latest.text)
 
     def _ordered_after(self, record: StepRecord) -> bool:
-        """Whether a person asked for the node's return after this was tried."""
-        return self.target.order is not None and record.at < self.target.ordered_at
+        """Whether a person asked for the node's return after this was tried, as far as the clock can tell."""
+        tried_before = record.at < self.target.ordered_at or self.now < record.at
+        return self.target.order is not None and tried_before
 
     def _stuck(self, step: str, text: str) -> Action:
         if self.target.order is not None:

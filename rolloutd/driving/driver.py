@@ -76,6 +76,7 @@ class Driver:
         self._subject = f"{rollout}/{node}"
         self._step = Interruptible()
         self._halting = False
+        self._set_back = (0.0, 0.0)
 
     # -- what the daemon says to it
 
@@ -161,10 +162,22 @@ class Driver:
             target,
             self._book.records,
             now,
-            elapsed_s=now - max(target.since, self._alive_since),
+            elapsed_s=self._elapsed_s(target, now),
             unclean=self._book.unclean,
             withdraw=self._withdraw,
         )
+
+    def _elapsed_s(self, target: Target, now: float) -> float:
+        """Return how long the node is in its phase while somebody was there to see.
+
+        Where the clock was set back behind its beginning, that counts from the moment on in which we see so.
+        """
+        began = max(target.since, self._alive_since)
+        if now >= began:
+            return now - began
+        if self._set_back[0] != began or now < self._set_back[1]:
+            self._set_back = (began, now)
+        return now - self._set_back[1]
 
     def _gone(self, target: Target, now: float) -> actions.Action:
         """Say what comes next for a node that nobody knows how to reach; that it left is told in a moment."""

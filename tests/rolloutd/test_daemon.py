@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from machines.events import Frozen, NodeOrdered, RolloutCancelled, RolloutDeleted, Unfrozen
+from machines.reconcile import BUSY_RETRY_S
 from machines.rollout import Actor, ActorKind, Order
 from machines.states import Outcome, Phase, Trigger
 from machines.windows import Freeze
 from rolloutd.daemon import Daemon
+from rolloutd.driving.driver import Driver
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import Ok, StepContext, StepResult
+from rolloutd.ports import Busy, Ok, StepContext, StepResult
 from tests.contracts.twins.check import FakeCheck
 from tests.contracts.twins.clock import FakeClock
 from tests.contracts.twins.isolator import FakeIsolator
@@ -186,3 +188,26 @@ async def test_a_node_that_left_while_it_was_isolated_outlasts_its_rollout(tmp_p
             isolator.let.set()
             await turns(50)
         assert not inside.state.lasting
+
+
+# -- a clock that is set back --------------------------------------------------------
+
+
+async def test_a_node_that_cannot_be_isolated_is_put_back_no_later(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.move(rollout, "p1", Trigger.ADMITTED)
+        isolator = FakeIsolator()
+        isolator.answers["p1", "do"] = Busy("a pod is held by its budget")
+        gear = gear_of(inside, tmp_path, isolator)
+        driver = Driver(inside.state, gear, rollout, "p1", alive_since=inside.clock.now())
+        driving = asyncio.create_task(driver.drive())
+        await turns(20)
+        inside.clock.advance(-3600.0)
+        limit_s = inside.state.index.rollout(rollout).plan.isolate_timeout_s
+        for _ in range(int(limit_s / BUSY_RETRY_S) + 2):
+            driver.turn()
+            await turns(20)
+            inside.clock.advance(BUSY_RETRY_S)
+        assert driving.done()
+        assert inside.state.index.target(rollout, "p1").put_backs == 1
