@@ -139,7 +139,7 @@ def _vote(*, yes: bool) -> Deed:
         ]
         if yes and gate["gate"] == "proceed" and subject.shown is not None:
             text.append(
-                f"it covers {wording.count(len(subject.shown), 'failure')}: {', '.join(subject.shown[:4])}"
+                f"it covers {wording.count(len(subject.shown), 'failure')}: {wording.some(subject.shown, 4)}"
             )
         if missing(subject.gate):
             text.append(f"missing: {missing(subject.gate)}")

@@ -150,6 +150,11 @@ def _because(rollout: RolloutState, reason: wire.Reason | None, now: float) -> s
     return f"{reason['text']} ({when})"
 
 
+def surely_down(pool: wire.Lock) -> list[wire.Holder]:
+    """Return who is known to take the pool's slots; whom nobody has looked at lately may be up."""
+    return [each for each in pool["holders"] if not each.get("unseen")]
+
+
 def missing(waiting: Waiting) -> str:
     """Return whose votes a gate still wants: `infra (owner), media, 2 of search`."""
     gate, status = waiting.gate, waiting.rollout.status

@@ -23,6 +23,9 @@ from textual.widget import Widget
 from tui.lines import Line, clean, fit_line
 from tui.theme import CURSOR, CURSOR_AWAY, DARK, ROLES
 
+HERE, HERE_AWAY = "▌", "▏"
+"""The cursor's mark in the half of the screen that has the keys, and in the other, without colour too."""
+
 
 @lru_cache(maxsize=64)
 def _styles(theme: str, ground: Style) -> Mapping[str, Style]:
@@ -242,7 +245,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
         line = lines[part] if part < len(lines) else []
         back = (CURSOR if self.has_focus else CURSOR_AWAY)[self.app.theme] if here and self._marker else None
         if self._marker:
-            line = [("▌" if here else " ", "accent"), *line]
+            line = [((HERE if self.has_focus else HERE_AWAY) if here else " ", "accent"), *line]
         return self.drawn(y, line, width, back)
 
     def watch_has_focus(self, value: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -63,6 +63,12 @@ def percent(value: float) -> str:
 def count(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def some(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return the first of them, and how many more there are."""
+    more = f"{between}and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{between.join(names[:most])}{more}"
 
 
 def short(digest: str) -> str:

@@ -6,11 +6,14 @@ same one is granted again, so that scripts may repeat themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, moments
 from rolloutd.cli.command import Call, Family, add_node, add_reason, add_until, body_of
 from rolloutd.cli.output import printable, put, put_json, put_table, say
+from rolloutd.cli.reading import down_of
+from rolloutd.control import sentences
 from rolloutd.control.client import path_of
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 AT_WORK = ("isolating", "maintaining", "verifying")
 """The phases in which a rollout has something to do on a node."""
+
+MOST_UNSEEN = 8
+"""Nodes named that nobody has looked at lately; of a large pool that may be hundreds, and none is wrong."""
 
 
 def register(family: Family) -> None:
@@ -110,14 +116,33 @@ def _report(call: Call, answer: Any, text: str) -> int:
 
 
 def _lock_row(lock: Lock) -> tuple[str, ...]:
-    holders = ", ".join(_holder(holder) for holder in lock["holders"])
-    return lock["pool"], str(lock["down"]), str(lock["max_unavailable"]), str(lock["members"]), holders
+    down = down_of(lock["down"], lock.get("unseen", 0))
+    holders = ", ".join(_holders(lock["holders"]))
+    return lock["pool"], down, str(lock["max_unavailable"]), str(lock["members"]), holders
+
+
+def _holders(holders: Sequence[Holder]) -> Iterator[str]:
+    """Yield who takes slots one by one, and those that nobody has looked at lately together."""
+    unseen: dict[str, list[str]] = {}
+    for holder in holders:
+        if holder.get("unseen"):
+            unseen.setdefault(sentences.timeless(_why(holder)), []).append(holder["node"])
+        else:
+            yield _holder(holder)
+    for why, names in unseen.items():
+        more = f" and {len(names) - MOST_UNSEEN} more" if len(names) > MOST_UNSEEN else ""
+        yield f"{', '.join(names[:MOST_UNSEEN])}{more} (unseen: {why.removeprefix('was ')})"
+
+
+def _why(holder: Holder) -> str:
+    """Return why a node is down, without its name, which stands before it."""
+    return holder["why"].removeprefix(holder["node"]).strip()
 
 
 def _holder(holder: Holder) -> str:
     hold = f"{holder['source']}/{holder['id']}" if holder["id"] else None
     since = f", {moments.age(holder['since'])}" if holder["since"] else ""
-    return f"{holder['node']} ({holder['rollout'] or hold or holder['why']}{since})"
+    return f"{holder['node']} ({holder['rollout'] or hold or _why(holder)}{since})"
 
 
 def _hold_sentence(hold: Hold) -> str:

@@ -174,7 +174,7 @@ def put_rollout(rollout: Rollout) -> None:
                 f"{pool['done']}/{pool['total']}",
                 str(pool["failed"]),
                 str(pool["in_flight"]),
-                _down(pool["down"], pool.get("unseen", 0)),
+                down_of(pool["down"], pool.get("unseen", 0)),
                 str(pool["max_unavailable"]),
             )
             for pool in rollout["pools"]
@@ -182,7 +182,7 @@ def put_rollout(rollout: Rollout) -> None:
     )
 
 
-def _down(down: int, unseen: int) -> str:
+def down_of(down: int, unseen: int) -> str:
     """Tell nodes that are down from those that merely nobody has looked at, because nobody had to."""
     return str(down) if not unseen else f"{down - unseen} + {unseen} unseen"
 

@@ -7,12 +7,15 @@ daemon may be newer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rolloutd.counting import count
 
 Fields = Mapping[str, Any]
+
+_INSTANT = re.compile(r" (?:\((?:observed )?at [-0-9]+T[0-9:.]+Z\)|at [-0-9]+T[0-9:.]+Z)")
 
 
 def of_entry(entry: Mapping[str, Any]) -> str:
@@ -38,6 +41,11 @@ def actor(entry: Mapping[str, Any]) -> str:
 def gate_name(gate: Mapping[str, Any]) -> str:
     """Return what a gate is called: `continue after canary`."""
     return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
+
+
+def timeless(text: str) -> str:
+    """Return a sentence without its instants, so that what is alike can be told together."""
+    return _INSTANT.sub("", text)
 
 
 def step_name(step: str) -> str:

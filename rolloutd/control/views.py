@@ -281,6 +281,7 @@ def _lock(index: Index, pool_id: str, now: float) -> wire.Lock:
         "max_unavailable": pools.budget(index, pool_id),
         "members": len(index.pool(pool_id).members),
         "down": len(held),
+        "unseen": sum(each["unseen"] for each in held),
         "holders": held,
     }
 
@@ -294,6 +295,7 @@ def _holder(each: Stand) -> wire.Holder:
         "source": by.source if isinstance(by, Hold) else None,
         "id": by.id if isinstance(by, Hold) else None,
         "since": maybe(each.since),
+        "unseen": not each.sure,
     }
 
 

@@ -255,6 +255,24 @@ def test_a_vote_carries_only_what_was_said(canned: Canned, capsys: pytest.Captur
     assert canned.asked[-1][3] == {"gate": "start", "yes": False, "reason": "no", "team": "media"}
 
 
+def test_locks_tell_who_is_down_from_whom_nobody_has_looked_at(
+    canned: Canned, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def holder(node: str, why: str, rollout: str | None = None, *, unseen: bool = False) -> dict[str, Any]:
+        of = {"rollout": rollout, "source": None, "id": None, "since": None, "unseen": unseen}
+        return {"node": node, "why": f"{node} {why}", **of}
+
+    seen = ("n1", "2026-11-21T04:19:29Z"), ("n3", "2026-11-21T04:20:10Z")
+    unseen = [holder(node, f"was last seen up at {at}", unseen=True) for node, at in seen]
+    down = holder("n2", "does not answer (observed at 2026-11-21T04:00:00Z)", unseen=True)
+    held = [holder("n7", "is failed in r", "r"), holder("n8", "does not answer"), *unseen, down]
+    pool = {"pool": "rack/r1", "max_unavailable": 2, "members": 6, "down": 5, "unseen": 3, "holders": held}
+    canned.answer("GET", "locks", {"pools": [pool], "holds": [], "freezes": [], "seq": 1})
+    _, out, _ = run(capsys, "locks")
+    told = "n7 (r), n8 (does not answer), n1, n3 (unseen: last seen up), n2 (unseen: does not answer)"
+    assert " ".join(out.splitlines()[1].split()) == f"rack/r1 2 + 3 unseen 2 6 {told}"
+
+
 def test_a_refused_hold_is_exit_1_with_its_reason(canned: Canned, capsys: pytest.CaptureFixture[str]) -> None:
     canned.answer("GET", "locks", {"pools": []})
     canned.refuse("PUT", "holds", 409, "pool team/media is full: n9 is verifying")

@@ -395,6 +395,23 @@ async def test_a_node_that_is_left_keeps_its_slot_until_returned(tmp_path: Path)
         assert inside.state.index.target(rollout, "p1").order is Order.RETURN
 
 
+async def test_locks_tell_nodes_that_nobody_has_looked_at_from_those_that_are_down(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        inside.see()
+        await inside.fail(rollout, "p1")
+        inside.clock.advance(3_600)
+        team = next(
+            pool
+            for pool in (await inside.ask("nora", "get", "/v1/locks"))["pools"]
+            if pool["pool"] == "team/payments"
+        )
+        assert team["down"] - team["unseen"] == 1
+        assert [holder["node"] for holder in team["holders"] if not holder["unseen"]] == ["p1"]
+        assert all("was last seen up at" in holder["why"] for holder in team["holders"] if holder["unseen"])
+        assert team["unseen"] > 0
+
+
 async def test_skip_with_return_waits_for_the_driver(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         rollout = await inside.start()

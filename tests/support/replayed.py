@@ -41,6 +41,8 @@ class Fleet:
         self.reason: JSON | None = None
         self.holds: list[JSON] = []
         self.freezes: list[JSON] = []
+        self.unseen: dict[str, str] = {}
+        """Nodes that nobody has looked at lately, and the daemon's words for that."""
         self.calls: list[tuple[str, str, JSON]] = []
         self.logs: dict[str, list[JSON]] = {}
         self.me: JSON = {
@@ -385,11 +387,24 @@ class Fleet:
                 "failure": None if failure is None else {**failure, "at": moment(failure["at"])},
             }
 
+    def _unseen(self, name: str) -> JSON:
+        why = self.unseen[name]
+        return {
+            "node": name,
+            "why": why,
+            "rollout": None,
+            "source": None,
+            "id": None,
+            "since": None,
+            "unseen": True,
+        }
+
     def locks(self) -> JSON:
         """Return the pools and who takes their slots."""
         with self.changed:
             pools = []
             for pool in self._pools():
+                unseen = [name for name in sorted(self.unseen) if pool["pool"] in self.nodes[name]["pools"]]
                 held = [
                     {
                         "node": n["node"],
@@ -398,6 +413,7 @@ class Fleet:
                         "source": None,
                         "id": None,
                         "since": moment(n["since"]),
+                        "unseen": False,
                     }
                     for n in (self.nodes[name] for name in sorted(self.taken[pool["pool"]]))
                 ]
@@ -406,8 +422,9 @@ class Fleet:
                         "pool": pool["pool"],
                         "max_unavailable": 1,
                         "members": pool["total"],
-                        "down": len(held),
-                        "holders": held,
+                        "down": len(held) + len(unseen),
+                        "unseen": len(unseen),
+                        "holders": [*held, *map(self._unseen, unseen)],
                     }
                 )
             return {"pools": pools, "holds": self.holds, "freezes": self.freezes, "seq": self.seq}

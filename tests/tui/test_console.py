@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.replayed import DIGEST
-from tests.tui.house import broken, console, rows, running, screen, shows, small, until
+from tests.support.replayed import DIGEST, Fleet
+from tests.tui.house import NOON, broken, console, rows, running, screen, shows, small, until
 from tui import actions
 from tui.app import Console
 from tui.listing import Listing
@@ -208,6 +208,36 @@ async def test_proceed_is_bound_to_the_failures_that_were_shown(place: Path) -> 
         await pilot.press(*"known", "enter")
         await until(pilot, lambda: bool(world.calls))
     assert world.calls[0][2]["shown"] == ["sea001-01#1"]
+
+
+async def test_one_vote_covers_hundreds_of_failures(place: Path) -> None:
+    world = Fleet(pools=21, per_pool=10, at=NOON)
+    world.state = "paused"
+    for name in world.nodes:
+        world.move(name, "isolating")
+        world.move(name, "failed", failure="no route to host")
+    async with console(world, place) as (app, pilot, _):
+        await pilot.press("2")
+        await shows(pilot, "WHAT HAS FAILED 210: a yes covers these ─")
+        await until(pilot, lambda: len(app.screen.shown[world.id]) == 210)  # type: ignore[attr-defined]
+        await pilot.press("a")
+        await shows(pilot, "it covers 210 failures: ", "and 206 more")
+        await pilot.press(*"known", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert len(world.calls[0][2]["shown"]) == 210
+
+
+async def test_who_was_not_looked_at_lately_is_not_told_as_down(place: Path) -> None:
+    world = running()
+    unseen = ("pay000-00", "pay000-02")
+    world.unseen = {name: f"{name} was last seen up at 2026-11-20T18:35:00Z" for name in unseen}
+    async with console(world, place) as (_, pilot, _voice):
+        await pilot.press("3")
+        text = await shows(pilot, "SLOTS TAKEN in 3 of 4 pools", "pay000-00, pay000-02: unseen: last seen up")
+        row = next(line for line in text.splitlines() if "team/payments" in line)
+        assert "1/1 down of 3 nodes" in row
+        assert "full  2 unseen" in row
+        assert "not looked at lately" in text
 
 
 async def test_what_nobody_has_read_is_not_approved(place: Path) -> None:

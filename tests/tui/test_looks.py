@@ -33,6 +33,17 @@ async def test_what_is_longer_than_the_screen_scrolls_with_the_cursor(place: Pat
         assert listing.scroll_offset.y == listing.max_scroll_y
 
 
+@pytest.mark.parametrize(("ascii_only", "here", "away"), [(False, "▌", "▏"), (True, "|", ":")])
+async def test_the_half_that_has_the_keys_is_told_without_colour(
+    place: Path, *, ascii_only: bool, here: str, away: str
+) -> None:
+    async with console(running(), place, ascii_only=ascii_only) as (_, pilot, _voice):
+        await pilot.press("enter")
+        await shows(pilot, f"{away}team/media")
+        await pilot.press("tab")
+        await shows(pilot, f"{here}team/media")
+
+
 async def test_a_click_moves_the_cursor_and_two_open(place: Path) -> None:
     async with console(running(), place) as (app, pilot, _):
         await pilot.press("enter", "n")

@@ -26,6 +26,12 @@ MOST_DIFFERENCES = 200
 MOST_NODES = 200
 """Canaries and failed nodes listed."""
 
+MOST_FAILURES = 1_000
+"""Failures that are read and listed at a proceed gate: as many as one vote may name."""
+
+FailedAt = tuple[str, int, float | None]
+"""A node, its attempt, and since when it is failed: what tells a failure from the node's earlier ones."""
+
 LEAST_LIST = 2
 """Lines of the list of gates when there are few: the content below is what is to be read."""
 
@@ -48,6 +54,7 @@ class GatesPage(Page):
         self._chosen = first
         self.shown: dict[str, tuple[str, ...]] = {}
         self._asked: dict[str, tuple[str, ...]] = {}
+        self._failures_of: dict[str, dict[FailedAt, str]] = {}
 
     def body(self) -> Iterator[Widget]:
         """Yield the gates and what is decided at the chosen one."""
@@ -126,7 +133,6 @@ class GatesPage(Page):
         earlier = glance.approved_before(self.console.model.closed, rollout.status)
         is_proceed = waiting.gate["gate"] == "proceed"
         failing = self.console.survey(rollout).failed if is_proceed else ()
-        failed = tuple(node.node for node in failing)
         wanted = (earlier["rollout"] if earlier else "", *(f"{each.node}#{each.attempt}" for each in failing))
         if self._asked.get(rollout.id) == wanted:
             return
@@ -134,13 +140,23 @@ class GatesPage(Page):
         self.console.look_at(rollout.id)
         if earlier is not None and earlier["rollout"] not in self.console.model.plans:
             self.console.want("plan", earlier["rollout"])
-        if failed:
-            self.run_worker(self._ask_failures(rollout.id, failed[:MOST_NODES]), group="failures")
+        if failing:
+            self.run_worker(self._ask_failures(rollout.id, failing[:MOST_FAILURES]), group="failures")
 
-    async def _ask_failures(self, rollout: str, nodes: tuple[str, ...]) -> None:
-        told = await asyncio.gather(*(self.console.ask_node(rollout, node) for node in nodes))
-        failures = [said.answer["failure"] for said in told if said.answer is not None]
-        self.shown[rollout] = tuple(each["id"] for each in failures if each is not None)
+    async def _ask_failures(self, rollout: str, nodes: Sequence[NodeState]) -> None:
+        """Ask for the failures that were not asked for before: there may be hundreds, coming one by one."""
+        known = self._failures_of.get(rollout, {})
+        new = [node for node in nodes if _time_of(node) not in known]
+        told = await asyncio.gather(*(self.console.ask_node(rollout, node.node) for node in new))
+        failures = [
+            (_time_of(node), said.answer["failure"])
+            for node, said in zip(new, told, strict=True)
+            if said.answer is not None
+        ]
+        known = known | {key: failure["id"] for key, failure in failures if failure is not None}
+        now = [key for key in map(_time_of, nodes) if key in known]
+        self._failures_of[rollout] = {key: known[key] for key in now}
+        self.shown[rollout] = tuple(known[key] for key in now)
         self.changed()
 
     def _votes(self, waiting: Waiting) -> Iterator[Item]:
@@ -187,7 +203,7 @@ class GatesPage(Page):
             "",
             heading("WHAT HAS FAILED", f"{len(failed)}: {_covered(failed) if known else 'reading them'}"),
         )
-        for node in failed[:MOST_NODES]:
+        for node in failed[:MOST_FAILURES]:
             yield row(f"node:{node.node}", _node_line(node, node.failure))
 
     def _canaries(self, waiting: Waiting) -> Iterator[Item]:
@@ -271,10 +287,14 @@ def row(key: str, line: Line) -> Item:
     return (key or lines.plain(line), fixed(line))
 
 
+def _time_of(node: NodeState) -> FailedAt:
+    return node.node, node.attempt, node.since
+
+
 def _covered(failed: Sequence[NodeState]) -> str:
     if not failed:
         return "no node is failed now; a yes covers what was tried again"
-    more = "" if len(failed) <= MOST_NODES else f" {MOST_NODES}, the others need another"
+    more = "" if len(failed) <= MOST_FAILURES else f" {MOST_FAILURES:,}, the others need another"
     return f"a yes covers these{more}"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rolloutd.control import wire
-from tui import lines, wording
+from rolloutd.control import sentences, wire
+from tui import glance, lines, wording
 from tui.lines import Line, beside, fit
 from tui.listing import Listing
 from tui.page import Item, Items, Page, fixed, heading
@@ -14,6 +14,9 @@ from tui.values import instant
 
 MOST_NAMED = 8
 """Nodes named in one line of those that are down for the same reason."""
+
+UNSEEN = "   unseen: not looked at lately, which is done before one of the pool starts"
+"""What the word means, wherever it stands on the page."""
 
 
 class LocksPage(Page):
@@ -86,14 +89,15 @@ class LocksPage(Page):
             yield (f"hold:{_hold_key(hold)}", _hold_row(hold, now))
         if not locks["holds"]:
             yield ("", fixed([("  nobody holds a node", "dim")]))
-        taken = [pool for pool in locks["pools"] if pool["holders"]]
-        free = [pool for pool in locks["pools"] if not pool["holders"]]
+        taken = [pool for pool in locks["pools"] if glance.surely_down(pool)]
+        free = [pool for pool in locks["pools"] if not glance.surely_down(pool)]
         yield ("", heading("SLOTS TAKEN", f"in {len(taken)} of {wording.count(len(locks['pools']), 'pool')}"))
         for pool in taken:
             yield (f"pool:{pool['pool']}", _pool_row(pool))
             for holders in _alike(pool["holders"]):
                 yield (f"node:{pool['pool']}/{holders[0]['node']}", _holder_row(holders, now))
-        yield ("", heading("FREE", str(len(free))))
+        unseen = any(pool.get("unseen") for pool in locks["pools"])
+        yield ("", heading("FREE", f"{len(free)}{UNSEEN if unseen else ''}"))
         for pool in free:
             yield (f"pool:{pool['pool']}", _pool_row(pool))
 
@@ -140,34 +144,42 @@ def _hold_row(hold: wire.Hold, now: float) -> Callable[[int], Line]:
 
 
 def _pool_row(pool: wire.Lock) -> Callable[[int], Line]:
-    over = pool["down"] > pool["max_unavailable"]
-    full = pool["down"] >= pool["max_unavailable"] and pool["down"] > 0
+    down, unseen = len(glance.surely_down(pool)), pool.get("unseen", 0)
+    over = down > pool["max_unavailable"]
+    full = down >= pool["max_unavailable"] and down > 0
     role = "bad" if over else "warn" if full else "dim"
     said = "over budget" if over else "full" if full else ""
     slots: Sequence[tuple[str, str]] = [
-        ("●" * min(pool["down"], 12), role),
-        ("○" * max(0, min(pool["max_unavailable"], 12) - pool["down"]), "dim"),
+        ("●" * min(down, 12), role),
+        ("○" * max(0, min(pool["max_unavailable"], 12) - down), "dim"),
     ]
     return fixed(
         [
             ("  ", ""),
             (fit(pool["pool"], 26), ""),
-            (fit(f"{pool['down']}/{pool['max_unavailable']}", 5, right=True), role),
+            (fit(f"{down}/{pool['max_unavailable']}", 5, right=True), role),
             (" down of ", "dim"),
             (fit(wording.count(pool["members"], "node"), 12), "dim"),
             *slots,
-            (f"  {said}", role),
+            (f"  {said}" if said else "", role),
+            (f"  {unseen} unseen" if unseen else "", "dim"),
         ]
     )
 
 
 def _alike(holders: Sequence[wire.Holder]) -> list[list[wire.Holder]]:
-    """Gather those that are down for one reason, since nobody knows when: one line for all."""
+    """Gather those that are down for one reason, since nobody knows when or cares: one line for all."""
     found: dict[str, list[wire.Holder]] = {}
     for each in holders:
-        why = each["why"].removeprefix(each["node"])
-        found.setdefault(each["node"] if each["since"] is not None else why, []).append(each)
+        alone = each["since"] is not None and not each.get("unseen")
+        found.setdefault(each["node"] if alone else f" {_why(each)}", []).append(each)
     return list(found.values())
+
+
+def _why(holder: wire.Holder) -> str:
+    """Return why a node is down, without its name; of one that nobody has looked at lately, without when."""
+    why = holder["why"].removeprefix(holder["node"]).strip()
+    return f"unseen: {sentences.timeless(why).removeprefix('was ')}" if holder.get("unseen") else why
 
 
 def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], Line]:
@@ -175,7 +187,7 @@ def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], L
     names = ", ".join(each["node"] for each in holders[:MOST_NAMED]) + (
         " …" if len(holders) > MOST_NAMED else ""
     )
-    why = holder["why"].removeprefix(holder["node"]).strip()
+    why = _why(holder)
     most = 20 if len(holders) == 1 else 0
     return lambda width: beside(
         [

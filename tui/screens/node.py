@@ -15,7 +15,7 @@ from textual.containers import Container, Vertical
 from textual.widget import Widget
 
 from rolloutd.control import sentences, wire
-from tui import lines, wording
+from tui import glance, lines, wording
 from tui.lines import Line, beside, fit
 from tui.listing import Banner, Listing
 from tui.logs import LogReader
@@ -30,6 +30,9 @@ KEPT_LINES = 20_000
 
 NARROWEST = 60
 """Cells from which the head has room for more than how the node stands."""
+
+MOST_HOLDERS = 3
+"""Nodes named that have a pool's slots: more nobody reads in one line."""
 
 STEP_LOOKS = {
     "ok": ("✓", "ok"),
@@ -280,12 +283,13 @@ class NodePage(Page):
         node, locks = self.node, self.console.model.locks
         if node is None or locks is None or node.phase != "pending":
             return
-        pools = [pool for pool in locks["pools"] if pool["pool"] in node.pools and pool["holders"]]
+        pools = [pool for pool in locks["pools"] if pool["pool"] in node.pools and glance.surely_down(pool)]
         if pools:
             yield ("", heading("ITS SLOTS"))
         for pool in pools:
-            held = "; ".join(f"{each['node']} {each['why']}" for each in pool["holders"][:3])
-            slots = f"{pool['down']}/{pool['max_unavailable']} "
+            sure = glance.surely_down(pool)
+            held = wording.some([each["why"] for each in sure], MOST_HOLDERS, "; ")
+            slots = f"{len(sure)}/{pool['max_unavailable']} "
             yield (
                 "",
                 fixed(

@@ -6,7 +6,10 @@ from typing import TypedDict
 
 
 class Holder(TypedDict):
-    """A node that takes a pool's slot; `rollout` or (`source`, `id`) say on whose behalf."""
+    """A node that takes a pool's slot; `rollout` or (`source`, `id`) say on whose behalf.
+
+    `unseen`: nobody has looked at it lately, so it counts as down until somebody does, before a mate starts.
+    """
 
     node: str
     why: str
@@ -14,15 +17,17 @@ class Holder(TypedDict):
     source: str | None
     id: str | None
     since: str | None
+    unseen: bool
 
 
 class Lock(TypedDict):
-    """One pool's slots and who takes them; `down` counts all its nodes, targets or not."""
+    """One pool's slots and who takes them; `down` counts all its nodes, also the `unseen`."""
 
     pool: str
     max_unavailable: int
     members: int
     down: int
+    unseen: int
     holders: list[Holder]
 
 
