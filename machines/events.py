@@ -346,6 +346,15 @@ class RunsRemoved:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLetGo:
+    """The isolator of this kind is asked to put a node in service that it had left out for a hold."""
+
+    node: str
+    kind: str
+    at: float
+
+
 Event = (
     NodesSeen
     | NodesGone
@@ -374,4 +383,5 @@ Event = (
     | DaemonStarted
     | SettingsChanged
     | RunsRemoved
+    | NodeLetGo
 )

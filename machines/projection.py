@@ -25,6 +25,7 @@ from machines.events import (
     HoldTaken,
     LookedCurrent,
     NodeAdvanced,
+    NodeLetGo,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -178,7 +179,8 @@ class Projection(Index):
         | CallRefused
         | DaemonStarted
         | SettingsChanged
-        | RunsRemoved,
+        | RunsRemoved
+        | NodeLetGo,
     ) -> None:
         match event:
             case NodesSeen():
@@ -212,7 +214,7 @@ class Projection(Index):
                 self.lanes.heat_all()
             case DaemonStarted():
                 self._epoch = event.epoch
-            case CallRefused() | SettingsChanged() | RunsRemoved():
+            case CallRefused() | SettingsChanged() | RunsRemoved() | NodeLetGo():
                 pass
             case _:
                 assert_never(event)

@@ -117,6 +117,7 @@ _SENTENCES: dict[str, Callable[[Fields], str]] = {
     "CallRefused": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunsRemoved": lambda f: f"removed the output of {count(f['runs'], 'run')}, as the settings' keep says",
+    "NodeLetGo": lambda f: f"put back in service by {f['kind']}: nobody holds it any more",
     "SettingsChanged": lambda f: f"settings changed: {', '.join(f['changed'])}",
 }
 

@@ -19,6 +19,7 @@ from machines.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    NodeLetGo,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -115,6 +116,8 @@ def _of_fleet(event: Event) -> str:
         case RunsRemoved():
             runs = count(event.runs, "run")
             return f"{event.rollout}: output of {runs} is removed, {span(event.keep_s)} after its end"
+        case NodeLetGo():
+            return f"{event.node}: put back in service by {event.kind}: nobody holds it any more"
         case SettingsChanged():
             return f"settings changed: {', '.join(event.changed)}"
         case _:

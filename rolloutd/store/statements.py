@@ -24,6 +24,7 @@ from machines.events import (
     HoldTaken,
     LookedCurrent,
     NodeAdvanced,
+    NodeLetGo,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -93,7 +94,7 @@ def statements(event: Event, at: float) -> Iterator[Statement]:
             yield rollout_marked(event)
         case HoldTaken() | HoldReleased() | Frozen() | Unfrozen() | TeamSet():
             yield team_set(event) if isinstance(event, TeamSet) else slot_held(event)
-        case CallRefused() | DaemonStarted() | SettingsChanged() | RunsRemoved():
+        case CallRefused() | DaemonStarted() | SettingsChanged() | RunsRemoved() | NodeLetGo():
             return
         case _:
             assert_never(event)

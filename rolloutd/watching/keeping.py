@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from machines.events import NodeLetGo
 from machines.node import Observation
 from machines.stands import held
 from machines.states import Phase
@@ -22,7 +23,13 @@ from rolloutd.state import State
 log = logging.getLogger("rolloutd.watching.keeping")
 
 AGAIN_S = 5.0
-"""Before a kept node that could not be put back is tried again; the word that it is back takes less."""
+"""Before a kept node that could not be put back is tried again; the word that it is back takes less.
+
+Doubled with every try: each is in the audit.
+"""
+
+AGAIN_MOST_S = 300.0
+"""The longest such wait."""
 
 
 class Kept:
@@ -32,10 +39,14 @@ class Kept:
         self._state = state
         self._gear = gear
         self._asked: set[str] = set()
+        self._tries: dict[str, int] = {}
 
     def ask(self, tasks: asyncio.TaskGroup) -> None:
         """Put back beside the loop whom nobody holds any more, what is already on its way left out."""
-        for seen in self._state.index.kept():
+        kept = self._state.index.kept()
+        names = {seen.node for seen in kept}
+        self._tries = {node: tries for node, tries in self._tries.items() if node in names}
+        for seen in kept:
             if seen.node not in self._asked and self._may_go(seen):
                 self._asked.add(seen.node)
                 tasks.create_task(self._let_go(seen), name=f"let go {seen.node}")
@@ -51,7 +62,8 @@ class Kept:
     async def _let_go(self, seen: Observation) -> None:
         try:
             await self._try(seen)
-            await self._state.clock.sleep(AGAIN_S)
+            tries = self._tries[seen.node] = self._tries.get(seen.node, 0) + 1
+            await self._state.clock.sleep(min(AGAIN_S * 2 ** (tries - 1), AGAIN_MOST_S))
         finally:
             self._asked.discard(seen.node)
             self._state.poke()
@@ -60,6 +72,9 @@ class Kept:
         try:
             isolator = self._gear.isolators[seen.kept]
             assert isinstance(isolator, Keeping)
+            # Written first: whoever was deposed meanwhile must not touch it.
+            event = NodeLetGo(seen.node, seen.kept, self._state.now())
+            await self._state.commit([event], cause="nobody holds it any more")
             with answering_for(f"isolator {seen.kept}"):
                 result = await isolator.let_go(self._state.host(seen.node))
         except (RolloutdError, TimeoutError) as error:

@@ -30,6 +30,7 @@ from machines.events import (
     HoldTaken,
     LookedCurrent,
     NodeAdvanced,
+    NodeLetGo,
     NodeOrdered,
     NodesGone,
     NodesSeen,
@@ -399,6 +400,7 @@ def _apply_to_fleet(
     | Unfrozen
     | TeamSet
     | CallRefused
+    | NodeLetGo
     | DaemonStarted
     | SettingsChanged
     | RunsRemoved,
@@ -427,7 +429,7 @@ def _apply_to_fleet(
             del memory.freezes[event.freeze]
         case TeamSet():
             memory.team_rules[event.rules.team] = event.rules
-        case CallRefused() | DaemonStarted() | SettingsChanged() | RunsRemoved():
+        case CallRefused() | NodeLetGo() | DaemonStarted() | SettingsChanged() | RunsRemoved():
             pass
         case _:
             assert_never(event)
