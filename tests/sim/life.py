@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.events import DaemonStarted
+from machines.node import Observation, Sight
 from machines.projection import Projection
 from rolloutd.compile import compile_limits
 from rolloutd.daemon import Daemon
@@ -30,16 +31,21 @@ from tests.sim.twins import (
     SimAlarm,
     SimCheck,
     SimClock,
+    SimCordon,
     SimInventory,
     SimIsolator,
     SimObserver,
     SimProbe,
     SimRunner,
 )
-from tests.sim.world import World
+from tests.sim.world import KEPT_KIND, World
 
 LOCK = "lock"
 """The file that keeps a second daemon out, until somebody removes it."""
+
+
+WATCHED_S = 10.0
+"""How soon it is told that a node is kept, on average."""
 
 
 class Life:
@@ -134,7 +140,8 @@ class Life:
         world.court.alive_since = clock.now()
         gear = Gear(
             SimRunner(reach),
-            {kind: SimIsolator(reach, kind) for kind in ("command", "kubernetes", "playbook")},
+            {kind: SimIsolator(reach, kind) for kind in ("command", "playbook")}
+            | {KEPT_KIND: SimCordon(reach)},
             {"reachable": SimCheck(reach, deep=False), "ssh": SimCheck(reach, deep=True)},
             self._tree,
             {"kubernetes": SimProbe(reach)},
@@ -147,7 +154,23 @@ class Life:
             alarm=SimAlarm(world),
         )
         self.state = state
-        await self.daemon.run()
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._watch(state))
+            await self.daemon.run()
+            watching.cancel()
+
+    async def _watch(self, state: State) -> None:
+        """Tell which nodes are kept and which no longer are, as a watch on the cluster does."""
+        while True:
+            await self._world.latency(WATCHED_S)
+            known = {seen.node for seen in state.index.kept()}
+            for machine in self._world.machines.values():
+                if (machine.name in known) != bool(machine.kept) and machine.name in state.index.nodes:
+                    now = state.now()
+                    seen = Observation(machine.name, Sight.UP, now, "watched", machine.foreign, machine.kept)
+                    self._world.court.tell("saw", node=machine.name, up=True, foreign=machine.foreign)
+                    state.index.observed([seen], now)
+                    state.poke()
 
     def look_in(self) -> Coroutine[Any, Any, None]:
         """Read the file beside the daemon, as `rolloutctl audit` does on the machine."""

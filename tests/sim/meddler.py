@@ -12,7 +12,7 @@ from machines import ballots
 from machines.events import VoteCast
 from machines.plan import GateName
 from machines.rollout import Rollout, Target, Vote
-from machines.states import Phase
+from machines.states import BUSY, Phase
 from machines.windows import Window
 from rolloutd.orders import locking, steering, teaming, voting
 from rolloutd.orders.steering import Events
@@ -145,7 +145,9 @@ class Meddler:
         await self._people.give_back(people.choice(sorted(self._people.world.machines)))
 
     async def _hold(self, people: random.Random, state: State) -> None:
-        node = people.choice(sorted(self._people.world.machines))
+        targets = [t for name in state.index.rollouts for t in state.index.targets(name)]
+        at_work = {target.node for target in targets if target.phase in BUSY}
+        node = people.choice(sorted(at_work or self._people.world.machines))
         until = None if people.random() < 0.5 else state.now() + 300.0
         await self._people.ask(
             OLGA, "hold", lambda now: locking.hold(now, OLGA, node, "tests", until=until)[1]

@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
 def shaped(shape: random.Random) -> dict[str, Any]:
     """Return the spec of a plan as the seed has it."""
     spec = {**SMALL, "maintain": dict(SMALL["maintain"]), "verify": list(SMALL["verify"])}
-    spec["isolate"] = shape.choice(([COMMAND], [COMMAND], [COMMAND, PLAYBOOK], [PLAYBOOK]))
+    spec["isolate"] = shape.choice(([COMMAND], [COMMAND, PLAYBOOK], [PLAYBOOK], [CORDON], [CORDON, COMMAND]))
     spec["maintain"]["on_unknown"] = shape.choice(("verify", "verify", "rerun", "pause"))
     spec["maintain"]["timeout"] = "10m"
     spec["enrol"] = shape.choice(("auto", "auto", "ask", "never"))

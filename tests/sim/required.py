@@ -17,6 +17,7 @@ FAULTS = (
     "crash",
     "database-locked",
     "foreign-cordon",
+    "held-during-its-attempt",
     "inventory-shrinks",
     "isolation-never-ends",
     "isolation-undone",

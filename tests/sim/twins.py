@@ -30,7 +30,7 @@ from rolloutd.ports import (
     Unknown,
 )
 from tests.sim.loop import Process
-from tests.sim.world import Machine, Run, World
+from tests.sim.world import KEPT_KIND, Machine, Run, World
 
 TREE = Path("/tree")
 """Where the playbooks are said to be; nobody reads it."""
@@ -161,7 +161,7 @@ class SimIsolator:
             return Busy(f"{machine.name} cannot be asked now")
         machine.looked = True
         bit = machine.bit(self._kind)
-        prior = {"isolated": bit.is_set} if ctx.prior is None else ctx.prior
+        prior = {"isolated": bit.is_set and not bit.kept} if ctx.prior is None else ctx.prior
         return Look(bit.is_set and not bit.gentle, prior, "set" if bit.is_set else "clear")
 
     async def do(self, ctx: StepContext) -> StepResult:
@@ -189,7 +189,7 @@ class SimIsolator:
             return Unknown(f"{node}: tcp connect refused")
 
         def restore() -> StepResult:
-            world.restore(node, self._kind, ctx.rollout, ctx.prior)
+            world.restore(node, self._kind, ctx.rollout, ctx.prior, ctx.held)
             return Ok("as it was")
 
         result: StepResult = await self._reach.effect(
@@ -201,6 +201,32 @@ class SimIsolator:
         if self._reach.world.chances.faults.random() < 0.7:
             return Unknown(f"{node}: the connection was refused")
         return Failed(f"the command on {node} ended with 1")
+
+
+class SimCordon(SimIsolator):
+    """An isolator that can say beforehand what it could do, and keeps a node out for whoever holds it."""
+
+    def __init__(self, reach: Reach) -> None:
+        super().__init__(reach, KEPT_KIND)
+
+    async def could(self, ctx: StepContext) -> Ok | Busy:
+        """Say whether the node's work could go now."""
+        machine = await self._reach.ask(ctx.host.name)
+        stays = machine.stuck or self._reach.world.mischief.chance("could-not", 0.05)
+        return Busy(f"pods on {machine.name} would not go") if stays else Ok("it could")
+
+    async def let_go(self, host: Host) -> StepResult:
+        """Put a kept node back in service."""
+        world = self._reach.world
+
+        def free() -> StepResult:
+            world.let_go(host.name)
+            return Ok("in service")
+
+        result: StepResult = await self._reach.effect(
+            f"let go {host.name}", free, refused=lambda: self._refused(host.name)
+        )
+        return result
 
 
 class SimProbe:
@@ -269,7 +295,7 @@ class SimObserver:
             sight = Sight.UNKNOWN
         if self._reach.reigns:
             world.court.tell("saw", node=node, up=sight is Sight.UP, foreign=machine.foreign)
-        return Observation(node, sight, world.now(), f"seen {sight}", machine.foreign)
+        return Observation(node, sight, world.now(), f"seen {sight}", machine.foreign, machine.kept)
 
 
 class SimInventory:

@@ -23,6 +23,9 @@ from tests.sim.seeds import Chances, Marks
 START = 1_800_000_000.0
 """Some instant: 2027-01-15 08:00 UTC, a Friday."""
 
+KEPT_KIND = "kubernetes"
+"""The isolation that is left standing for whoever holds the node."""
+
 FOREIGN_KIND = "command"
 """The kind of isolation that other people use too."""
 
@@ -43,7 +46,8 @@ class Bit:
     """One way of being out of service: `foreign` when somebody else said so first.
 
     While it is only `gentle` new work stays away and nothing was driven off.
-    `lost_at` is when somebody last undid what we had done, by the monotonic clock.
+    `lost_at` is when somebody last undid what we had done, by the monotonic clock;
+    `kept` says that we have left it set for whoever held the node.
     """
 
     is_set: bool = False
@@ -51,6 +55,7 @@ class Bit:
     foreign: bool = False
     ours: str = ""
     lost_at: float = -math.inf
+    kept: bool = False
 
 
 @dataclass(slots=True)
@@ -92,8 +97,13 @@ class Machine:
 
     @property
     def foreign(self) -> bool:
-        """Whether somebody else took it out of service."""
-        return any(bit.foreign for bit in self.bits.values())
+        """Whether it is out of service, and not for a rollout of ours."""
+        return any(bit.foreign or bit.kept for bit in self.bits.values())
+
+    @property
+    def kept(self) -> str:
+        """The kind of isolation that was left standing for whoever held the node."""
+        return next((kind for kind, bit in self.bits.items() if bit.kept), "")
 
     @property
     def ours(self) -> set[str]:
@@ -189,15 +199,16 @@ class World:
         bit.is_set, bit.ours = True, rollout
         self.court.tell("isolated", rollout=rollout, node=node)
 
-    def restore(self, node: str, kind: str, rollout: str, prior: Any) -> None:
-        """Make one bit what it was before."""
+    def restore(self, node: str, kind: str, rollout: str, prior: Any, held: str = "") -> None:
+        """Make one bit what it was before, or leave a cordon standing for whoever holds the node."""
         machine = self.machines[node]
         bit = machine.bit(kind)
         was_set = prior is not None and prior["isolated"]
         if bit.foreign and not was_set:
             self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
             bit.foreign = False
-        bit.is_set = bit.foreign = was_set
+        bit.kept = kind == KEPT_KIND and bool(held) and bool(bit.kept or bit.ours) and not was_set
+        bit.is_set, bit.foreign = was_set or bit.kept, was_set
         bit.gentle = False
         machine.undone_at = self.loop.time()
         had, bit.ours = bit.ours, ""
@@ -206,6 +217,13 @@ class World:
         machine.looked = False
         if had:
             self.court.tell("back", rollout=rollout, node=node)
+
+    def let_go(self, node: str) -> None:
+        """Put a node in service that was left out of it for whoever held it."""
+        for bit in self.machines[node].bits.values():
+            if bit.kept:
+                bit.is_set = bit.kept = False
+                self.marks.hit("fault:held-during-its-attempt")
 
     def undo_ours(self, machine: Machine) -> bool:
         """Let somebody put a node in service that we isolated; say whether there was anything to undo."""
