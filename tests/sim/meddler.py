@@ -258,6 +258,18 @@ def _leave(state: State, who: Person, rollout: Rollout, target: Target, reason: 
 
 _DEEDS = (
     *("vote", "vote", "vote", "vote_of_old", "withdraw", "withdraw", "pause", "resume", "resume", "cancel"),
-    *("retry", "retry", "rollback", "rollback", "skip", "return", "hold", "release", "freeze", "unfreeze"),
+    *(
+        "retry",
+        "retry",
+        "rollback",
+        "rollback",
+        "skip",
+        "return",
+        "hold",
+        "hold",
+        "release",
+        "freeze",
+        "unfreeze",
+    ),
     *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team"),
 )
