@@ -64,9 +64,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("locks", "3", "locks", "slots, holds and freezes", "move"),
     Action("audit", "4", "audit", "who did what", "move"),
     Action("teams", "5", "teams", "teams, members and limits", "move"),
-    Action(
-        "nodes", "n", "nodes", "all nodes of the rollout, with why they wait", "move", frozenset({"rollout"})
-    ),
+    Action("nodes", "n", "nodes", "all nodes of the rollout, with why they wait", "move", OF_ROLLOUT),
     Action(
         "find",
         "slash",

@@ -58,7 +58,8 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
             for field in self.question.fields:
                 choices = f" ({' or '.join(field.choices)})" if field.choices else ""
                 yield Label(field.label + choices, classes="label", markup=False)
-                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=False, compact=True)
+                # What is typed takes the place of what was proposed.
+                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=True, compact=True)
             yield Static("", id="problem", markup=False)
             with Horizontal():
                 yield Button("esc  no", id="no", compact=True)

@@ -131,7 +131,8 @@ def _holders(holders: Sequence[Holder]) -> Iterator[str]:
             yield _holder(holder)
     for why, names in unseen.items():
         more = f" and {len(names) - MOST_UNSEEN} more" if len(names) > MOST_UNSEEN else ""
-        yield f"{', '.join(names[:MOST_UNSEEN])}{more} (unseen: {why.removeprefix('was ')})"
+        last = why.removeprefix("was ").removeprefix("has ")
+        yield f"{', '.join(names[:MOST_UNSEEN])}{more} (unseen: {last})"
 
 
 def _why(holder: Holder) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from rolloutd.cli import exits
 from rolloutd.cli.command import Call, Family, add_node, add_reason, add_rollout, body_of
 from rolloutd.cli.output import put_json, say
+from rolloutd.cli.reading import reason_sentence
 from rolloutd.control.client import path_of
 
 _ROLLOUT_VERBS = {
@@ -87,7 +88,9 @@ def steer_node(call: Call) -> int:
     verb: str = call.args.command
     path = path_of("rollouts", call.args.rollout, "nodes", call.args.node, verb)
     answer = call.client.post(path, {"reason": call.args.reason})
-    return _report(call, answer, f"{call.args.node}: {_NODE_VERBS[verb][1]}")
+    reason = answer.get("reason")
+    waits = f"; until then: {reason_sentence(reason)}" if reason and verb != "rollback" else ""
+    return _report(call, answer, f"{call.args.node}: {_NODE_VERBS[verb][1]}{waits}")
 
 
 def skip(call: Call) -> int:

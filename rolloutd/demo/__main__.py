@@ -7,6 +7,7 @@ what it is played on, in stage.py.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import signal
 import sys
@@ -73,10 +74,13 @@ def _audience(chosen: argparse.Namespace, *, is_terminal: bool) -> Audience:
 
 
 def _invite(stage: Stage) -> None:
-    command = shutil.which("rolloutctl") or f"{sys.executable} -m rolloutd.cli"
+    beside = Path(sys.executable).with_name("rolloutctl")
+    mine = str(beside) if beside.exists() else f"{sys.executable} -m rolloutd.cli"
+    command = "rolloutctl" if shutil.which("rolloutctl") else mine
     say("in another terminal you may ask")
-    for words in ("status", "watch", "locks", "nodes somaxconn", "why somaxconn n5", "audit"):
-        say(f"  {command} --socket {stage.socket} {words}")
+    say(f"  export ROLLOUTD_SOCKET={shlex.quote(str(stage.socket))}")
+    for words in ("status", "watch", "locks", "nodes somaxconn", "why somaxconn n5", "audit", "tui"):
+        say(f"  {command} {words}")
 
 
 def _conclude(rollout: Rollout, chosen: argparse.Namespace) -> None:

@@ -199,7 +199,8 @@ def _people(settings: Settings) -> str:
         lost.append(f"socket_group: {settings.socket_group}")
     if lost:
         raise _Wrong(f"this machine does not know {', '.join(lost)}: make them, or change the settings")
-    return f"{len({member for members in named.values() for member in members})} names, all known here"
+    known = count(len({member for members in named.values() for member in members}), "name")
+    return f"{known}, all known here"
 
 
 def _is_there(member: str) -> bool:

@@ -37,5 +37,15 @@ def _of_target(index: Index, rollout: Rollout, target: Target) -> Iterator[str]:
         yield f"{where} has failed without a failure"
     if target.attempt and not any(opened.gate is GateName.START for opened in rollout.opened):
         yield f"{where} was admitted while the gate start was never open"
-    if target.isolated and target.phase is Phase.PENDING and target.order is None:
+    if (
+        target.isolated
+        and target.phase is Phase.PENDING
+        and target.order is None
+        and not _is_retried(rollout, target)
+    ):
         yield f"{where} is pending and still isolated by us"
+
+
+def _is_retried(rollout: Rollout, target: Target) -> bool:
+    """Say whether it failed and is to be tried again: it stays isolated until its turn comes."""
+    return any(each.node == target.node and each.attempt == target.attempt for each in rollout.failures)

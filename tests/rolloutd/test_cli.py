@@ -292,6 +292,16 @@ def test_a_hold_says_as_whose_and_until_when(canned: Canned, capsys: pytest.Capt
     assert err.startswith("n1: held as person/kured until 2099-01-1")
 
 
+def test_a_retry_says_what_the_node_waits_for_until_then(
+    canned: Canned, capsys: pytest.CaptureFixture[str]
+) -> None:
+    canned.answer("POST", "rollouts/r/nodes/n1/retry", {"node": "n1", "phase": "pending", "reason": REASON})
+    _, _, err = run(capsys, "retry", "r", "n1", "--reason", "x")
+    told = "n1: will be tried again; until then: n3 failed while maintaining (node-failed"
+    assert err.startswith(told)
+    assert "lifted by a proceed vote" in err
+
+
 @pytest.mark.parametrize(
     ("words", "put_back"), [([], None), (["--return"], "return"), (["--leave"], "leave")]
 )

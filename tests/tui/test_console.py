@@ -210,6 +210,33 @@ async def test_proceed_is_bound_to_the_failures_that_were_shown(place: Path) -> 
     assert world.calls[0][2]["shown"] == ["sea001-01#1"]
 
 
+async def test_a_failed_node_is_opened_where_it_is_judged(place: Path) -> None:
+    async with console(broken(), place) as (app, pilot, _):
+        await pilot.press("2")
+        await shows(pilot, "WHAT HAS FAILED 1: a yes covers these")
+        await pilot.press("tab", "down", "enter")
+        await shows(pilot, "▸ sea001-01", "ATTEMPT 1")
+        assert type(app.screen).__name__ == "NodePage"
+
+
+async def test_nodes_are_listed_from_the_fleet(place: Path) -> None:
+    async with console(running(), place) as (_, pilot, _voice):
+        await shows(pilot, "kernel-x7k2p")
+        await pilot.press("n")
+        await shows(pilot, "12 nodes", "sea001-01")
+
+
+async def test_what_is_typed_takes_the_place_of_what_was_proposed(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (_, pilot, _voice):
+        await shows(pilot, "kernel-x7k2p")
+        await pilot.press("F")
+        await shows(pilot, "Freeze everything?", "frozen from the console")
+        await pilot.press(*"storm", "enter")
+        await until(pilot, lambda: bool(world.calls))
+    assert world.calls[0][2]["reason"] == "storm"
+
+
 async def test_one_vote_covers_hundreds_of_failures(place: Path) -> None:
     world = Fleet(pools=21, per_pool=10, at=NOON)
     world.state = "paused"

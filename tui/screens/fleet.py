@@ -59,6 +59,12 @@ class FleetPage(Page):
         if chosen:
             self.console.open_rollout(chosen)
 
+    def do_nodes(self) -> None:
+        """List the nodes of the rollout under the cursor."""
+        chosen = self.query_one("#body", Listing).cursor_key
+        if chosen:
+            self.console.open_nodes(chosen)
+
     def _nothing(self) -> str:
         if not self.console.is_known:
             return "waiting for the daemon"

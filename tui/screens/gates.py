@@ -98,9 +98,14 @@ class GatesPage(Page):
         self.query_one("#content", Listing).show(Items(content))
 
     def do_open(self) -> None:
-        """Go to the rollout of the chosen gate."""
-        chosen = self.chosen()
-        if chosen is not None:
+        """Go to the node under the cursor in the content, else to the rollout of the chosen gate."""
+        chosen, content = self.chosen(), self.query_one("#content", Listing)
+        if chosen is None:
+            return
+        kind, _, name = content.cursor_key.partition(":")
+        if content.has_focus and kind == "node":
+            self.console.open_node(chosen.rollout.id, name)
+        else:
             self.console.open_rollout(chosen.rollout.id)
 
     def do_next_pane(self) -> None:

@@ -15,7 +15,7 @@ from tui.values import instant
 MOST_NAMED = 8
 """Nodes named in one line of those that are down for the same reason."""
 
-UNSEEN = "   unseen: not looked at lately, which is done before one of the pool starts"
+UNSEEN = "   unseen: not looked at lately, as nothing was to start there"
 """What the word means, wherever it stands on the page."""
 
 
@@ -179,7 +179,11 @@ def _alike(holders: Sequence[wire.Holder]) -> list[list[wire.Holder]]:
 def _why(holder: wire.Holder) -> str:
     """Return why a node is down, without its name; of one that nobody has looked at lately, without when."""
     why = holder["why"].removeprefix(holder["node"]).strip()
-    return f"unseen: {sentences.timeless(why).removeprefix('was ')}" if holder.get("unseen") else why
+    return (
+        f"unseen: {sentences.timeless(why).removeprefix('was ').removeprefix('has ')}"
+        if holder.get("unseen")
+        else why
+    )
 
 
 def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], Line]:
