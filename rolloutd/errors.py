@@ -31,7 +31,9 @@ class Mistake:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}:{self.column}: {self.path}"
-        return f"{where}: {self.message} (found {self.found}; allowed: {self.allowed})"
+        # What the sentence says already is not said again behind it.
+        allowed = "" if self.allowed in self.message else f"; allowed: {self.allowed}"
+        return f"{where}: {self.message} (found {self.found}{allowed})"
 
 
 class InvalidFile(RolloutdError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,15 @@ from rolloutd.cli.command import Call, Family, body_of
 from rolloutd.cli.output import printable, put, put_json, put_table, say
 from rolloutd.control.client import Answer, path_of
 from rolloutd.counting import count
+from rolloutd.errors import Mistake
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
 
 STDIN = "-"
+
+MISTAKE = tuple(field.name for field in fields(Mistake))
+"""What is read of a mistake; a newer daemon may say more of it."""
 
 LONGEST_FILE = 16 * 1024 * 1024
 """Bytes that are read of a file at all: more than a plan may have, so that its own limit answers."""
@@ -51,9 +55,7 @@ def register(family: Family) -> None:
 
 def mistake_line(mistake: Mapping[str, Any]) -> str:
     """Return a mistake as one line that editors can jump to."""
-    place = f"{mistake['file']}:{mistake['line']}:{mistake['column']}"
-    seen = f"found {mistake['found']}; allowed: {mistake['allowed']}"
-    return f"{place}: {mistake['path']}: {mistake['message']} ({seen})"
+    return str(Mistake(**{name: mistake[name] for name in MISTAKE}))
 
 
 def validate(call: Call) -> int:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rolloutd.counting import count
 from rolloutd.errors import InvalidFile, Mistake
 from rolloutd.planfile.document import MAX_MISTAKES, Document, Place, Value
 from rolloutd.planfile.schema import at_path, known_keys, schema_of_model
@@ -28,6 +29,8 @@ M = TypeVar("M", bound=BaseModel)
 
 _KEY_MARK = "[key]"
 """What pydantic puts behind a mapping's key when the key itself is wrong."""
+
+ONE_OR_MANY = "a mapping (key: value) or a list of them"
 
 _SHAPES = {
     "model_type": "a mapping (key: value)",
@@ -137,8 +140,8 @@ class _Translator:
             case _:
                 place = value.place if value is not None else self._key_place(path)
                 found = shown(value.plain) if value is not None else "nothing"
-                message = _message(error, value)
-                return _mistake(place, path, found, _words_allowed(error, self._said_of(path)), message)
+                said = self._said_of(path)
+                return _mistake(place, path, found, _words_allowed(error, said), _message(error, value, said))
 
     def path(self, error: ErrorDetails) -> Path:
         """Return where one of pydantic's errors is."""
@@ -209,7 +212,7 @@ def _mistake(place: Place, path: Path, found: str, allowed: str, message: str) -
     )
 
 
-def _message(error: ErrorDetails, value: Value | None) -> str:
+def _message(error: ErrorDetails, value: Value | None, said: dict[str, JSON] | None) -> str:
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):
         return str(getattr(cause, "message", cause))
@@ -217,7 +220,7 @@ def _message(error: ErrorDetails, value: Value | None) -> str:
     if kind == "string_type" and value is not None and isinstance(value.plain, bool | int | float):
         return "this is no text to YAML; put it in quotes"
     if kind in _SHAPES:
-        return f"this must be {_SHAPES[kind]}"
+        return f"this must be {_shape_wanted(kind, said)}"
     message = (
         error["msg"].replace("Input", "value").replace("input", "value").replace(" after validation", "")
     )
@@ -230,12 +233,17 @@ def _words_allowed(error: ErrorDetails, said: dict[str, JSON] | None) -> str:
     if allowed is not None:
         return str(allowed)
     if error["type"] in _SHAPES:
-        return _SHAPES[error["type"]]
+        return _shape_wanted(error["type"], said)
     if "expected" in ctx:
         return str(ctx["expected"])
     if "pattern" in ctx:
         return f"text of the form {ctx['pattern']}"
     return _shape(said or {})
+
+
+def _shape_wanted(kind: str, said: dict[str, JSON] | None) -> str:
+    """Return the shape that was missed; where one item may stand alone, it need not be a list."""
+    return ONE_OR_MANY if kind == "list_type" and "anyOf" in (said or {}) else _SHAPES[kind]
 
 
 def _shape(said: Mapping[str, JSON]) -> str:
@@ -249,15 +257,15 @@ def _shape(said: Mapping[str, JSON]) -> str:
     words |= {"boolean": "true or false", "string": "text"}
     text = words.get(kind if isinstance(kind, str) else "", "what the reference says")
     if "anyOf" in said and kind is None:
-        text = "a mapping or a list"
+        text = ONE_OR_MANY
     bounds = [
-        f"{name} {said[key]}{unit}"
+        f"{name} {count(said[key], unit) if unit else said[key]}"
         for key, name, unit in (
             ("minimum", "at least", ""),
             ("maximum", "at most", ""),
-            ("minItems", "at least", " items"),
-            ("maxItems", "at most", " items"),
-            ("maxLength", "at most", " characters"),
+            ("minItems", "at least", "item"),
+            ("maxItems", "at most", "item"),
+            ("maxLength", "at most", "character"),
         )
         if key in said
     ]

@@ -79,6 +79,17 @@ def test_a_mistyped_key_is_one_mistake_also_where_it_must_be_given() -> None:
     assert {mistake.path for mistake in mistakes_of(text)} == {"spec.zzz", "spec.targets"}
 
 
+def test_what_a_sentence_says_is_not_said_again_behind_it() -> None:
+    [mistake] = mistakes_of(SMALLEST.replace("{playbook: site.yml}", "site.yml"))
+    assert str(mistake).endswith(
+        "spec.maintain: this must be a mapping (key: value) or a list of them (found site.yml)"
+    )
+    [mistake] = mistakes_of(SMALLEST.replace("targets:", "target:"))
+    assert "; allowed: one of: " in str(mistake)
+    [mistake] = mistakes_of(SMALLEST.replace("[{reachable: {}}]", "[]"))
+    assert "at least 1 item, at most" in str(mistake)
+
+
 def mistake_in(old: str, new: str, sample: str = DESIGN) -> tuple[str, int, str]:
     """Return path, line and all words of the one mistake that an edit makes."""
     assert old in sample
