@@ -25,13 +25,19 @@ SEEDS = 400
 
 def main() -> int:
     """Plant every bug, one by one; return 1 when one was not found."""
-    missed = [patch.stem for patch in sorted(PATCHES.glob("*.patch")) if not _is_caught(patch)]
+    missed = [patch.stem for patch in patches() if not is_caught(patch)]
     for name in missed:
         print(f"{name}: NOT FOUND")
     return 1 if missed else 0
 
 
-def _is_caught(patch: Path) -> bool:
+def patches() -> list[Path]:
+    """Return the bugs there are to plant."""
+    return sorted(PATCHES.glob("*.patch"))
+
+
+def is_caught(patch: Path) -> bool:
+    """Plant one bug in a copy of the sources; say whether the simulation finds it, and nothing without it."""
     with tempfile.TemporaryDirectory(prefix="rolloutd-planted-") as directory:
         copy = Path(directory)
         for name in COPIED:

@@ -11,6 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.sim.planting import is_caught, patches
+
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMIT_S = 600.0
@@ -49,3 +53,17 @@ def test_a_seed_is_one_execution_whatever_the_hash_seed() -> None:
     first, second = (simulate("--replay", TRACED, hash_seed=hash_seed) for hash_seed in ("1", "2"))
     assert first == second
     assert len(first.splitlines()) > 50
+
+
+@pytest.mark.parametrize("patch", patches(), ids=lambda patch: patch.stem)
+def test_a_planted_bug_can_still_be_planted(patch: Path) -> None:
+    applied = subprocess.run(
+        ["git", "apply", "-C1", "--check", patch], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert applied.returncode == 0, applied.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("patch", patches(), ids=lambda patch: patch.stem)
+def test_a_planted_bug_is_found(patch: Path) -> None:
+    assert is_caught(patch)
