@@ -53,6 +53,7 @@ from machines.node import Observation
 from machines.plan import Plan
 from machines.prospects import Prospect
 from machines.rollout import Hold, Rollout, Target
+from machines.stands import kept_down
 from machines.states import BUSY, Phase
 from machines.tally import Tally
 from machines.traffic import Traffic
@@ -235,12 +236,16 @@ class Projection(Index):
             self._repool()
 
     def _replace(self, rollout_id: str, rollout: Rollout) -> None:
-        if rollout.closed and not self._rollouts[rollout_id].closed:
-            for target in self._targets[rollout_id].values():
-                self.lanes.unplace(target)
-            self._traffic.forget_rollout(rollout_id)
+        closes = rollout.closed and not self._rollouts[rollout_id].closed
         self._rollouts[rollout_id] = rollout
         self._unsettled.pop(rollout_id, None)
+        if closes:
+            targets = self._targets[rollout_id].values()
+            for target in targets:
+                self.lanes.unplace(target)
+            self._traffic.forget_rollout(rollout_id)
+            # What can still be done for nodes that it keeps down is less from now on.
+            self._slots.judge(target.node for target in targets if kept_down(self, target).code)
 
     def _delete(self, rollout: str) -> None:
         if rollout not in self._rollouts:

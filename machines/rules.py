@@ -17,7 +17,7 @@ from machines.moments import span, stamp
 from machines.node import Observation
 from machines.plan import GateName, WaveSpec
 from machines.rollout import Reason, Rollout, Target
-from machines.stands import Stand, held, sight
+from machines.stands import held, kept_down, settling, sight
 from machines.states import BUSY, Phase
 from machines.waves import Course
 from machines.windows import Window
@@ -169,8 +169,7 @@ def _other_rollout(index: Index, target: Target) -> Reason | None:
         if other.rollout == target.rollout:
             continue
         if other.phase in BUSY or other.phase is Phase.FAILED or other.isolated:
-            code = "busy" if other.phase in BUSY else "failed" if other.phase is Phase.FAILED else "isolated"
-            stand = Stand(target.node, code, other)
+            stand = kept_down(index, other)
             return Reason("other-rollout", stand.text, stand.since, stand.lifted_by)
     return None
 
@@ -192,13 +191,13 @@ def traffic_block(index: Index, rollout: Rollout, target: Target) -> Reason | No
     return traffic.block(index.traffic_of(target.rollout, target.node))
 
 
-def standing(target: Target) -> Reason:
+def standing(index: Index, target: Target) -> Reason:
     """Say where a node stands that does not wait to start."""
     if target.phase is Phase.FAILED:
         told = target.failure
         text = f"{target.node} failed" + ("" if told is None else f" in {told.step}: {told.message}")
-        by = f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
-        return Reason("failed", text, target.since, by)
+        over = index.rollout(target.rollout).closed
+        return Reason("failed", text, target.since, settling(target, over=over))
     if target.phase in BUSY:
         return Reason(target.phase.value, f"{target.node} is {target.phase}", target.since)
     outcome = target.outcome.value if target.outcome is not None else "done"

@@ -58,7 +58,7 @@ def why(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     index.advance(now)
     target = index.target(rollout_id, node)
     if target.phase is not Phase.PENDING:
-        return rules.standing(target)
+        return rules.standing(index, target)
     rollout = index.rollout(rollout_id)
     shared = rules.rollout_block(index, rollout, now)
     course = waves.course(index, rollout, now)
@@ -76,7 +76,7 @@ def why_all(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
     found = {}
     for target in index.targets(rollout_id):
         if target.phase is not Phase.PENDING:
-            found[target.node] = rules.standing(target)
+            found[target.node] = rules.standing(index, target)
             continue
         reason = _waiting(index, rollout, target, shared, course, now)
         found[target.node] = index.prospects.explain(target, reason or _turn(index, target, decision))
@@ -128,7 +128,7 @@ def _left_over(index: Index, rollout: Rollout) -> Reason | None:
     nodes = dict.fromkeys(failure.node for failure in rollout.failures)
     failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
     first = next(failed, None)
-    return None if first is None else rules.standing(first)
+    return None if first is None else rules.standing(index, first)
 
 
 # -- starting --------------------------------------------------------------------

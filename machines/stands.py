@@ -27,13 +27,15 @@ class Stand:
 
     `code` is busy, failed, isolated, held, down, foreign or unknown; `by` is
     what says so.  `stale` asks for a new observation: the last one is too old,
-    or from before we were done with the node, or there is none.
+    or from before we were done with the node, or there is none.  `over` says that
+    the rollout of the target is closed: nothing of it is tried again.
     """
 
     node: str
     code: str
     by: Target | Hold | Observation | None = None
     stale: bool = False
+    over: bool = False
 
     @property
     def sure(self) -> bool:
@@ -77,7 +79,7 @@ class Stand:
             case Target(phase=phase) as target if phase in BUSY:
                 return f"{target.node}, when it is done in {target.rollout}"
             case Target(phase=Phase.FAILED) as target:
-                return f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
+                return settling(target, over=self.over)
             case Target(phase=Phase.PENDING) as target:
                 return f"rolloutctl skip {target.rollout} {target.node} --return"
             case Target() as target:
@@ -88,6 +90,13 @@ class Stand:
                 return f"whoever took {self.node} out of service"
             case _:
                 return f"{self.node}, once it is seen up"
+
+
+def settling(target: Target, *, over: bool) -> str:
+    """Say how a failed node is settled; in a rollout that is over it can only be left out."""
+    if not over:
+        return f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
+    return f"rolloutctl skip {target.rollout} {target.node}" + (" --return" if target.isolated else "")
 
 
 def _releasing(hold: Hold) -> str:
@@ -147,7 +156,13 @@ def elsewhere(book: Book, target: Target) -> Stand | None:
     """Return by which other rollout the target's node is out of service, None where by none."""
     others = (other for other in book.targets_on(target.node) if other.rollout != target.rollout)
     out = (other for other in others if other.phase in BUSY or other.isolated)
-    return next((Stand(target.node, _code(other), other) for other in out), None)
+    return next((kept_down(book, other) for other in out), None)
+
+
+def kept_down(book: Book, target: Target) -> Stand:
+    """Return the stand of a node that this target keeps down: at work, failed, or not yet put back."""
+    over = book.rollout(target.rollout).closed
+    return Stand(target.node, _code(target), target, over=over)
 
 
 def sight(book: Book, node: str) -> Stand | None:
@@ -170,7 +185,7 @@ def _ours(book: Book, node: str) -> Stand | None:
     for target in book.targets_on(node):
         code = _code(target)
         if code and (found is None or RANK[code] < RANK[found.code]):
-            found = Stand(node, code, target)
+            found = kept_down(book, target)
     return found
 
 

@@ -24,7 +24,7 @@ from machines.events import (
 )
 from machines.moves import move
 from machines.rollout import Actor, Hold, Order, Rollout, Target
-from machines.stands import Stand, elsewhere
+from machines.stands import Stand, elsewhere, settling
 from machines.states import BUSY, Outcome, Phase, Trigger
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.state import State
@@ -177,7 +177,7 @@ def retry(state: State, who: Asker, rollout: Rollout, target: Target, reason: st
     """Let a failed node start anew when its turn comes; what isolated it stays until then."""
     mind_steering(who, rollout, f"retry {target.node} of")
     _mind_failed(rollout, target, "retried")
-    _mind_open(rollout)
+    _mind_open(rollout, target)
     return (move(target, Trigger.RETRIED, state.now(), text=reason),)
 
 
@@ -185,7 +185,7 @@ def rollback(state: State, who: Asker, rollout: Rollout, target: Target, reason:
     """Bring a failed node back with the plan's rollback playbook; ignores windows and freezes."""
     mind_steering(who, rollout, f"roll back {target.node} of")
     _mind_failed(rollout, target, "rolled back")
-    _mind_open(rollout)
+    _mind_open(rollout, target)
     _mind_acting(state)
     if rollout.plan.rollback is None:
         raise Refused(
@@ -302,11 +302,12 @@ def _left(state: State, who: Asker, target: Target, reason: str) -> Hold:
     return Hold(target.node, LEFT, f"{target.rollout}/{target.node}", who.actor, reason, state.now())
 
 
-def _mind_open(rollout: Rollout) -> None:
+def _mind_open(rollout: Rollout, failed: Target | None = None) -> None:
+    """Refuse what a rollout that is over does no more; of a failed node it is said how it is settled."""
     if rollout.cancelled is not None:
-        raise Refused(
-            "cancelled", f"{rollout.id} was cancelled by {rollout.cancelled.by.name}: nothing of it starts"
-        )
+        todo = "" if failed is None else f"; what is left is {settling(failed, over=True)}"
+        by = rollout.cancelled.by.name
+        raise Refused("cancelled", f"{rollout.id} was cancelled by {by}: nothing of it starts{todo}")
     if rollout.ended_at is not None:
         raise Refused("ended", f"{rollout.id} has ended: submit the plan again with --again")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from machines.events import HoldReleased, HoldTaken, NodesSeen
+from machines.events import HoldReleased, HoldTaken, NodesSeen, RolloutCancelled
 from machines.limits import Budget, Limits, PoolRule
 from machines.node import Node, Observation, Sight
 from machines.pools import budget, down, holders, may_start
@@ -288,3 +288,16 @@ def test_a_node_last_seen_down_itself_says_so_before_its_mates() -> None:
     index.observed([Observation(node, Sight.DOWN, T0, "gone") for node in ("n1", "n3")], T0)
     reason = why(index, "R", "n1", T0 + 300.0)
     assert (reason.code, reason.text.startswith("n1 does not answer: gone")) == ("node-unknown", True)
+
+
+def test_a_node_that_failed_in_a_rollout_that_is_over_can_only_be_left_out() -> None:
+    """What another rollout waits for is never a command that is refused."""
+    index = index_of(PAYMENTS)
+    submit(index)
+    fail(index, "n1")
+    submit(index, "S")
+    for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
+        assert why(index, rollout, node, T0).lifted_by == "rolloutctl retry, skip or rollback R n1"
+    index.apply(RolloutCancelled("R", ALICE, "superseded", T0))
+    for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
+        assert why(index, rollout, node, T0).lifted_by == "rolloutctl skip R n1 --return"

@@ -297,6 +297,19 @@ async def test_a_rollout_is_not_deleted_while_something_of_it_is_still_done(tmp_
 # -- nodes --------------------------------------------------------------------
 
 
+async def test_a_failed_node_of_a_cancelled_rollout_is_neither_retried_nor_rolled_back(
+    tmp_path: Path,
+) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        for verb in ("retry", "rollback"):
+            with pytest.raises(Answer, match=f"what is left is rolloutctl skip {rollout} p1 --return"):
+                await steer(inside, "olga", rollout, verb, "p1")
+        await steer(inside, "olga", rollout, "skip", "p1", put_back="return")
+
+
 async def test_retry_takes_failed_nodes_only(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         rollout = await inside.start()
