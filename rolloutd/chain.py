@@ -127,7 +127,8 @@ def _verify(connection: sqlite3.Connection, head: str | None) -> Verdict:
             " or the whole chain was written anew"
         )
         return Verdict(False, count, previous, count + 1, message)
-    return Verdict(True, count, previous, None, f"{count} entries, each one hashed over the one before")
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    return Verdict(True, count, previous, None, f"{entries}, each one hashed over the one before")
 
 
 def _wrong(expected: int, previous: str, seq: object, text: object, stated: object) -> str:

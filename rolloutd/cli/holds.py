@@ -126,13 +126,12 @@ def _holders(holders: Sequence[Holder]) -> Iterator[str]:
     unseen: dict[str, list[str]] = {}
     for holder in holders:
         if holder.get("unseen"):
-            unseen.setdefault(sentences.timeless(_why(holder)), []).append(holder["node"])
+            unseen.setdefault(sentences.last_look(_why(holder)), []).append(holder["node"])
         else:
             yield _holder(holder)
     for why, names in unseen.items():
         more = f" and {len(names) - MOST_UNSEEN} more" if len(names) > MOST_UNSEEN else ""
-        last = why.removeprefix("was ").removeprefix("has ")
-        yield f"{', '.join(names[:MOST_UNSEEN])}{more} (unseen: {last})"
+        yield f"{', '.join(names[:MOST_UNSEEN])}{more} (unseen: {why})"
 
 
 def _why(holder: Holder) -> str:

@@ -43,9 +43,13 @@ def gate_name(gate: Mapping[str, Any]) -> str:
     return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
 
 
-def timeless(text: str) -> str:
-    """Return a sentence without its instants, so that what is alike can be told together."""
-    return _INSTANT.sub("", text)
+def last_look(why: str) -> str:
+    """Return how a node was seen last, without when, so that those alike can be told together.
+
+    `was last seen up at 2026-11-21T04:19:29Z` is `last seen up`, `has not been observed yet` is
+    `not observed yet`.
+    """
+    return _INSTANT.sub("", why).removeprefix("was ").replace("has not been ", "not ", 1)
 
 
 def step_name(step: str) -> str:

@@ -107,6 +107,11 @@ def test_a_whole_chain_is_good_and_names_its_head(database_copy: Path) -> None:
         assert chain.verify(database_copy, noted).ok
 
 
+def test_one_entry_is_told_as_one(tmp_path: Path) -> None:
+    verdict = chain.verify(write_chain(tmp_path / "one", 1))
+    assert verdict.message == "1 entry, each one hashed over the one before"
+
+
 def test_an_empty_chain_is_good(tmp_path: Path) -> None:
     verdict = chain.verify(write_chain(tmp_path / "empty", 0))
     assert (verdict.ok, verdict.entries, verdict.head) == (True, 0, chain.GENESIS)

@@ -28,5 +28,17 @@ def test_the_audit_tells_one_as_one(targets: int, told: str) -> None:
     assert sentences.sentence({"event": "RolloutOpened", "fields": fields}) == f"submitted somaxconn, {told}"
 
 
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("was last seen up at 2026-11-21T04:19:29Z", "last seen up"),
+        ("has not been observed yet", "not observed yet"),
+        ("does not answer: timed out (observed at 2026-11-21T04:19:29Z)", "does not answer: timed out"),
+    ],
+)
+def test_a_last_look_is_told_without_its_instant(why: str, told: str) -> None:
+    assert sentences.last_look(why) == told
+
+
 def test_a_plural_of_its_own() -> None:
     assert count(2, "process", "processes") == "2 processes"

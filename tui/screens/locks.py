@@ -179,11 +179,7 @@ def _alike(holders: Sequence[wire.Holder]) -> list[list[wire.Holder]]:
 def _why(holder: wire.Holder) -> str:
     """Return why a node is down, without its name; of one that nobody has looked at lately, without when."""
     why = holder["why"].removeprefix(holder["node"]).strip()
-    return (
-        f"unseen: {sentences.timeless(why).removeprefix('was ').removeprefix('has ')}"
-        if holder.get("unseen")
-        else why
-    )
+    return f"unseen: {sentences.last_look(why)}" if holder.get("unseen") else why
 
 
 def _holder_row(holders: Sequence[wire.Holder], now: float) -> Callable[[int], Line]:

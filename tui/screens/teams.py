@@ -43,7 +43,9 @@ class TeamsPage(Page):
             )
         yield _line("admins", "admins", ", ".join(settings["admins"]))
         yield ("", heading("LIMITS"))
-        yield _line("most", "at once", f"{settings['max_parallel']} nodes, all rollouts together")
+        yield _line(
+            "most", "at once", f"{wording.count(settings['max_parallel'], 'node')}, all rollouts together"
+        )
         for key in settings["pools"]:
             yield _line(
                 f"key:{key['key']}",

@@ -172,7 +172,8 @@ class MemoryStore:
         count = len(self.memory.entries)
         if not noted:
             return Verdict(False, count, previous, count + 1, f"none of the {count} entries has the hash")
-        return Verdict(True, count, previous, None, f"{count} entries, each one hashed over the one before")
+        entries = "1 entry" if count == 1 else f"{count} entries"
+        return Verdict(True, count, previous, None, f"{entries}, each one hashed over the one before")
 
     async def is_spent(self, token: str) -> bool:
         return token in self.memory.spent
