@@ -14,7 +14,7 @@ from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Ok, Unknown
-from rolloutd.ports.border import answering_for
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.state import State
 
 
@@ -49,7 +49,8 @@ async def _look(
         async with asyncio.timeout(spec.timeout_s):
             ctx = await step_context(state, gear, rollout, node, spec, step=spec.name, number=number)
             with answering_for(f"probe {spec.kind}"):
-                return await gear.probes[spec.kind].look(ctx)
+                said = await gear.probes[spec.kind].look(ctx)
+            return answer_of(f"probe {spec.kind}", said, Ok, Busy, Unknown)
     except TimeoutError:
         why = f"no answer within {spec.timeout_s:.0f} s"
     except (RolloutdError, OSError) as error:

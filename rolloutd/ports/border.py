@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rolloutd.errors import AdapterFailed, RolloutdError
 
 log = logging.getLogger("rolloutd.ports")
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -31,3 +34,10 @@ def answering_for(adapter: str) -> Iterator[None]:
     except Exception as error:
         log.exception("%s: unexpected error", adapter)
         raise AdapterFailed(f"{adapter}: unexpected {type(error).__name__}: {error}") from error
+
+
+def answer_of(adapter: str, said: T, *answers: type[object]) -> T:
+    """Return what an adapter said; raises AdapterFailed where that is none of the answers of its port."""
+    if not isinstance(said, answers):
+        raise AdapterFailed(f"{adapter}: answered with {said!r:.80}, which is no answer")
+    return said

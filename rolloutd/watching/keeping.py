@@ -16,8 +16,8 @@ from machines.stands import held
 from machines.states import Phase
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import Keeping, Ok
-from rolloutd.ports.border import answering_for
+from rolloutd.ports import Busy, Failed, Keeping, Ok, Unknown
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.watching.keeping")
@@ -70,13 +70,15 @@ class Kept:
 
     async def _try(self, seen: Observation) -> None:
         try:
-            isolator = self._gear.isolators[seen.kept]
-            assert isinstance(isolator, Keeping)
+            with answering_for(f"isolator {seen.kept}"):
+                isolator = self._gear.isolators[seen.kept]
+                assert isinstance(isolator, Keeping), f"{seen.kept} keeps no nodes"
             # Written first: whoever was deposed meanwhile must not touch it.
             event = NodeLetGo(seen.node, seen.kept, self._state.now())
             await self._state.commit([event], cause="nobody holds it any more")
             with answering_for(f"isolator {seen.kept}"):
-                result = await isolator.let_go(self._state.host(seen.node))
+                said = await isolator.let_go(self._state.host(seen.node))
+            result = answer_of(f"isolator {seen.kept}", said, Ok, Failed, Busy, Unknown)
         except (RolloutdError, TimeoutError) as error:
             why = str(error) or "no answer in time"
             log.warning("%s: it could not be put back after its hold: %s", seen.node, why)

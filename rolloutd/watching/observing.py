@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from machines.node import Kind, Observation, Sight
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Host, Observer
-from rolloutd.ports.border import answering_for
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.state import State
 
 log = logging.getLogger("rolloutd.watching.observing")
@@ -71,9 +71,11 @@ class Observing:
         for observer in self._observers:
             try:
                 with answering_for("an observer"):
-                    seen = await observer.observe(hosts)
-                for observation in seen:
-                    told[observation.node] = _worse(told[observation.node], observation)
+                    seen = list(await observer.observe(hosts))
+                for each in seen:
+                    observation = answer_of("an observer", each, Observation)
+                    if observation.node in told:  # of others nobody has asked it
+                        told[observation.node] = _worse(told[observation.node], observation)
             except (RolloutdError, TimeoutError) as error:
                 log.warning("an observer failed: %s", str(error) or "no answer in time")
         return told

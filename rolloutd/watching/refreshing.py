@@ -14,7 +14,7 @@ from machines.events import Event, NodesGone, NodesSeen
 from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
 from rolloutd.ports import Found, Inventory
-from rolloutd.ports.border import answering_for
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.state import SourceState, State
 from rolloutd.watching.merging import Merged, merge
 
@@ -84,7 +84,8 @@ class Refreshing:
             try:
                 async with asyncio.timeout(SOURCE_LIMIT_S):
                     with answering_for(f"inventory {name}"):
-                        found = await inventory.refresh()
+                        said = list(await inventory.refresh())
+                    found = [answer_of(f"inventory {name}", each, Found) for each in said]
                 if not found:
                     raise SourceFailed(f"{name} answered with no node at all; its nodes stay as last known")
             except (RolloutdError, TimeoutError) as error:

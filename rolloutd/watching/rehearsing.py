@@ -14,8 +14,8 @@ from machines.prospects import Prospect
 from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import Busy, Rehearsal
-from rolloutd.ports.border import answering_for
+from rolloutd.ports import Busy, Ok, Rehearsal
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.state import State
 
 AT_ONCE = 8
@@ -63,7 +63,8 @@ class Rehearsing:
                         self._state, self._gear, asked.rollout, asked.node, spec, step=spec.name
                     )
                     with answering_for(f"isolator {spec.kind}"):
-                        result = await isolator.could(ctx)
+                        said = await isolator.could(ctx)
+                    result = answer_of(f"isolator {spec.kind}", said, Ok, Busy)
                     if isinstance(result, Busy):
                         return False, result.text
         except (RolloutdError, TimeoutError) as error:

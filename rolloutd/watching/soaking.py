@@ -20,7 +20,7 @@ from rolloutd.driving.contexts import step_context
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
-from rolloutd.ports.border import answering_for
+from rolloutd.ports.border import answer_of, answering_for
 from rolloutd.privacy import guarded
 from rolloutd.state import State
 
@@ -63,7 +63,8 @@ class Soaking:
         try:
             ctx = await step_context(self._state, self._gear, rollout, node, spec, step=f"soak.{spec.name}")
             with answering_for(f"check {spec.kind}"):
-                return await self._gear.checks[spec.kind].check(ctx)
+                said = await self._gear.checks[spec.kind].check(ctx)
+            return answer_of(f"check {spec.kind}", said, Ok, Failed, Unknown)
         except StoreFailed:
             raise  # our disk says nothing of the node
         except (RolloutdError, TimeoutError) as error:

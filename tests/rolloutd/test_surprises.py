@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from machines.decision import Rehearse
 from machines.node import Observation, Sight
+from machines.plan import StepSpec
 from rolloutd.driving.gear import Gear
+from rolloutd.driving.probing import look_for_traffic
 from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.notifying import TRIES, Notifying
 from rolloutd.ports import Busy, Found, Host, Ok, StepContext, Unknown
@@ -165,6 +169,97 @@ async def test_a_watch_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
                 inside.clock.advance(ANEW_AFTER_S)
         keeping.cancel()
         assert "the watch of ams broke and is begun anew: watch ams: unexpected KeyError" in caplog.text
+
+
+class Strange(Surprised):
+    """Every port again; each answer is of another shape than its port names."""
+
+    async def observe(self, hosts: Sequence[Host]) -> Any:
+        return ["p1"]
+
+    async def let_go(self, host: Host) -> Any:
+        return None
+
+    async def refresh(self) -> Any:
+        return ["p1"]
+
+    async def could(self, ctx: StepContext) -> Any:
+        return False
+
+    async def check(self, ctx: StepContext) -> Any:
+        return True
+
+    async def look(self, ctx: StepContext) -> Any:
+        return "idle"
+
+
+async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        state, strange = inside.state, Strange()
+        adapters = gear(inside)
+        adapters = replace(
+            adapters,
+            isolators={"command": strange},
+            checks={"reachable": strange},
+            probes={"kubernetes": strange},
+        )
+        await Observing(state, [strange]).look(["p1"])
+        assert (seen := state.index.observation("p1")) is not None
+        assert seen.sight is Sight.UNKNOWN
+
+        spec = state.index.rollout(rollout).plan.verify[0]
+        said = await Soaking(state, adapters).judge((rollout, "p1"), spec)
+        assert said == Unknown("check reachable: answered with True, which is no answer")
+
+        probe = StepSpec("traffic.0.kubernetes", "kubernetes")
+        assert isinstance(await look_for_traffic(state, adapters, rollout, "p1", probe), Unknown)
+
+        async with asyncio.TaskGroup() as tasks:
+            Rehearsing(state, adapters).ask(tasks, [Rehearse(rollout, "p1")])
+        told = state.index.prospects.fresh(state.index.target(rollout, "p1"), state.now())
+        assert told is not None
+        assert told.can is None
+
+        known = set(state.index.nodes)
+
+        async def nothing() -> None:
+            return None
+
+        await Refreshing(state, [strange], nothing).refresh()
+        assert set(state.index.nodes) == known
+        assert "which is no answer" in state.sources["ams"].error
+
+
+class Talkative(Surprised):
+    """An observer that also tells of nodes which nobody asked for."""
+
+    async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
+        return [Observation(name, Sight.UP, 2e9) for name in ("p1", "moon")]
+
+
+async def test_an_observer_that_tells_of_a_node_nobody_knows(tmp_path: Path) -> None:
+    async with house(tmp_path) as inside:
+        await Observing(inside.state, [Talkative()]).look(["p1"])
+        seen = inside.state.index.observation("p1")
+        assert seen is not None
+        assert seen.sight is Sight.UP
+        assert inside.state.index.observation("moon") is None
+
+
+@pytest.mark.parametrize("kind", ["command", "haproxy"])
+async def test_a_kept_node_whose_isolator_keeps_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async with house(tmp_path) as inside:
+        inside.state.index.observed([Observation("p1", Sight.DOWN, inside.state.now(), kept=kind)], 0.0)
+        adapters = replace(gear(inside), isolators={"command": FakeIsolator()})
+        async with asyncio.TaskGroup() as tasks:
+            Kept(inside.state, adapters).ask(tasks)
+            while not inside.clock.sleepers:
+                await asyncio.sleep(0)
+            inside.clock.advance(AGAIN_S)
+        assert "could not be put back after its hold" in caplog.text
 
 
 def test_what_is_raised_on_purpose_passes() -> None:
