@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from machines.amend import amendments
 from machines.checks import checks_of
 from machines.decision import Decision, Look
 from machines.events import Event, GateOpened, LookedCurrent, PhaseMoved, RolloutEnded
@@ -63,7 +62,7 @@ class Daemon:
         self._drivers: dict[tuple[str, str], Driver] = {}
         self._looks: set[tuple[str, str]] = set()
         self._observing = Observing(state, observers)
-        self._refreshing = Refreshing(state, inventories, self._amend)
+        self._refreshing = Refreshing(state, inventories)
         self._soaking = Soaking(state, gear)
         self._rehearsing = Rehearsing(state, gear)
         self._kept = Kept(state, gear)
@@ -236,8 +235,3 @@ class Daemon:
 
     def _watch_soaks(self) -> None:
         self._soaking.watch(self._tasks)
-
-    async def _amend(self) -> None:
-        """After a refresh: who joined, who left, who changed team or pool."""
-        async with self._state.deciding() as commit:
-            await commit(amendments(self._state.index, self._state.now()), "inventory changed")

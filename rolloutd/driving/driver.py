@@ -141,8 +141,6 @@ class Driver:
             await self._stuck(f"unexpected {type(error).__name__}: {error}")
         else:
             self._state.lasting.pop(self._subject, None)
-            if not isinstance(action, actions.Wait):
-                self._state.trouble = ""
         return True
 
     async def _stuck(self, why: str) -> None:

@@ -184,6 +184,7 @@ class State:
         except TenureLost:
             self.deposed.set()
             raise
+        self.trouble = ""
         self.committed(events, asyncio.get_running_loop().time() - began)
         self._applied(events, entries, actor, cause)
         return entries

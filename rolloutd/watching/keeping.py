@@ -13,7 +13,7 @@ import logging
 from machines.events import NodeLetGo
 from machines.node import Observation
 from machines.stands import held
-from machines.states import Phase
+from machines.states import BUSY, Phase
 from rolloutd.driving.gear import Gear
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Failed, Keeping, Ok, Unknown
@@ -55,9 +55,11 @@ class Kept:
         index = self._state.index
         if index.limits.observe_only or seen.node not in index.nodes:
             return False
+        targets = index.targets_on(seen.node)
         if seen.foreign and held(index, seen.node) is not None:
             return False
-        return not any(each.isolated or each.phase is Phase.FAILED for each in index.targets_on(seen.node))
+        ours = (each.phase in BUSY or each.phase is Phase.FAILED or each.isolated for each in targets)
+        return not any(ours)
 
     async def _let_go(self, seen: Observation) -> None:
         try:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
+from machines.amend import amendments
 from machines.events import Event, NodesGone, NodesSeen
 from machines.node import Kind, Node
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
@@ -30,12 +31,9 @@ SOURCE_LIMIT_S = 120.0
 class Refreshing:
     """The inventory sources, and what they said last."""
 
-    def __init__(
-        self, state: State, inventories: Sequence[Inventory], amend: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, state: State, inventories: Sequence[Inventory]) -> None:
         self._state = state
         self._inventories = tuple(inventories)
-        self._amend = amend
         self._found: dict[str, Sequence[Found]] = {}
         self._failing: set[str] = set()
         self._next: set[str] = set()
@@ -66,7 +64,6 @@ class Refreshing:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
                 await self._commit()
-                await self._amend()
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.trouble = str(failure)
@@ -129,9 +126,11 @@ class Refreshing:
             events.append(NodesSeen(changed, {node.name: connections[node.name] for node in changed}))
         if gone:
             events.append(NodesGone(gone))
-        if events:
-            await self._state.commit(events, cause="inventory refreshed")
-        self._state.connect(connections, gone)
+        # Nobody decides between the two: a target's team and pools are those of its node.
+        async with self._state.deciding() as commit:
+            await commit(events, "inventory refreshed")
+            self._state.connect(connections, gone)
+            await commit(amendments(self._state.index, self._state.now()), "inventory changed")
 
     def _tell(self, merged: Merged) -> None:
         """Let everybody see which sources have nodes that were refused, and what nodes are called."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from machines.events import Frozen, NodeOrdered, RolloutCancelled, RolloutDeleted, Unfrozen
+from machines.moves import move
+from machines.node import Observation, Sight
 from machines.reconcile import BUSY_RETRY_S
 from machines.rollout import Actor, ActorKind, Order
 from machines.states import Outcome, Phase, Trigger
@@ -17,7 +19,8 @@ from machines.windows import Freeze
 from rolloutd.daemon import Daemon
 from rolloutd.driving.driver import Driver
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import Busy, Ok, StepContext, StepResult
+from rolloutd.ports import Busy, Host, Ok, StepContext, StepResult
+from rolloutd.watching.keeping import AGAIN_S, Kept
 from tests.contracts.twins.check import FakeCheck
 from tests.contracts.twins.clock import FakeClock
 from tests.contracts.twins.isolator import FakeIsolator
@@ -211,3 +214,54 @@ async def test_a_node_that_cannot_be_isolated_is_put_back_no_later(tmp_path: Pat
             inside.clock.advance(BUSY_RETRY_S)
         assert driving.done()
         assert inside.state.index.target(rollout, "p1").put_backs == 1
+
+
+# -- what is said while the disk is full, and after -----------------------------------
+
+
+async def test_trouble_with_the_store_is_over_once_it_writes_again(tmp_path: Path) -> None:
+    """No node is at work, whose driver could tell."""
+    async with house(tmp_path, store=slow) as inside:
+        now = inside.clock.now()
+        await inside.commit(Frozen(Freeze("f1", "all", "because", "olga", now, None)))
+        daemon = daemon_of(inside, gear_of(inside, tmp_path))
+        rollout = await inside.submit()
+        await inside.vote("olga", rollout, "start")
+        store_of(inside).failure = StoreFailed("no space left on device")
+        async with running(daemon):
+            await until(inside, lambda: inside.state.trouble)
+            store_of(inside).failure = None
+            daemon.turn()
+            await until(inside, lambda: inside.state.index.rollout(rollout).opened)
+            assert inside.state.troubles() == ()
+
+
+# -- who is kept for a hold ------------------------------------------------------------
+
+
+class Keeper(FakeIsolator):
+    """An isolator that keeps nodes for whoever holds them."""
+
+    async def let_go(self, host: Host) -> Ok:
+        """Put the node back in service."""
+        self.acts.append((host.name, "let go"))
+        return Ok()
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_a_kept_node_is_not_let_go_while_it_is_being_isolated(tmp_path: Path, at_work: bool) -> None:
+    """It failed in service, its hold was released, and a person ordered its rollback."""
+    async with house(tmp_path) as inside:
+        rollout = await inside.start()
+        keeper = Keeper()
+        if at_work:
+            await inside.fail(rollout, "p1", isolated=False)
+            failed = inside.state.index.target(rollout, "p1")
+            await inside.commit(move(failed, Trigger.ROLLBACK_ORDERED, inside.clock.now()))
+        now = inside.clock.now()
+        inside.state.index.observed([Observation("p1", Sight.DOWN, now, kept="command")], now)
+        async with asyncio.TaskGroup() as tasks:
+            Kept(inside.state, gear_of(inside, tmp_path, keeper)).ask(tasks)
+            await turns(10)
+            inside.clock.advance(AGAIN_S)
+        assert keeper.acts == ([] if at_work else [("p1", "let go")])

@@ -14,7 +14,8 @@ from machines.node import Kind
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, PROVIDER_ID, Found
 from rolloutd.watching.refreshing import Refreshing
-from tests.rolloutd.control_house import House, house
+from tests.rolloutd.control_house import NODES, House, house
+from tests.rolloutd.slow_house import slow
 
 
 @dataclass
@@ -37,10 +38,7 @@ class Source:
 async def told(inside: House, *sources: Source) -> dict[str, dict[str, str]]:
     """Let a daemon with these sources ask them, and return the nodes it knows with their labels."""
 
-    async def nothing() -> None:
-        return None
-
-    await Refreshing(inside.state, sources, nothing).refresh()
+    await Refreshing(inside.state, sources).refresh()
     known: dict[str, Any] = {name: dict(node.labels) for name, node in inside.state.index.nodes.items()}
     return known
 
@@ -137,17 +135,13 @@ class Cluster(Source):
         ]
 
 
-async def nothing() -> None:
-    return None
-
-
 async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rolloutd.watching.refreshing.SOON_S", 0.01)
     async with house(tmp_path) as inside:
         slow, quick = Slow("slow", {"s9": {}}), Source("quick", {"q9": {}})
-        refreshing = Refreshing(inside.state, (slow, quick), nothing)
+        refreshing = Refreshing(inside.state, (slow, quick))
         waiting = asyncio.create_task(refreshing.refresh())
         await slow.asked.wait()
         while "q9" not in inside.state.index.nodes:
@@ -164,7 +158,7 @@ async def test_a_source_that_hangs_is_given_up_and_says_so(
 ) -> None:
     monkeypatch.setattr("rolloutd.watching.refreshing.SOURCE_LIMIT_S", 0.01)
     async with house(tmp_path) as inside:
-        await Refreshing(inside.state, (Slow("slow", {}), Source("quick", {"q9": {}})), nothing).refresh()
+        await Refreshing(inside.state, (Slow("slow", {}), Source("quick", {"q9": {}}))).refresh()
         assert "q9" in inside.state.index.nodes
         assert "no answer within" in inside.state.sources["slow"].error
 
@@ -214,3 +208,24 @@ async def test_a_node_that_left_its_cluster_is_gone_though_another_source_lists_
         ams.nodes = None
         await told(inside, hosts, ams)
         assert inside.state.index.nodes["w2"].kind is Kind.KUBERNETES
+
+
+async def test_nobody_decides_between_a_change_of_a_node_and_that_of_its_targets(tmp_path: Path) -> None:
+    """A node changes its team; its windows are those of the new one from the same moment on."""
+    async with house(tmp_path, store=slow) as inside:
+        rollout, index = await inside.start(), inside.state.index
+        apart: list[str] = []
+
+        async def look_on() -> None:
+            while True:
+                async with inside.state.deciding():
+                    apart.extend(t.node for t in index.targets(rollout) if index.nodes[t.node].team != t.team)
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look_on())
+        labels = {node.name: dict(node.labels) for node in NODES} | {"p1": {"team": "search", "rack": "r1"}}
+        await Refreshing(inside.state, (Source("hosts", labels),)).refresh()
+        looking.cancel()
+        await asyncio.wait({looking})
+        assert index.target(rollout, "p1").team == "search"
+        assert not apart

@@ -82,10 +82,7 @@ async def test_an_inventory(tmp_path: Path) -> None:
     async with house(tmp_path) as inside:
         known = set(inside.state.index.nodes)
 
-        async def nothing() -> None:
-            return None
-
-        await Refreshing(inside.state, [Surprised()], nothing).refresh()
+        await Refreshing(inside.state, [Surprised()]).refresh()
         assert set(inside.state.index.nodes) == known
         assert inside.state.sources["ams"].error == "inventory ams: unexpected KeyError: 'metadata'"
 
@@ -223,10 +220,7 @@ async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest
 
         known = set(state.index.nodes)
 
-        async def nothing() -> None:
-            return None
-
-        await Refreshing(state, [strange], nothing).refresh()
+        await Refreshing(state, [strange]).refresh()
         assert set(state.index.nodes) == known
         assert "which is no answer" in state.sources["ams"].error
 
