@@ -75,9 +75,12 @@ class Kept:
             with answering_for(f"isolator {seen.kept}"):
                 isolator = self._gear.isolators[seen.kept]
                 assert isinstance(isolator, Keeping), f"{seen.kept} keeps no nodes"
-            # Written first: whoever was deposed meanwhile must not touch it.
-            event = NodeLetGo(seen.node, seen.kept, self._state.now())
-            await self._state.commit([event], cause="nobody holds it any more")
+            async with self._state.deciding() as commit:
+                if not self._may_go(seen):
+                    return  # somebody holds it again, or has it in hand
+                # Written first: whoever was deposed meanwhile must not touch it.
+                event = NodeLetGo(seen.node, seen.kept, self._state.now())
+                await commit([event], "nobody holds it any more")
             with answering_for(f"isolator {seen.kept}"):
                 said = await isolator.let_go(self._state.host(seen.node))
             result = answer_of(f"isolator {seen.kept}", said, Ok, Failed, Busy, Unknown)

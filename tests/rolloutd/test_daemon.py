@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from machines.events import Frozen, NodeOrdered, RolloutCancelled, RolloutDeleted, Unfrozen
+from machines.events import Frozen, HoldTaken, NodeOrdered, RolloutCancelled, RolloutDeleted, Unfrozen
 from machines.moves import move
 from machines.node import Observation, Sight
 from machines.reconcile import BUSY_RETRY_S
-from machines.rollout import Actor, ActorKind, Order
+from machines.rollout import Actor, ActorKind, Hold, Order
 from machines.states import Outcome, Phase, Trigger
 from machines.windows import Freeze
 from rolloutd.daemon import Daemon
@@ -265,3 +265,19 @@ async def test_a_kept_node_is_not_let_go_while_it_is_being_isolated(tmp_path: Pa
             await turns(10)
             inside.clock.advance(AGAIN_S)
         assert keeper.acts == ([] if at_work else [("p1", "let go")])
+
+
+async def test_a_kept_node_that_is_held_again_in_that_moment_is_not_let_go(tmp_path: Path) -> None:
+    async with house(tmp_path, store=slow) as inside:
+        keeper, now = Keeper(), inside.clock.now()
+        seen = Observation("p1", Sight.DOWN, now, foreign=True, kept="command")
+        inside.state.index.observed([seen], now)
+        hold = HoldTaken(Hold("p1", "person", "olga", OLGA, "because", now))
+        holding = asyncio.create_task(inside.commit(hold))
+        await turns(3)
+        async with asyncio.TaskGroup() as tasks:
+            Kept(inside.state, gear_of(inside, tmp_path, keeper)).ask(tasks)
+            await turns(50)
+            inside.clock.advance(AGAIN_S)
+        await holding
+        assert keeper.acts == []
