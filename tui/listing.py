@@ -146,9 +146,18 @@ class Listing(Drawing, ScrollView, can_focus=True):
             super().__init__()
             self.listing = listing
 
-    def __init__(self, *, id: str, row_height: int = 1, marker: bool = True) -> None:  # noqa: A002
+    def __init__(
+        self,
+        *,
+        id: str,  # noqa: A002
+        row_height: int = 1,
+        marker: bool = True,
+        rests_on_top: bool = False,
+    ) -> None:
         super().__init__(id=id)
         self._rows: Rows | None = None
+        # What comes on top is what wants a person: a cursor that nobody has moved yet is to be there.
+        self._rests_on_top = rests_on_top
         self._height = row_height
         self._marker = marker
         self.cursor = 0
@@ -180,8 +189,8 @@ class Listing(Drawing, ScrollView, can_focus=True):
         if not count:
             self.cursor, self.cursor_key = 0, ""
             return
-        here = min(self.cursor, count - 1)
-        if self.cursor_key and self._rows.key(here) != self.cursor_key:
+        here = 0 if self._rests_on_top else min(self.cursor, count - 1)
+        if not self._rests_on_top and self.cursor_key and self._rows.key(here) != self.cursor_key:
             found = next((row for row in range(count) if self._rows.key(row) == self.cursor_key), None)
             here = here if found is None else found
         self._put_cursor(self._nearest(here, 1), follow=False)
@@ -255,6 +264,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def action_move(self, by: int) -> None:
         """Move the cursor to the next row that can have it."""
+        self._rests_on_top = False
         if self._rows is None or not len(self._rows):
             return
         row = self.cursor + by
@@ -267,6 +277,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def action_page(self, by: int) -> None:
         """Move by what fits."""
+        self._rests_on_top = False
         if self._rows is None or not len(self._rows):
             return
         step = max(1, self.scrollable_content_region.height // self._height - 1)
@@ -275,6 +286,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def action_jump(self, row: int) -> None:
         """Move to the first or the last row."""
+        self._rests_on_top = False
         if self._rows is not None and len(self._rows):
             self._put_cursor(self._nearest(row % len(self._rows), 1 if row == 0 else -1))
             # Rows that came just now can be scrolled to only once they are laid out.
@@ -282,6 +294,7 @@ class Listing(Drawing, ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor where the mouse is; twice opens."""
+        self._rests_on_top = False
         if self._rows is None:
             return
         row = (event.y + self.scroll_offset.y) // self._height

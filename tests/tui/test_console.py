@@ -210,6 +210,19 @@ async def test_proceed_is_bound_to_the_failures_that_were_shown(place: Path) -> 
     assert world.calls[0][2]["shown"] == ["sea001-01#1"]
 
 
+async def test_what_wants_a_person_comes_under_a_cursor_that_nobody_has_moved(place: Path) -> None:
+    world = running()
+    async with console(world, place) as (_, pilot, _voice):
+        await pilot.press("enter")
+        await shows(pilot, "▌ ◑ pay000-01")
+        world.move("sea001-01", "failed", failure="no route to host")
+        await shows(pilot, "▌◆ proceed of kernel-x7k2p")
+        await pilot.press("down")
+        await shows(pilot, "▌ ✗ sea001-01")
+        world.move("med002-01", "failed", failure="no route to host")
+        await shows(pilot, "FAILED 2", "▌ ✗ sea001-01")
+
+
 async def test_a_failed_node_is_opened_where_it_is_judged(place: Path) -> None:
     async with console(broken(), place) as (app, pilot, _):
         await pilot.press("2")

@@ -66,7 +66,7 @@ class RolloutPage(Page):
     def body(self) -> Iterator[Widget]:
         """Yield the head and the two halves."""
         yield Banner(self._head, id="head", lines=3)
-        yield Container(Listing(id="now"), Listing(id="pools"), id="body")
+        yield Container(Listing(id="now", rests_on_top=True), Listing(id="pools"), id="body")
 
     def on_mount(self) -> None:
         """Have the nodes asked for."""
