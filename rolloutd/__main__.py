@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rolloutd import __version__
-from rolloutd.errors import AlreadyRunning, InvalidFile, RolloutdError
+from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.service.logs import FORMS, set_up
+from rolloutd.service.systemd import Service
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
@@ -52,14 +53,19 @@ def main(argv: list[str] | None = None) -> int:
     except InvalidFile as invalid:
         for mistake in invalid.mistakes:
             sys.stderr.write(f"{mistake}\n")
+        _tell(str(invalid.mistakes[0]), judging=options.check)
         return EXIT_USAGE
-    except AlreadyRunning as other:
-        sys.stderr.write(f"rolloutd: {other}\n")
-        return EXIT_REFUSED
     except RolloutdError as error:
         sys.stderr.write(f"rolloutd: {error}\n")
+        _tell(str(error), judging=options.check)
         return EXIT_REFUSED
     return 0
+
+
+def _tell(why: str, *, judging: bool) -> None:
+    """Leave the reason of the end in the status, where it is looked for; a judgement is not the service's."""
+    if not judging:
+        Service.of().status(f"ENDED: {why}")
 
 
 def _checked(settings: Settings) -> int:

@@ -108,11 +108,8 @@ class Reloading:
             log.error("%s", mistake)
         first, more = invalid.mistakes[0], len(invalid.mistakes) - 1
         rest = f" and {more} more" if more else ""
-        self._state.lasting[MISTAKES] = (
-            f"the new settings have mistakes and the old ones stay: {first.file}:{first.line}:"
-            f" {first.path}: {first.message}{rest}"
-        )
-        log.error("the settings have %d mistakes: the old ones stay", len(invalid.mistakes))
+        self._state.lasting[MISTAKES] = f"the new settings have mistakes and the old ones stay: {first}{rest}"
+        log.error("the new settings have mistakes (%d): the old ones stay", len(invalid.mistakes))
 
     def _tell_restart(self, keys: tuple[str, ...]) -> None:
         if not keys:

@@ -271,7 +271,7 @@ def load(path: Path | None) -> Settings:
     """Read the settings file and what stands in `config.d` beside it; None means all defaults.
 
     Raises InvalidFile with every mistake of every file, also when a file
-    cannot be read.
+    cannot be read, and when there are files and all of them are empty.
     """
     if path is None:
         return Settings()
@@ -286,6 +286,9 @@ def load(path: Path | None) -> Settings:
     root = roots[0]
     for other in roots[1:]:
         root = _merged(root, other)
+    if not root.children and not mistakes:
+        # A file that was cut off by a full disk or a slip would take teams, pools and inventory away.
+        raise InvalidFile((_unreadable(path, "nothing", "at least one key, here or in config.d"),))
     _resolve_paths(root)
     settings = check(Settings, Document(str(path), root, tuple(mistakes)), FORMAT)
     settings._files = tuple(files)

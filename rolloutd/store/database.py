@@ -120,6 +120,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def is_current(connection: sqlite3.Connection) -> bool:
+    """Say whether a database is as this version writes it; a start brings an older one up to date."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(version == len(_migrations()))
+
+
 def failure(error: Exception, path: Path) -> StoreFailed:
     """Return what a person should know and do about an error of SQLite or the file system."""
     unreadable = "SQLITE_CORRUPT" if isinstance(error, UnicodeError) else ""

@@ -67,13 +67,13 @@ def restore(state_dir: Path, copy: Path) -> Restored:
     copy is damaged or its audit chain is broken, OSError.
     """
     if not copy.is_file():
-        raise StoreFailed(f"there is no file {copy}")
+        raise StoreFailed(f"{copy} is no file" if copy.exists() else f"there is no file {copy}")
     owner = _owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = lock.StateLock(state_dir, time.time())
     try:
         target = state_dir / database.FILE_NAME
-        source = database.open_reader(copy)
+        source = _source(copy)
         with closing(source), _draft(target) as draft:
             _copy(source, draft)
             verdict = chain.verify(draft)
@@ -90,7 +90,14 @@ def restore(state_dir: Path, copy: Path) -> Restored:
 
 
 def _mind_target(state_dir: Path, target: Path) -> None:
-    """Refuse a copy over the database itself: a daemon would go on writing into a file without a name."""
+    """Refuse a copy over the database itself: a daemon would go on writing into a file without a name.
+
+    And what can be no copy's place.
+    """
+    if target.is_dir():
+        raise StoreFailed(f"{target} is a directory: name a file")
+    if not target.absolute().parent.is_dir():
+        raise StoreFailed(f"there is no directory {target.absolute().parent}: make it, or name another place")
     own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in ("", "-wal", "-shm")]
     place = target.absolute().resolve()
     if any(place == file.absolute().resolve() for file in (*own, state_dir / lock.FILE_NAME)):
@@ -102,6 +109,17 @@ def _existing(state_dir: Path) -> Path:
     if not path.is_file():
         raise StoreFailed(f"there is no database {path}: is this the daemon's configuration?")
     return path
+
+
+def _source(copy: Path) -> sqlite3.Connection:
+    """Open a copy; what is wrong with it concerns no daemon, so it is said in other words."""
+    try:
+        return database.open_reader(copy)
+    except StoreFailed as error:
+        if error.__cause__ is None:
+            raise
+        text = f"{copy} is no sound copy of a database, and nothing was changed ({error.__cause__})"
+        raise StoreFailed(text) from error
 
 
 def _copy(source: sqlite3.Connection, draft: Path) -> None:

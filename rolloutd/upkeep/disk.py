@@ -60,6 +60,11 @@ def ledger(path: Path) -> Iterator[Finding]:
     try:
         with closing(database.open_reader(path)) as connection:
             damage = damage_of(connection)
+            old = (
+                ""
+                if database.is_current(connection)
+                else "; older than this version: a start brings it up to date"
+            )
             verdict = chain.verify(connection)
     except RolloutdError as error:
         yield Finding("database", False, str(error))
@@ -70,9 +75,17 @@ def ledger(path: Path) -> Iterator[Finding]:
     if damage:
         yield Finding("database", False, f"damaged: {damage}; stop the daemon and restore a backup")
     else:
-        yield Finding("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound")
+        yield Finding("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound{old}")
     what = verdict.message if verdict.ok else f"{verdict.message}; keep a copy, and compare with a backup"
     yield Finding("audit", verdict.ok, what)
+
+
+def is_current(path: Path) -> bool:
+    """Say whether there is a database, and one whose content this version's rules can judge."""
+    if not path.exists():
+        return False
+    with closing(database.open_reader(path)) as connection:
+        return database.is_current(connection)
 
 
 def _whose(uid: int) -> str:

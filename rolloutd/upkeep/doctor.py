@@ -34,7 +34,7 @@ from rolloutd.service.footing import lacks
 from rolloutd.service.reloading import Compiler
 from rolloutd.settings import Settings, load
 from rolloutd.store import database, open_store
-from rolloutd.upkeep.disk import ledger, state_dir
+from rolloutd.upkeep.disk import is_current, ledger, state_dir
 from rolloutd.upkeep.finding import Finding
 from rolloutd.upkeep.soundness import faults
 
@@ -110,8 +110,9 @@ async def examine(settings: Settings, told: Told) -> list[Finding]:
     findings = [*state_dir(settings.state_dir), *await asyncio.to_thread(lambda: list(_named(settings)))]
     path = settings.state_dir / database.FILE_NAME
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        findings += await asyncio.to_thread(lambda: list(ledger(path)))
-        if await asyncio.to_thread(path.exists):
+        found = await asyncio.to_thread(lambda: list(ledger(path)))
+        findings += found
+        if found[0].ok and await asyncio.to_thread(lambda: is_current(path)):
             findings.append(await _judged("invariants", lambda: _invariants(settings)))
             findings.append(await _judged("playbooks", lambda: _playbooks(settings)))
     findings.append(await _judged("people", lambda: asyncio.to_thread(_people, settings)))

@@ -1,7 +1,8 @@
 """Brings the inventory up to date: a node is the union of what the sources say of its name.
 
 A source that fails changes nothing: its nodes stay as they were last known, and
-everybody can see since when it fails.
+everybody can see since when it fails.  Nor does it when the settings name no source at
+all: a slip of the pen would be the end of every rollout, for all its nodes had left.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ SOON_S = 2.0
 
 SOURCE_LIMIT_S = 120.0
 """For one source: a dynamic inventory that asks a cloud takes a minute; one that hangs holds only itself."""
+
+
+NO_SOURCE = "inventory"
+"""The subject of what is said in the status while no source is named."""
 
 
 class Refreshing:
@@ -97,6 +102,9 @@ class Refreshing:
         return [inventory.source for inventory in self._inventories]
 
     async def _commit(self) -> None:
+        if not self._inventories:
+            self._miss_all()
+            return
         known = self._state.index.nodes
         silent = {source for source in self._order() if source not in self._found}
         found = [one for source in self._order() for one in self._found.get(source, ())]
@@ -131,6 +139,12 @@ class Refreshing:
             await commit(events, "inventory refreshed")
             self._state.connect(connections, gone)
             await commit(amendments(self._state.index, self._state.now()), "inventory changed")
+
+    def _miss_all(self) -> None:
+        if self._state.index.nodes:
+            self._state.lasting[NO_SOURCE] = (
+                "the settings name no inventory: nodes stay as last known; name one and restart the daemon"
+            )
 
     def _tell(self, merged: Merged) -> None:
         """Let everybody see which sources have nodes that were refused, and what nodes are called."""

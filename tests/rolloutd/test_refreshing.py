@@ -52,6 +52,15 @@ async def test_a_source_that_the_settings_no_longer_name_has_no_say(tmp_path: Pa
         assert await told(inside, renamed) == {"p1": {"team": "search"}}
 
 
+async def test_settings_without_any_source_take_no_node_away(tmp_path: Path) -> None:
+    """Its nodes would have left, and with them every rollout would have ended."""
+    async with house(tmp_path) as inside:
+        old = {"p1": {"team": "payments"}, "p2": {"team": "payments"}}
+        await told(inside, Source("hosts", old))
+        assert await told(inside) == old
+        assert "the settings name no inventory: nodes stay as last known" in "".join(inside.state.troubles())
+
+
 async def test_a_name_that_ansible_reads_as_a_pattern_is_refused_and_the_others_stay(tmp_path: Path) -> None:
     """`--limit '!n1'` is every node but n1, `a,b` two of them, `@a` a file; `../x` is no file's name."""
     odd = ("!n1", "a,b", "@a", "../x", "~n", "w*", "-l", "n 1", "", "n" * 129)

@@ -128,8 +128,18 @@ def test_only_yaml_files_beside_the_settings_count(tmp_path: Path) -> None:
     assert load(main).files == (main,)
 
 
-def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
-    assert load(write(tmp_path, "# all default\n", empty="---\n")).max_parallel == 64
+def test_an_empty_file_beside_others_says_nothing(tmp_path: Path) -> None:
+    main = write(tmp_path, "# all in config.d\n", empty="---\n", teams="max_parallel: 3\n")
+    assert load(main).max_parallel == 3
+
+
+@pytest.mark.parametrize("text", ["", "# cut off\n", "---\n", "{}\n"])
+def test_files_that_say_nothing_at_all_are_a_mistake(tmp_path: Path, text: str) -> None:
+    """Most likely a full disk cut them off: a daemon without teams, pools and inventory helps nobody."""
+    with pytest.raises(InvalidFile) as mistaken:
+        load(write(tmp_path, text, empty=text))
+    (mistake,) = mistaken.value.mistakes
+    assert (mistake.found, mistake.allowed) == ("nothing", "at least one key, here or in config.d")
 
 
 def test_the_team_pool_is_kept_when_others_are_named(tmp_path: Path) -> None:

@@ -64,6 +64,21 @@ def test_a_start_that_cannot_listen_spends_no_epoch(keeper: Keeper, more: dict[s
     assert not (keeper.directory / "state" / "rolloutd.sqlite").exists()
 
 
+@pytest.mark.parametrize(("more", "says"), [({"max_parallel": "many"}, "max_parallel"), ({}, "is damaged")])
+def test_a_start_that_fails_leaves_the_reason_in_the_status(
+    keeper: Keeper, more: dict[str, str], says: str
+) -> None:
+    """`systemctl status` goes on showing what was said last: not that the database is being opened."""
+    keeper.configure(**more)
+    (keeper.directory / "state").mkdir(mode=0o700)
+    (keeper.directory / "state" / "rolloutd.sqlite").write_bytes(b"no database" * 1000)
+    keeper.start()
+    told = keeper.hear(lambda message: message.startswith("STATUS=ENDED"))
+    assert says in told
+    assert keeper.process is not None
+    assert keeper.process.wait() in (1, 2)
+
+
 def test_check_judges_the_settings_and_starts_nothing(keeper: Keeper) -> None:
     """0 for good ones; 2 and every mistake for bad ones."""
     assert keeper.run("--check").returncode == 0

@@ -22,7 +22,7 @@ from machines.events import CallRefused
 from machines.rollout import DAEMON
 from rolloutd import chain
 from rolloutd.service.reloading import Compiler
-from rolloutd.store import open_store
+from rolloutd.store import database, open_store
 from rolloutd.upkeep import copies
 from rolloutd.upkeep.copies import EPOCH_LEAP
 from tests.support.kubetwin import Twin
@@ -341,5 +341,28 @@ async def test_what_is_no_copy_is_not_restored(place: Path, ctl: Ctl, content: b
     await write(place, "one")
     if content is not None:
         (place / "copy.sqlite").write_bytes(content)
-    assert ctl("restore", str(place / "copy.sqlite")).returncode == 1
+    done = ctl("restore", str(place / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "stop the daemon" not in done.stderr
     assert chain.verify(place / "state" / LEDGER).entries == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "says"), [("state", "is a directory"), ("none/x", "there is no directory")]
+)
+async def test_a_backup_that_has_no_place_is_told_so(place: Path, ctl: Ctl, target: str, says: str) -> None:
+    await write(place, "one")
+    done = ctl("backup", str(place / target))
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_database_of_an_older_version(place: Path, ctl: Ctl) -> None:
+    """As between an upgrade's two steps: the daemon that starts next brings it up to date."""
+    path = place / "state" / LEDGER
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        database._migrate(connection, *database._migrations()[0])
+    path.chmod(0o600)
+    done = ctl("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "older than this version: a start brings it up to date" in done.stdout
