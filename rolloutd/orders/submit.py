@@ -95,7 +95,7 @@ async def submit(
         async with state.deciding(who) as commit:
             old = _live(state, made, again=again, supersede=supersede)
             ends = [RolloutCancelled(r.id, who, f"superseded by {rollout}", state.now()) for r in old]
-            stays = {} if again else _settled(state, old, made)
+            stays = {} if again else _settled(state, old, made.digest.change)
             opened = _opened(state, made, rollout, who, done, again=again)
             opened = replace(opened, supersedes=old[-1].id if old else None)
             await commit([*ends, opened], f"plan {made.plan.name} submitted")
@@ -179,12 +179,12 @@ def _live(state: State, made: Draft, *, again: bool, supersede: bool) -> list[Ro
     return live
 
 
-def _settled(state: State, old: Sequence[Rollout], made: Draft) -> dict[str, str]:
+def _settled(state: State, old: Sequence[Rollout], change: str) -> dict[str, str]:
     """Return the nodes that the old rollout brought to this very change, and which rollout it was."""
     return {
         target.node: rollout.id
         for rollout in old
-        if rollout.digest.change == made.digest.change
+        if rollout.digest.change == change
         for target in state.index.targets(rollout.id)
         if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
     }

@@ -20,6 +20,9 @@ from rolloutd.orders.voting import Ballot
 from rolloutd.state import State
 from tests.sim.people import EVERYBODY, OLGA, PATIENCE_S, SAM, People, Person
 
+SUCCESSORS = 2
+"""Rollouts that take over from another one, at most: each walks the whole fleet again."""
+
 UTC = ZoneInfo("UTC")
 
 REGRET_S = 60.0
@@ -32,6 +35,7 @@ class Meddler:
     def __init__(self, people: People) -> None:
         self._people = people
         self._freezes = 0
+        self._successors = 0
 
     async def meddle(self, people: random.Random, pace_s: float) -> None:
         """Do something now and then."""
@@ -122,6 +126,16 @@ class Meddler:
         closed = [name for name, rollout in state.index.rollouts.items() if rollout.closed]
         if closed and people.random() < 0.3:
             await self._people.ask(OLGA, "delete", lambda now: _deleted(now, closed[0]))
+
+    async def _supersede(self, people: random.Random, state: State) -> None:
+        """Submit the same change with another policy, to take over from a rollout that is still going."""
+        going = [rollout for rollout in state.index.rollouts.values() if not rollout.closed]
+        if not going or self._successors >= SUCCESSORS:
+            return
+        self._successors += 1
+        old, name = people.choice(going), f"S{self._successors}"
+        if await self._people.supersede(OLGA, old, name):
+            self._people.world.marks.hit("person:supersede")
 
     async def _stop(self, people: random.Random, state: State) -> None:
         await self._people.steer(_stop, self._people.some(people, state))
@@ -271,5 +285,5 @@ _DEEDS = (
         "freeze",
         "unfreeze",
     ),
-    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team"),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team", "supersede"),
 )

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from machines.events import VoteCast
-from machines.rollout import Actor, ActorKind
-from rolloutd.errors import RolloutdError
-from rolloutd.orders import steering, voting
+from machines.events import RolloutCancelled, VoteCast
+from machines.rollout import Actor, ActorKind, Rollout
+from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from rolloutd.orders import steering, submit, voting
 from rolloutd.orders.steering import Events
 from rolloutd.orders.voting import Ballot
 from rolloutd.state import InvariantBroken, State
+from tests.sim import plans
+from tests.sim.keeper import Keeper
 from tests.sim.life import Life
 from tests.sim.world import World
 
@@ -91,6 +93,38 @@ class People:
         """Let somebody vote."""
         cause = "vote" if ballot.reason == "tests" else "tidy"
         await self.ask(who, cause, lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot))
+
+    async def supersede(self, who: Person, old: Rollout, name: str) -> bool:
+        """Let somebody submit what takes over from a rollout; say whether it was, as far as they know."""
+        life = self.life()
+        if life is None or life.state is None or life.keeper is None:
+            return False
+        task = life.ask(self._superseded(life, life.state, life.keeper, who, old.id, name))
+        await asyncio.wait({task}, timeout=PATIENCE_S)
+        return task.done() and task.exception() is None and task.result()
+
+    async def _superseded(
+        self, life: Life, state: State, keeper: Keeper, who: Person, old: str, name: str
+    ) -> bool:
+        try:
+            content, _ = await keeper.content(old)
+            content = {**content, "spec": {**content["spec"], "soak": 60}}
+            plan = life.compile(content)
+            self.world.court.plans[name] = plan
+            self.world.isolators[name] = tuple(spec.kind for spec in plan.isolate)
+            async with state.deciding(who.actor) as commit:
+                before = state.index.rollout(old)
+                if before.closed:
+                    return False
+                now = state.now()
+                opened = plans.opening(name, content, plan, state.index, who.actor, now, looked=False)
+                settled = submit._settled(state, [before], opened.digest.change)
+                ended = RolloutCancelled(old, who.actor, f"superseded by {name}", now)
+                await commit([ended, replace(opened, supersedes=old)], "submit")
+                await commit(submit._stay(state, name, settled), "stay")
+        except (StoreFailed, NotFound, KeyError):
+            return False
+        return True
 
     # -- small things
 

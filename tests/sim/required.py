@@ -46,7 +46,7 @@ FAULTS = (
 
 DEEDS = (
     *("vote", "vote-of-old", "withdraw", "pause", "resume", "cancel", "retry", "rollback", "skip", "leave"),
-    *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team"),
+    *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
 )
 
 
