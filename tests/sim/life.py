@@ -23,20 +23,19 @@ from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.state.feed import Feed
 from rolloutd.store import SqliteStore, open_store
+from tests.sim.clocks import SimAlarm, SimClock
 from tests.sim.keeper import Keeper
 from tests.sim.loop import Process
+from tests.sim.reach import Reach
+from tests.sim.runner import SimRunner
 from tests.sim.twins import (
     TREE,
-    Reach,
-    SimAlarm,
     SimCheck,
-    SimClock,
     SimCordon,
     SimInventory,
     SimIsolator,
     SimObserver,
     SimProbe,
-    SimRunner,
 )
 from tests.sim.world import KEPT_KIND, World
 

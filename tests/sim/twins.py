@@ -6,15 +6,11 @@ twin belongs to one life and dies with it; the world goes on.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from machines.node import Observation, Sight
-from rolloutd.errors import NodeUnreachable, NotFound, RolloutdError, SourceFailed
+from rolloutd.errors import NodeUnreachable, RolloutdError, SourceFailed
 from rolloutd.ports import (
     Busy,
     Failed,
@@ -22,128 +18,15 @@ from rolloutd.ports import (
     Host,
     Look,
     Ok,
-    RunEvent,
-    RunRequest,
-    RunState,
     StepContext,
     StepResult,
     Unknown,
 )
-from tests.sim.loop import Process
-from tests.sim.world import KEPT_KIND, Machine, Run, World
+from tests.sim.reach import Reach
+from tests.sim.world import KEPT_KIND, World
 
 TREE = Path("/tree")
 """Where the playbooks are said to be; nobody reads it."""
-
-POLL_S = 3.0
-"""How long a look at a run's progress takes, about."""
-
-CLAIM_LIMIT_S = 30.0
-"""How long a wrapper may take to claim its run, as with the real runner."""
-
-
-class SimClock:
-    """ports.Clock on the world's wall clock."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def now(self) -> float:
-        """Return the wall clock, epoch seconds."""
-        return self._world.now()
-
-    async def sleep(self, seconds: float) -> None:
-        """Wait so long, by the monotonic clock."""
-        await asyncio.sleep(seconds)
-
-
-class SimAlarm:
-    """ports.Alarm: instants become delays when they are set, as a timer's do."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-
-    def at(self, key: str, instant: float, poke: Callable[[], None]) -> None:
-        """Poke at the instant."""
-        self.cancel(key)
-        delay_s = max(0.0, instant - self._world.now())
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, poke)
-
-    def every(self, key: str, seconds: float, poke: Callable[[], None]) -> None:
-        """Poke every so many seconds."""
-
-        def again() -> None:
-            if self._world.over:
-                return
-            self._timers[key] = loop.call_later(seconds, again)
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a daemon that is ending takes no more work; timers log it
-                poke()
-
-        self.cancel(key)
-        loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(seconds, again)
-
-    def cancel(self, key: str) -> None:
-        """Forget the key."""
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
-    def close(self) -> None:
-        """Forget all keys."""
-        for key in list(self._timers):
-            self.cancel(key)
-
-
-TAKEOVER_GRACE_S = 1.0
-"""An act that was begun when another daemon took over is on its way; a later one has no excuse."""
-
-
-class Reach:
-    """What one life can reach of the world; `epoch` is its tenure, once it has one."""
-
-    def __init__(self, world: World, process: Process) -> None:
-        self.world = world
-        self.process = process
-        self.epoch = 0
-
-    @property
-    def reigns(self) -> bool:
-        """Whether no later life has taken over: whoever decides does not know what a deposed one sees."""
-        return self.epoch == self.world.epoch
-
-    async def ask(self, node: str) -> Machine:
-        """Connect to a node; raises NodeUnreachable or TimeoutError."""
-        world = self.world
-        machine = world.machines[node]
-        await world.latency(0.3)
-        if world.mischief.chance("ssh-slow", 0.02):
-            await asyncio.sleep(40.0)
-        if world.mischief.chance("ssh-timeout", 0.02):
-            world.court.blemished[node] = world.loop.time()
-            raise TimeoutError(f"{node}: no answer within 60 s")
-        if not machine.up or world.mischief.chance("ssh-refused", 0.03):
-            world.court.blemished[node] = world.loop.time()
-            raise NodeUnreachable(f"{node}: tcp connect refused")
-        return machine
-
-    def mind_tenure(self, label: str) -> None:
-        """Accuse this life if it begins to act although another has taken over."""
-        world = self.world
-        deposed = self.epoch < world.epoch and world.loop.time() > world.taken_over_at + TAKEOVER_GRACE_S
-        if deposed and not world.over:
-            world.court.accuse(f"{self.process.name} acts ({label}) although another daemon has taken over")
-
-    async def effect(
-        self, label: str, act: Callable[[], Any], *, refused: Callable[[], Any], on_its_way: bool = False
-    ) -> Any:
-        """Change something in the world; what is on its way was begun before, and minded then."""
-        if not on_its_way:
-            self.mind_tenure(label)
-        return await self.world.effect(self.process, label, act, refused=refused)
 
 
 class SimIsolator:
@@ -317,90 +200,3 @@ class SimInventory:
             Found(machine.name, self.source, labels=machine.labels, connection={"ansible_host": machine.name})
             for machine in world.listed()
         ]
-
-
-class SimRunner:
-    """ports.Runner: claims, wrappers and handles as the real one has them, less the processes."""
-
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-
-    async def start(self, request: RunRequest) -> str:
-        """Start the run, or find it by its claim; without a claim it is begun under another handle."""
-        world = self._reach.world
-        for number in itertools.count(1):
-            handle = request.run if number == 1 else f"{request.run}~{number}"
-            run = world.runs.get(handle)
-            if run is None:
-                break
-            if run.claimed_by == "wrapper":
-                return handle
-            run.claimed_by = "daemon"
-        world.court.fallible.discard(handle)
-        try:
-            await self._reach.effect(
-                f"start {handle}", lambda: world.spawn(handle, request), refused=self._no_room
-            )
-        except (TimeoutError, OSError):
-            world.court.fallible.add(handle)
-            raise
-        until = asyncio.get_running_loop().time() + CLAIM_LIMIT_S
-        while not world.runs[handle].claimed_by and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.1)
-        return handle
-
-    async def observe(self, handle: str) -> RunState:
-        """Say where the run stands."""
-        run = self._find(handle)
-        if run.result is None and not run.wrapper:
-            return RunState(Unknown(f"the run on {run.request.node} was lost"), run.percent)
-        if isinstance(run.result, Ok):
-            self._reach.world.court.ended_well(handle)
-        return RunState(run.result, run.percent, "a task" if run.percent else "")
-
-    async def wait(self, handle: str) -> RunState:
-        """Return a moment later."""
-        await asyncio.sleep(POLL_S * (0.5 + self._reach.world.chances.latency.random()))
-        return await self.observe(handle)
-
-    async def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        """Nobody reads them here."""
-        nothing: tuple[RunEvent, ...] = ()
-        for event in nothing:
-            yield event
-
-    async def cancel(self, handle: str) -> None:
-        """End every process of the run."""
-        run = self._reach.world.runs.get(handle)
-        if run is None:
-            return
-
-        world = self._reach.world
-        await self._reach.effect(f"cancel {handle}", lambda: world.cancel(run), refused=lambda: None)
-
-    async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
-        """End what older runs left on the node."""
-        world = self._reach.world
-        self._reach.mind_tenure(f"clear {host.name}")
-        await self._reach.ask(host.name)
-
-        def sweep() -> Ok | Failed:
-            world.sweep(host.name, keep, "its processes were ended")
-            return Ok("nothing is left")
-
-        result: Ok | Failed = await self._reach.effect(
-            f"clear {host.name}",
-            sweep,
-            refused=lambda: Failed(f"{host.name}: connection refused"),
-            on_its_way=True,
-        )
-        return result
-
-    def _find(self, handle: str) -> Run:
-        try:
-            return self._reach.world.runs[handle]
-        except KeyError:
-            raise NotFound(f"there is no run {handle}") from None
-
-    def _no_room(self) -> None:
-        raise OSError("no space left on device")
