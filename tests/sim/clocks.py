@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from tests.sim.world import World
 
+TICK_S = 0.0002
+"""How far the wall clock goes on between two readings."""
+
 
 class SimClock:
     """ports.Clock on the world's wall clock."""
@@ -16,7 +19,8 @@ class SimClock:
         self._world = world
 
     def now(self) -> float:
-        """Return the wall clock, epoch seconds."""
+        """Return the wall clock, epoch seconds; no two readings of it are the same."""
+        self._world.skew_s += TICK_S
         return self._world.now()
 
     async def sleep(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ court; before each commit what became of the one before is judged.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +52,8 @@ class Keeper:
             raise StoreFailed("all is over")
         label = "commit " + " ".join(_label(event) for event in events)
         way = world.mischief.way(label)
+        for _ in range(world.chances.latency.randrange(4)):
+            await asyncio.sleep(0)  # a write takes turns of the loop: others may come, and wait
         self.judge()
         if way is Way.CUT_BEFORE:
             await world.cut(self._process)

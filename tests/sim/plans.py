@@ -55,8 +55,8 @@ def shaped(shape: random.Random) -> dict[str, Any]:
         spec["probation"] = "90s"
     if shape.random() < 0.4:
         spec["verify"].append({"ssh": {"run": "serves", "in_service": True}})
-    if shape.random() < 0.5:
-        spec["soak"] = "5m"
+    if shape.random() < 0.7:
+        spec["soak"] = "10m"
     if shape.random() < 0.3:
         spec["max_parallel"] = 2
     if shape.random() < 0.3:
