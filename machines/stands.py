@@ -14,7 +14,7 @@ from typing import Final
 from machines.book import Book
 from machines.moments import stamp
 from machines.node import Observation, Sight
-from machines.rollout import Hold, Target
+from machines.rollout import Hold, Order, Target
 from machines.states import BUSY, Phase
 
 RANK: Final = {"busy": 0, "failed": 1, "isolated": 2, "held": 3, "down": 4, "foreign": 5, "unknown": 6}
@@ -78,6 +78,8 @@ class Stand:
         match self.by:
             case Target(phase=phase) as target if phase in BUSY:
                 return f"{target.node}, when it is done in {target.rollout}"
+            case Target(order=Order.RETURN) as target:
+                return _returning(target)
             case Target(phase=Phase.FAILED) as target:
                 return settling(target, over=self.over)
             case Target(phase=Phase.PENDING) as target:
@@ -94,9 +96,16 @@ class Stand:
 
 def settling(target: Target, *, over: bool) -> str:
     """Say how a failed node is settled; in a rollout that is over it can only be left out."""
+    if target.order is Order.RETURN:
+        return _returning(target)
     if not over:
         return f"rolloutctl retry, skip or rollback {target.rollout} {target.node}"
     return f"rolloutctl skip {target.rollout} {target.node}" + (" --return" if target.isolated else "")
+
+
+def _returning(target: Target) -> str:
+    by = "" if target.order_by is None else f", as {target.order_by.name} has asked"
+    return f"{target.node}, once it is returned{by}"
 
 
 def _releasing(hold: Hold) -> str:

@@ -14,6 +14,7 @@ from machines.events import Event, GateOpened, NodesGone, NodesSeen, StepAction,
 from machines.moves import move
 from machines.plan import GateName
 from machines.rollout import Failure, Order
+from machines.schedule import why
 from machines.stands import Stand
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Answer
@@ -434,6 +435,8 @@ async def test_skip_with_return_waits_for_the_driver(tmp_path: Path) -> None:
         assert inside.state.index.target(rollout, "p1").order is Order.RETURN
         for verb in ("retry", "rollback", "skip"):
             assert await refused(steer(inside, "olga", rollout, verb, "p1")) == (409, "ordered")
+        told = why(inside.state.index, rollout, "p1", inside.state.now())
+        assert told.lifted_by == "p1, once it is returned, as olga has asked"
 
 
 async def test_a_retried_node_that_is_skipped_is_put_back(tmp_path: Path) -> None:

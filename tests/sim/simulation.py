@@ -20,7 +20,7 @@ from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.settings import Settings
 from rolloutd.state import State
 from rolloutd.store import database
-from tests.sim import plans
+from tests.sim import advice, plans
 from tests.sim.caretaker import Caretaker
 from tests.sim.faults import Mischief, Seeded
 from tests.sim.life import Life
@@ -282,12 +282,20 @@ class Simulation:
         """Tidy up: at once where nobody else asks for anything, else once there is peace."""
         while True:
             await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
+            self._heed()
             if self.peace or not self._scene.pace_s:
                 for machine in self.world.machines.values():
                     self.world.uncordon(machine)
                 await self._caretaker.tidy()
             elif self.world.chances.people.random() < self._scene.care:
                 await self._caretaker.care()
+
+    def _heed(self) -> None:
+        """Try what people are told to do."""
+        life = self.newest()
+        if life is not None and life.state is not None and life.epoch == self.world.epoch:
+            for text in advice.refused(life.state):
+                self.world.court.accuse(text)
 
     def _unfinished(self) -> list[str]:
         """Return what has not come to its end yet."""
