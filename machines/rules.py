@@ -70,8 +70,9 @@ def observe_only(index: Index) -> Reason | None:
 def _rejected(index: Index, rollout: Rollout, now: float) -> Reason | None:
     for vote in rollout.votes:
         if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
-            text = f"{vote.actor.name} said no at {vote.gate}: {vote.reason}"
-            by = f"{vote.actor.name}: rolloutctl withdraw {rollout.id} {vote.gate}"
+            after, named = (f" after {vote.wave}", f" --wave {vote.wave}") if vote.wave else ("", "")
+            text = f"{vote.actor.name} said no at {vote.gate}{after}: {vote.reason}"
+            by = f"{vote.actor.name}: rolloutctl withdraw {rollout.id} {vote.gate}{named}"
             return Reason("rejected", text, vote.at, by)
     return None
 

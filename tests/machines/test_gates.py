@@ -133,7 +133,9 @@ def test_a_no_rejects_until_it_is_withdrawn() -> None:
     vote(index, GateName.START, ALICE)
     index.apply(GateOpened("R", GateName.START, "", T0))
     no = vote(index, GateName.CONTINUE, BOB, yes=False, wave="canary")
-    assert why(index, "R", "n1", T0).code == "rejected"
+    told = why(index, "R", "n1", T0)
+    assert (told.code, told.text) == ("rejected", f"bob said no at continue after canary: {no.reason}")
+    assert told.lifted_by == "bob: rolloutctl withdraw R continue --wave canary"
     assert decide(index, T0).starts == ()
     index.apply(VoteWithdrawn("R", no.id, BOB, "it was a mistake", T0))
     assert decide(index, T0).starts != ()

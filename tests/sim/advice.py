@@ -58,7 +58,8 @@ def _approve(state: State, who: Person, words: Sequence[str]) -> object:
 
 def _withdraw(state: State, who: Person, words: Sequence[str]) -> object:
     rollout = state.index.rollout(words[0])
-    return voting.withdraw(state, who, rollout, GateName(words[1]), "tests", team=None, wave=None)
+    wave = words[words.index("--wave") + 1] if "--wave" in words else None
+    return voting.withdraw(state, who, rollout, GateName(words[1]), "tests", team=None, wave=wave)
 
 
 def _resume(state: State, who: Person, words: Sequence[str]) -> object:
