@@ -210,7 +210,7 @@ class Court:
         kind = _MOVES.get(event.trigger)
         if kind is None:
             return
-        fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node}
+        fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
         if event.failure is not None:
             fields |= {"failure": event.failure.id, "signature": event.failure.signature}
         if event.trigger is Trigger.ROLLBACK_ORDERED:
@@ -250,6 +250,7 @@ class Court:
                 self.tell(
                     "vote",
                     rollout=event.rollout,
+                    at=vote.at,
                     id=vote.id,
                     gate=vote.gate.value,
                     wave=vote.wave,
@@ -265,7 +266,7 @@ class Court:
             case VoteWithdrawn():
                 self.tell("withdraw", rollout=event.rollout, id=event.vote)
             case GateOpened():
-                self.tell("open", rollout=event.rollout, gate=event.gate.value, wave=event.wave)
+                self.tell("open", at=event.at, rollout=event.rollout, gate=event.gate.value, wave=event.wave)
 
     def _opened(self, event: RolloutOpened) -> None:
         plan = self.plans[event.rollout]
