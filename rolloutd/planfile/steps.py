@@ -61,7 +61,10 @@ class CommandIsolator(Part):
     undo: Templated = Field(description="Command that puts it back as it was; safe to run again.")
     look: Templated = Field(
         default=ABSENT,
-        description="Command that exits 0 when the node is isolated already. Without it `do` just runs.",
+        description=(
+            "Command that exits 0 when the node is isolated already; where it cannot run, nothing is done. "
+            "Without it `do` just runs."
+        ),
     )
     timeout: Limit = span("5m", "Limit of each command.")
 

@@ -13,7 +13,7 @@ from rolloutd.adapters.kit import InventorySnapshot
 from rolloutd.adapters.playbook_isolator import PlaybookIsolator, run_name
 from rolloutd.adapters.ssh.command import CommandIsolator
 from rolloutd.adapters.ssh.pool import SshShell
-from rolloutd.ports import Failed, Host, Isolator, Ok, Shell, ShellResult, StepContext, Unknown
+from rolloutd.ports import Busy, Failed, Host, Isolator, Ok, Shell, ShellResult, StepContext, Unknown
 from tests.contracts.twins.clock import FakeClock
 from tests.contracts.twins.isolator import FakeIsolator
 from tests.contracts.twins.runner import FakeRunner, FakeWorld, Script
@@ -144,6 +144,15 @@ async def test_undo_gets_what_look_said_before() -> None:
     ctx = replace(ctx, prior=(await isolator.look(ctx)).prior)
     await isolator.undo(ctx)
     assert shell.calls[-1] == ("n1", "restore", "weight 40\n")
+
+
+@pytest.mark.parametrize("status", [126, 127, 137, 255])
+async def test_a_look_that_gave_no_answer_is_no_word_on_the_node(status: int) -> None:
+    shell = FakeShell({"look": ShellResult(status, "", "no such tool\n")})
+    looked = await CommandIsolator(shell, FakeClock()).look(context(Host("n1"), {"look": "look", "do": "x"}))
+    assert isinstance(looked, Busy)
+    assert "`look` did not say whether n1 is isolated" in looked.text
+    assert f"(exit status {status}) (no such tool)" in looked.text
 
 
 async def test_a_command_that_fails_is_failed_and_one_nobody_heard_of_unknown() -> None:

@@ -144,6 +144,28 @@ async def test_secrets_are_in_no_argument_and_in_no_readable_file(real: Real) ->
     assert left == []
 
 
+async def test_a_run_that_never_began_keeps_no_secret(real: Real) -> None:
+    secret = "correct-horse-battery"
+
+    def prepared(name: str) -> RunDir:
+        directory = RunDir(real.runs_dir / name)
+        directory.path.mkdir(parents=True)
+        directory.write_facts({"node": "n0", "connection": {"ansible_become_password": secret}})
+        directory.write(directory.variables_file, {"token": secret})
+        directory.write(directory.inventory_file, {"all": {"vars": {"token": secret}}})
+        return directory
+
+    seen, again, half = prepared("seen"), prepared("r1"), prepared("half")
+    (half.path / "claim").write_text("daemon 1 1 another-boot")
+    runner = real.runner()
+    for handle in ("seen", "half"):
+        assert isinstance((await runner.observe(handle)).result, Unknown)
+    await ended(runner, await runner.start(real.request("ok.yml")))
+    for directory in (seen, again, half):
+        files = [path for path in directory.path.rglob("*") if path.is_file()]
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
 async def test_no_log_hides_a_result_from_the_events(real: Real) -> None:
     state, directory, _ = await play(
         real,

@@ -192,6 +192,33 @@ async def test_the_role_that_we_ship_is_all_we_need_and_no_more(twin: Twin, tmp_
 # -- watches --------------------------------------------------------------------
 
 
+async def test_nothing_is_vouched_for_between_two_watches(twin: Twin, cluster: Cluster) -> None:
+    add_node(twin, "n1")
+    first, opened = asyncio.Event(), asyncio.Event()
+
+    async def held_back() -> None:
+        opened.set()
+        await asyncio.Event().wait()
+
+    def hold_back(asked: Any) -> Awaitable[None] | None:
+        if asked.verb != "watch":
+            return None
+        if first.is_set():
+            return held_back()
+        first.set()
+        asked.query["timeoutSeconds"] = "1.2"
+        return None
+
+    twin.server.interferences.append(hold_back)
+    watch = NodeWatch(cluster, SystemClock(), beat_s=0.05)
+    async with watching(watch) as core:
+        await until(opened.is_set)
+        told = core.last["n1"].at
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await until(lambda: core.last["n1"].at > told)
+
+
 async def test_a_version_too_old_is_listed_again(twin: Twin, cluster: Cluster) -> None:
     add_node(twin, "n1")
     async with watching(NodeWatch(cluster, SystemClock())) as core:

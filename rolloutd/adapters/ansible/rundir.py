@@ -126,8 +126,11 @@ class RunDir:
         return found if isinstance(found, dict) else {}
 
     def take_claim(self) -> bool:
-        """Claim the run for the daemon, so that a late wrapper does not begin it."""
-        return wrapper.claim(str(self.path / "claim"), "daemon", os.getpid())
+        """Claim the run for the daemon: a late wrapper does not begin it, and nothing needs its secrets."""
+        taken = wrapper.claim(str(self.path / "claim"), "daemon", os.getpid())
+        if taken:
+            self.forget_secrets()
+        return taken
 
     def forget_secrets(self) -> None:
         """Remove what only a run under way needs: the fleet's variables, and Ansible's temporary files."""

@@ -269,6 +269,7 @@ class AnsibleRunner:
         claim = run.directory.claim()
         node = run.directory.facts().get("node", "its node")
         if claim is not None and claim.by == "daemon":
+            run.directory.forget_secrets()  # whoever claimed it may have died before it could
             return Unknown(
                 f"the run on {node} was prepared and never began: the daemon or the machine stopped before it"
             )

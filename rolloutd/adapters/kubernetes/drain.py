@@ -150,6 +150,9 @@ class _Pass:
         """Know that the pods can be seen."""
         self._blind = ""
 
+    def ended(self) -> None:
+        """Take the pods for what they were until the next watch: whoever is gone is still waited for."""
+
     def blind(self, why: str) -> None:
         """Know that they cannot."""
         self._blind = why

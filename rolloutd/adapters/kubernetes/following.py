@@ -50,6 +50,10 @@ class Listener(Protocol):
         """Know that the watch is open: what is known is true from now on."""
         ...
 
+    def ended(self) -> None:
+        """Know that the watch is open no more: what happens from now on is told by the next one."""
+        ...
+
     def blind(self, why: str) -> None:
         """Know that nothing can be seen now."""
         ...
@@ -111,12 +115,18 @@ class _Watch:
         events = 0
         async with self._cluster.watch(self._path, query, idle_s=IDLE_S) as stream:
             self._listener.seeing()
-            async for event in stream:
-                if event["type"] == "ERROR":
-                    raise read_watch_error(event["object"])
-                thing = event["object"]
-                self.version = thing["metadata"]["resourceVersion"]
-                events += 1
-                if event["type"] != "BOOKMARK":
-                    self._listener.told(event["type"], thing)
+            try:
+                async for event in stream:
+                    self._take(event)
+                    events += 1
+            finally:
+                self._listener.ended()
         return events
+
+    def _take(self, event: Mapping[str, JSON]) -> None:
+        thing = event["object"]
+        if event["type"] == "ERROR":
+            raise read_watch_error(thing)
+        self.version = thing["metadata"]["resourceVersion"]
+        if event["type"] != "BOOKMARK":
+            self._listener.told(event["type"], thing)

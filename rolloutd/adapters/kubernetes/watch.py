@@ -104,6 +104,10 @@ class NodeWatch:
             self.why_blind = ""
             self._tell(self.nodes.values())
 
+    def ended(self) -> None:
+        """Vouch for nothing until the next watch is open: what was told grows old meanwhile."""
+        self._open = False
+
     def blind(self, why: str) -> None:
         """Know that the cluster cannot be seen."""
         self._open, self.failing = False, True
@@ -149,13 +153,20 @@ class NodeWatch:
         """Ask the server something small, and tell of all nodes again."""
         while True:
             await asyncio.sleep(self._beat_s)
+            why = await self._small_talk() if self._open else ""
+            # The watch may have ended while the server was asked, and an answer is no watch.
             if self._open:
-                try:
-                    await self.cluster.get(NODES, {"limit": "1"})
-                    self.why_blind = ""
-                except (ClusterUnreachable, ApiError) as error:
-                    self.why_blind = f"cluster {self.cluster.name}: {error}"
-            self._tell(self.nodes.values())
+                self.why_blind = why
+            if self._open or self.why_blind:
+                self._tell(self.nodes.values())
+
+    async def _small_talk(self) -> str:
+        """Return why the server does not answer; nothing when it does."""
+        try:
+            await self.cluster.get(NODES, {"limit": "1"})
+        except (ClusterUnreachable, ApiError) as error:
+            return f"cluster {self.cluster.name}: {error}"
+        return ""
 
     async def _announce(self, changed: Callable[[], None]) -> None:
         while True:

@@ -61,9 +61,9 @@ def judge(result: ShellResult, params: Mapping[str, JSON]) -> str | None:
     found, status = result.stdout.strip(), result.exit_status
     if params.get("exit") is not None:
         wanted = int(params["exit"])
-        return None if status == wanted else f"expected exit status {wanted}, found {status}{_said(result)}"
+        return None if status == wanted else f"expected exit status {wanted}, found {status}{said(result)}"
     if status in NEVER_RAN:
-        return f"the command could not be run, exit status {status}{_said(result)}"
+        return f"the command could not be run, exit status {status}{said(result)}"
     if params.get("equals") is not None:
         text = _text(params["equals"])
         if found != text:
@@ -72,7 +72,7 @@ def judge(result: ShellResult, params: Mapping[str, JSON]) -> str | None:
         wrong = _judge_pattern(found, str(params["matches"]))
         if wrong is not None:
             return f"{wrong}{_ended(result)}"
-    return None if status == 0 else f"expected exit status 0, found {status}{_said(result)}"
+    return None if status == 0 else f"expected exit status 0, found {status}{said(result)}"
 
 
 def _judge_pattern(found: str, pattern: str) -> str | None:
@@ -88,7 +88,7 @@ def _text(value: JSON) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def _said(result: ShellResult) -> str:
+def said(result: ShellResult) -> str:
     """Return what the command complained of, where it failed."""
     lines = result.stderr.strip().splitlines()
     return f" ({_cut(lines[-1])})" if result.exit_status != 0 and lines else ""
@@ -96,7 +96,7 @@ def _said(result: ShellResult) -> str:
 
 def _ended(result: ShellResult) -> str:
     """Return how a command ended that failed and printed something else than it should."""
-    return f", exit status {result.exit_status}{_said(result)}" if result.exit_status != 0 else ""
+    return f", exit status {result.exit_status}{said(result)}" if result.exit_status != 0 else ""
 
 
 def _cut(text: str) -> str:

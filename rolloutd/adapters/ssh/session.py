@@ -14,6 +14,8 @@ import asyncssh
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import ShellResult
 
+_Opened = tuple[asyncssh.SSHClientChannel[bytes], asyncssh.SSHClientSession[bytes]]
+
 COMMAND_LENGTH = 120
 """Kept of a command in a sentence: enough to recognise it."""
 
@@ -49,6 +51,12 @@ class Collector(asyncssh.SSHClientSession[bytes]):
         self._status: int | None = None
         self._lost: Exception | None = None
         self.ended = asyncio.Event()
+        self.abandoned = False
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        if self.abandoned:  # the session is open, the command not yet asked for: it never is
+            chan.close()
+            raise NotStartedError("nobody waits for this command any more")
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._outputs[0 if datatype is None else 1].add(data)
@@ -77,10 +85,16 @@ async def run_session(
     connection: asyncssh.SSHClientConnection, command: str, stdin: bytes, limit: int
 ) -> Collector:
     collector = Collector(limit)
+    opening = asyncio.ensure_future(connection.create_session(lambda: collector, command, encoding=None))
     try:
-        channel, _ = await connection.create_session(lambda: collector, command, encoding=None)
+        channel, _ = await asyncio.shield(opening)
     except (asyncssh.Error, OSError) as error:
         raise NotStartedError(str(error)) from error
+    except asyncio.CancelledError:
+        # The node may start the command all the same, so it is ended as soon as it is known to run.
+        collector.abandoned = True
+        opening.add_done_callback(_end_late)
+        raise
     try:
         with contextlib.suppress(BrokenPipeError):  # the command ended without reading
             channel.write(stdin)
@@ -88,10 +102,20 @@ async def run_session(
         await collector.ended.wait()
     finally:
         if not collector.ended.is_set():
-            with contextlib.suppress(OSError):
-                channel.terminate()
-            channel.close()
+            _end(channel)
     return collector
+
+
+def _end(channel: asyncssh.SSHClientChannel[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        channel.terminate()
+    channel.close()
+
+
+def _end_late(opening: asyncio.Future[_Opened]) -> None:
+    """End a command that nobody waits for any more; one that was not started needs no end."""
+    if not opening.cancelled() and opening.exception() is None:
+        _end(opening.result()[0])
 
 
 def _signal_number(name: str) -> int:
