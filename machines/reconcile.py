@@ -185,7 +185,8 @@ class _Asked:
 
     def _ordered_after(self, record: StepRecord) -> bool:
         """Whether a person asked for the node's return after this was tried, as far as the clock can tell."""
-        tried_before = record.at < self.target.ordered_at or self.now < record.at
+        # An order from later than now is from before the clock was set back: what is no later came since.
+        tried_before = record.at < self.target.ordered_at <= self.now or self.now < record.at
         return self.target.order is not None and tried_before
 
     def _stuck(self, step: str, text: str) -> Action:

@@ -100,8 +100,10 @@ def mind_files(path: Path, opened: Files) -> None:
 def _file(path: str) -> tuple[int, int] | None:
     try:
         found = Path(path).stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:  # a refused look must not be the end of whoever writes
+        raise StoreFailed(f"nothing was written: {path} cannot be looked at ({error})") from error
     return found.st_dev, found.st_ino
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from machines.actions import Halt, Isolate, Probe, Undo, Verify
+from machines.actions import Halt, Isolate, Probe, Settle, Undo, Verify
 from machines.events import StepAction, StepRecord, StepState
 from machines.guard import REGAIN_S
 from machines.plan import StepSpec
@@ -57,6 +57,18 @@ def test_a_person_who_asks_again_for_a_return_is_not_answered_with_what_was_trie
     back = (CORDON.name, StepAction.UNDO, 1, StepState.OK, 5.0)
     red = ("return.verify.0.reachable", StepAction.CHECK, 1, StepState.FAILED, 10.0)
     assert asked(target, 21.0 - BACK_S, DONE, back, red) == Verify(ALIVE, red[0], 2)
+
+
+def test_what_was_tried_after_an_order_and_the_clock_is_not_tried_without_end() -> None:
+    target = replace(TARGET, phase=Phase.FAILED, isolated=True, order=Order.RETURN, ordered_at=T0 + 20.0)
+    before, now_s = (CORDON.name, StepAction.UNDO, 1, StepState.FAILED, 10.0), 21.0 - BACK_S
+    assert asked(target, now_s, DONE, before) == Undo(CORDON, 2, None, last=True)
+    since = (CORDON.name, StepAction.UNDO, 2, StepState.FAILED, now_s)
+    told = asked(target, now_s + 1.0, DONE, before, since)
+    assert told == Settle(done=False, text=f"{CORDON.name} could not be undone: why")
+    back = (CORDON.name, StepAction.UNDO, 2, StepState.OK, now_s)
+    green = ("return.verify.0.reachable", StepAction.CHECK, 1, StepState.OK, now_s + 1.0)
+    assert asked(target, now_s + 2.0, DONE, before, back, green) == Settle(done=True, text="returned")
 
 
 def test_a_run_without_isolation_is_ended_no_later() -> None:

@@ -199,6 +199,26 @@ async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: 
     assert chain.verify(store.path).entries == 2
 
 
+async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_path: Path) -> None:
+    """A look that is refused is an answer too, and a directory that is put back is gone on with."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    store = await open_store(home, compile=plan_of)
+    await write(store, opened())
+    home.rename(away)
+    home.write_text("no directory")
+    with pytest.raises(StoreFailed, match=r"moved, removed or replaced"):
+        await write(store, HELD)
+    home.unlink()
+    home.symlink_to(home)  # a look at it fails in another way
+    with pytest.raises(StoreFailed, match=r"cannot be looked at"):
+        await write(store, HELD)
+    home.unlink()
+    away.rename(home)
+    await write(store, HELD)
+    await store.close()
+    assert chain.verify(store.path).entries == 2
+
+
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
 async def test_what_a_removed_log_held_is_saved_by_a_stop(tmp_path: Path, suffix: str) -> None:
     """Somebody takes the log for rubbish while the disk is full: no more is put into it."""

@@ -53,7 +53,7 @@ async def could_drain(cluster: Cluster, node: str, policy: Policy) -> Ok | Busy:
     held = await _rehearse(cluster, found.go)
     if held:
         return Busy(sentences([each.text for each in held]))
-    return Ok(f"of {node} may be evicted now: {count(len(found.go), 'pod')}, which is all")
+    return Ok(f"nothing holds back what is to leave {node} ({count(len(found.go), 'pod')})")
 
 
 async def drain(cluster: Cluster, node: str, policy: Policy, *, for_s: float) -> Ok | Busy:
