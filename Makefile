@@ -19,6 +19,8 @@ DEMO ?=
 TESTS ?= tests
 # make sim SEEDS=100000 for a night
 SEEDS ?= 500
+# Tests wait for ssh and Ansible more than they work, so one more of them than there are cores
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 help:
 	@echo "make demo    a small fleet and a real daemon, in a temporary directory: a change walks to done"
@@ -42,7 +44,7 @@ demo: .venv/installed
 
 test: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime tmux
-	$(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -m "not long" $(TESTS)
+	$(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m "not long" $(TESTS)
 
 # Whole stories over many nodes, and a daemon that is killed fifty times.
 KILLS ?= 50

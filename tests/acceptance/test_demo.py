@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -103,9 +104,7 @@ def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path
     assert list((tmp_path / "home").iterdir()) == []
     assert list((tmp_path / "t").iterdir()) == []
     assert (kept / "state").is_dir()
-    (socket,) = {
-        line.split("--socket ")[1].split()[0] for line in ended.stderr.splitlines() if "--socket" in line
-    }
+    (socket,) = re.findall(r"export ROLLOUTD_SOCKET=(\S+)", ended.stderr)
     assert Path(socket).parent == kept or not Path(socket).parent.exists()
     wait_until_gone(kept)
     again = run(away, "--headless", "--dir", str(kept))
