@@ -1,13 +1,13 @@
-# Everything that is done with a checkout.  `make help` lists it.
+# Development commands; `make help` lists them.
 #
-# Each target makes the virtualenv that it needs: .venv with what is needed to
-# run, .venv-dev with the tools as well.  Both hold exactly what the lock files
-# name, checked by hash; nothing is installed anywhere else.
+# Each target makes the virtualenv that it needs: .venv to run, .venv-dev with
+# the tools too.  Both hold exactly the packages of the lock files, checked by
+# hash; nothing is installed anywhere else.
 
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench lock clean
+.PHONY: sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
 
 export PYTHON
 RUN := .venv/bin
@@ -17,27 +17,27 @@ SOURCES := $(shell find machines rolloutd playbooks tui -type f -not -name '*.py
 # make demo DEMO="--fault n3:maintaining"; make test TESTS=tests/machines
 DEMO ?=
 TESTS ?= tests
-# make sim SEEDS=100000 for a night
+# make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
-# Tests wait for ssh and Ansible more than they work, so one more of them than there are cores
+# Tests mostly wait for ssh and Ansible, so one more worker than there are cores
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
 help:
-	@echo "make demo    a small fleet and a real daemon, in a temporary directory: a change walks to done"
-	@echo "             (DEMO='--fault n3:maintaining' breaks a node; DEMO=--help shows what else)"
-	@echo "make test    all tests (TESTS=tests/machines for some)"
-	@echo "make test-long    whole stories over many nodes; a daemon killed KILLS=50 times"
+	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
+	@echo "                  (DEMO='--fault n3:maintaining' breaks a node; DEMO=--help lists the options)"
+	@echo "make check        style, types, import contracts, documents"
+	@echo "make test         all tests but the long ones (TESTS=tests/machines: only those)"
+	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
 	@echo "make test-web     the console in a headless Chromium"
-	@echo "make screenshots  draw the pictures in docs/console/ anew, some of them by driving the demo in tmux"
-	@echo "make check   what needs no running: style, types, import contracts, documents"
-	@echo "make sim     the daemon under a virtual clock, in a world of faults: known seeds and 500 new ones"
-	@echo "             (SEEDS=100000 for a night; sim-planted: bugs that it must find; sim-coverage: what it reaches)"
-	@echo "make sim-planted  prove that the simulation catches seven planted bugs"
-	@echo "make sim-coverage how much of the loop, the driver and the store the simulation reaches"
-	@echo "make bench   all measurements"
-	@echo "make docs    write the tables of keys into docs/ anew, from the types"
-	@echo "make lock    write requirements.lock and requirements-dev.lock anew"
-	@echo "make clean   remove what make has made"
+	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
+	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
+	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
+	@echo "make bench        all measurements"
+	@echo "make figures      size of the code: lines, files, functions, comments"
+	@echo "make docs         rewrite the tables of keys in docs/ from the types"
+	@echo "make screenshots  redraw docs/console/ (some pictures drive the demo in tmux)"
+	@echo "make lock         rewrite requirements.lock and requirements-dev.lock"
+	@echo "make clean        remove what make has made"
 
 demo: .venv/installed
 	@$(RUN)/rolloutctl demo $(DEMO)
@@ -46,7 +46,7 @@ test: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime tmux
 	$(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m "not long" $(TESTS)
 
-# Whole stories over many nodes, and a daemon that is killed fifty times.
+# Acceptance tests over many nodes, and a daemon that is killed fifty times.
 KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime tmux
@@ -58,8 +58,8 @@ test-web: .venv-dev/installed
 
 screenshots: .venv-dev/installed
 	@.ci/packages tmux
-	$(DEV)/python -m tests.tui.scenes
-	$(DEV)/python -m tests.tui.drive docs/console/demo
+	$(DEV)/python -m tests.tui.screenshots
+	$(DEV)/python -m tests.tui.walkthrough docs/console/demo
 
 check: .venv-dev/installed
 	$(DEV)/ruff check .
@@ -72,10 +72,10 @@ sim: .venv-dev/installed
 	@$(DEV)/python -m tests.sim --marks --seeds $(SEEDS)
 
 sim-planted: .venv-dev/installed
-	@$(DEV)/python -m tests.sim.planting
+	@$(DEV)/python -m tests.sim.mutants
 
-# Of the loop, the driver with its parts, and the store, reached by the simulation alone.
-REACHED = rolloutd/daemon.py,rolloutd/driving/driver.py,rolloutd/driving/interruption.py,rolloutd/driving/isolation.py,rolloutd/driving/logbook.py,rolloutd/driving/probing.py,rolloutd/driving/running.py,rolloutd/driving/turn.py,rolloutd/store/*
+# The loop, the drivers and the store: the simulation alone must reach 90 % of them.
+REACHED = rolloutd/engine/daemon.py,rolloutd/engine/drivers/driver.py,rolloutd/engine/tasks.py,rolloutd/engine/drivers/isolation.py,rolloutd/engine/drivers/step_journal.py,rolloutd/engine/drivers/traffic_probes.py,rolloutd/engine/drivers/playbook_execution.py,rolloutd/engine/drivers/node_session.py,rolloutd/store/*
 sim-coverage: .venv-dev/installed
 	@$(DEV)/python -m coverage run --branch --data-file=.coverage-sim --include='$(REACHED)' \
 		-m tests.sim --jobs 1 --first 0 --seeds 100 --small some
@@ -85,10 +85,13 @@ bench: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime
 	@$(DEV)/python -m bench
 
+figures: .venv-dev/installed
+	@$(DEV)/python -m tests.docs.figures
+
 docs: .venv-dev/installed
 	$(DEV)/python -m tests.docs.references
 
-# uv is itself in the lock; the files name packages, versions and hashes, and nobody's server.
+# uv is itself in the lock; the files name packages, versions and hashes, but no server.
 COMPILE = $(DEV)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
@@ -99,14 +102,14 @@ lock: .venv-dev/installed
 clean:
 	rm -rf .venv .venv-dev build dist rolloutd.egg-info
 
-# -- the virtualenvs; each is finished when its file is there --
+# -- the virtualenvs; each is complete when its marker file exists --
 
 .venv/made: requirements.lock .ci/venv
 	@.ci/packages venv ssh
 	@.ci/venv .venv requirements.lock
 	@touch $@
 
-# As a wheel, as users have it; without build/, from which setuptools would take files that are gone.
+# Installed as a wheel, as for users; without build/, because setuptools would take deleted files from it.
 .venv/installed: .venv/made pyproject.toml $(SOURCES)
 	@rm -rf build
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
@@ -118,7 +121,7 @@ clean:
 	@.ci/venv .venv-dev requirements-dev.lock
 	@touch $@
 
-# Editable: tools and tests see the checkout as it is.
+# Editable: tools and tests see the checkout.
 .venv-dev/installed: .venv-dev/made pyproject.toml
 	@$(DEV)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -17,9 +17,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from machines.events import CallRefused
-from machines.rollout import DAEMON
-from rolloutd import chain
+from machines.model.events import RequestDenied
+from machines.model.rollout import DAEMON
+from rolloutd import audit_chain
 from rolloutd.store import database, open_store
 
 WITHIN_S = 1.0
@@ -31,7 +31,7 @@ def write_chain(path: Path, entries: int) -> list[str]:
     texts = []
     with closing(database.open_writer(path)) as connection:
         connection.execute("BEGIN")
-        previous = chain.GENESIS
+        previous = audit_chain.GENESIS_HASH
         for seq in range(1, entries + 1):
             body = {
                 "actor": {"kind": "daemon", "name": "rolloutd", "uid": None},
@@ -50,9 +50,9 @@ def write_chain(path: Path, entries: int) -> list[str]:
                 "rollout": "sysctl-k7xq2",
                 "seq": seq,
             }
-            text = chain.canonical(body)
+            text = audit_chain.canonical_json(body)
             texts.append(text)
-            previous = chain.entry_hash(previous, text)
+            previous = audit_chain.hash_entry(previous, text)
             connection.execute("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (seq, text, previous))
         connection.execute("COMMIT")
     return texts
@@ -61,7 +61,7 @@ def write_chain(path: Path, entries: int) -> list[str]:
 def hashed(texts: list[str]) -> float:
     """Return how long the bare hashing of the texts takes, seconds."""
     began = time.perf_counter()
-    previous = chain.GENESIS
+    previous = audit_chain.GENESIS_HASH
     for text in texts:
         previous = hashlib.sha256((previous + text).encode()).hexdigest()
     return time.perf_counter() - began
@@ -70,27 +70,27 @@ def hashed(texts: list[str]) -> float:
 def from_file(path: Path) -> float:
     """Return how long verifying the file takes, seconds."""
     began = time.perf_counter()
-    assert chain.verify(path).ok
+    assert audit_chain.verify_chain(path).ok
     return time.perf_counter() - began
 
 
 async def beside_writes(directory: Path) -> tuple[float, float]:
     """Return how long verifying takes while a store writes, and the longest a write had to wait."""
-    store = await open_store(directory, compile=lambda _: None)  # type: ignore[arg-type, return-value]
+    store = await open_store(directory, compile_plan=lambda _: None)  # type: ignore[arg-type, return-value]
     over, longest = asyncio.Event(), 0.0
 
     async def write() -> None:
         nonlocal longest
         while not over.is_set():
             began = time.perf_counter()
-            event = CallRefused(DAEMON, "GET /v1/status", "a measurement", began)
+            event = RequestDenied(DAEMON, "GET /v1/status", "a measurement", began)
             await store.commit([event], actor=DAEMON, cause="bench", at=began)
             longest = max(longest, time.perf_counter() - began)
 
     writing = asyncio.create_task(write())
     try:
         began = time.perf_counter()
-        assert (await store.verify()).ok
+        assert (await store.verify_audit()).ok
         return time.perf_counter() - began, longest
     finally:
         over.set()

@@ -32,9 +32,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from rolloutd.control.client import Client, path_of  # noqa: E402
-from tests.support.replay import Voice  # noqa: E402
-from tests.support.replayed import Fleet  # noqa: E402
+from rolloutd.control.client import Client, api_path  # noqa: E402
+from tests.support.replay_server import ReplayServer  # noqa: E402
+from tests.support.replayed_fleet import ReplayedFleet  # noqa: E402
 
 POOLS, PER_POOL = 500, 20
 EVENTS_PER_S = 1_000
@@ -53,29 +53,29 @@ SHOWN = re.compile(rb"live (?:\x1b\[[0-9;]*m)+([\d,]+) ")
 # -- the fleet, a process of its own -------------------------------------------
 
 
-def speak(socket: Path) -> None:
+def serve_fleet(socket: Path) -> None:
     """Serve a fleet; move it for so many seconds per line of our input, and say when each event was."""
-    fleet = Fleet(pools=POOLS, per_pool=PER_POOL, at=time.time())
-    fleet.opened |= {("start", ""), ("continue", "canary")}
+    fleet = ReplayedFleet(pools=POOLS, per_pool=PER_POOL, at=time.time())
+    fleet.open_gates |= {("start", ""), ("continue", "canary")}
     fleet.state = "running"
-    voice = Voice(fleet, socket)
+    voice = ReplayServer(fleet, socket)
     print("ready", flush=True)
-    mover = Mover(fleet)
+    mover = FleetMover(fleet)
     for line in sys.stdin:
         first, sent = fleet.seq + 1, mover.move_for(voice, float(line))
         print(first, *(f"{at:.6f}" for at in sent), flush=True)
     voice.close()
 
 
-class Mover:
+class FleetMover:
     """Walks nodes through their phases, over and over."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: ReplayedFleet) -> None:
         self._fleet = fleet
         self._names = list(fleet.nodes)
         self._chance = random.Random(7)
 
-    def move_for(self, voice: Voice, seconds: float) -> list[float]:
+    def move_for(self, server: ReplayServer, seconds: float) -> list[float]:
         """Write events evenly and return when each was written (monotonic)."""
         sent: list[float] = []
         began = time.monotonic()
@@ -87,14 +87,14 @@ class Mover:
                 sent.append(time.monotonic())
             if now - progressed > 0.2:
                 progressed = now
-                voice.progressed()
+                server.push_progress()
             time.sleep(TICK_S)
         return sent
 
     def _move(self) -> None:
         name = self._chance.choice(self._names)
         match self._fleet.nodes[name]["phase"]:
-            case "pending" if len(self._fleet.live) < POOLS:
+            case "pending" if len(self._fleet.in_progress) < POOLS:
                 self._fleet.move(name, "isolating")
             case "isolating":
                 self._fleet.move(name, "maintaining")
@@ -103,9 +103,9 @@ class Mover:
             case "verifying":
                 self._fleet.move(name, "done", outcome="changed")
             case _:
-                busy = next(iter(self._fleet.live), None)
+                busy = next(iter(self._fleet.in_progress), None)
                 if busy is None:
-                    self._fleet.forget(name)
+                    self._fleet.reset_node(name)
                     self._fleet.move(name, "isolating")
                 else:
                     self._forward(busy)
@@ -122,7 +122,7 @@ class Mover:
 # -- the console in a terminal --------------------------------------------------
 
 
-class Screen:
+class ConsoleScreen:
     """Reads what the console draws, as fast as it draws it, and notes when what was first seen."""
 
     def __init__(self, command: list[str]) -> None:
@@ -218,7 +218,7 @@ def _measure(socket: Path, speaker: subprocess.Popen[str]) -> None:
     assert speaker.stdin is not None
     assert speaker.stdout is not None
     command = [sys.executable, "-P", "-m", "rolloutd.cli", "--socket", str(socket), "tui", "--theme", "dark"]
-    screen = Screen(command)
+    screen = ConsoleScreen(command)
     first = screen.wait(b"kernel-x7k2p")
     screen.press(b"\r", b"POOLS")
     screen.wait(b"soak")
@@ -236,15 +236,15 @@ def _measure(socket: Path, speaker: subprocess.Popen[str]) -> None:
     late = _latencies(int(told[0]), [float(at) for at in told[1:]], screen.shown)
     at_work, stood = (after - before for after, before in zip(_cpu_s(screen.process.pid), used, strict=True))
     memory.append(screen.resident_mib())
-    done = Client(socket).get(path_of("status"))["rollouts"][0]["done"]
+    done = Client(socket).get(api_path("status"))["rollouts"][0]["done"]
     screen.close()
-    _tell(first, late, keys, memory, at_work / SECONDS, stood / SECONDS)
+    _print_figures(first, late, keys, memory, at_work / SECONDS, stood / SECONDS)
     print(f"drawn                        {(screen.drawn - drawn) / SECONDS / 1024:8.0f} KiB/s")
     print(f"nodes done at the end        {done:8,}")
 
 
-def _tell(
-    first: float, late: list[float], keys: list[float], memory: list[float], at_work: float, stood: float
+def _print_figures(
+    first: float, late: list[float], keys: list[float], memory: list[float], at_work: float, state: float
 ) -> None:
     """Print the figures, for people and as one line of JSON."""
     figures = {
@@ -260,7 +260,7 @@ def _tell(
         "key_most_ms": round(keys[-1] * 1000),
         "memory_mib": [round(each) for each in memory],
         "core_share": round(at_work, 2),
-        "stood_share": round(stood, 2),
+        "stood_share": round(state, 2),
     }
     quarters = " ".join(f"{each:.0f}" for each in memory[1:])
     print(f"first screen                 {first:8.2f} s      (aim {AIM_S['first screen']:.0f})")
@@ -278,12 +278,12 @@ def _tell(
     print(f"memory               warm    {memory[0]:8.0f} MiB    (aim {AIM_MIB})")
     print(f"                     then    {quarters} MiB, at each quarter and at the end")
     print(
-        f"share of one core            {at_work * 100:8.0f} %      ({stood * 100:.0f} % it was kept waiting)"
+        f"share of one core            {at_work * 100:8.0f} %      ({state * 100:.0f} % it was kept waiting)"
     )
     print(json.dumps(figures))
 
 
-def _keys(screen: Screen, seconds: float, memory: list[float]) -> list[float]:
+def _keys(screen: ConsoleScreen, seconds: float, memory: list[float]) -> list[float]:
     """Open and leave the help once a second, and move in the pools; return the waits.
 
     Into `memory` goes what the console has at each quarter.
@@ -323,6 +323,6 @@ def _cpu_s(process_id: int) -> tuple[float, float]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--speak"]:
-        speak(Path(sys.argv[2]))
+        serve_fleet(Path(sys.argv[2]))
     else:
         main()

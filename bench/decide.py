@@ -17,17 +17,17 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from machines.book import Snapshot
-from machines.events import GateOpened, PhaseMoved, RolloutOpened
-from machines.limits import Limits, PoolRule
-from machines.node import Node, Observation, Sight
-from machines.plan import Digest, GateName, Need, Plan, Stage, StepSpec, WaveSpec
-from machines.projection import Projection
-from machines.rollout import Actor, ActorKind, Target
-from machines.schedule import decide
-from machines.selector import parse
-from machines.states import Outcome, Phase, Trigger, edge
-from machines.waves import assign
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.projection import Projection
+from machines.model.events import GateOpened, PhaseMoved, RolloutOpened
+from machines.model.limits import Limits, PoolRule
+from machines.model.node import Node, NodeHealth, Observation
+from machines.model.plan import Digest, GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.rollout import Actor, ActorKind, Target
+from machines.model.selector import parse_selector
+from machines.rules.waves import assign_waves
+from machines.scheduler.decide import decide
+from machines.states import Outcome, Phase, Trigger, find_edge
 
 NODES = 10_000
 POOLS = 500
@@ -55,8 +55,8 @@ def fleet(nodes: int, pools: int, plans: int) -> Projection:
         for number in range(nodes)
     )
     limits = Limits(pools={"team": PoolRule(), "rack": PoolRule()}, max_parallel=64)
-    index = Projection.build(Snapshot(nodes=known), limits, lambda content: content["plan"])
-    index.observed([Observation(node.name, Sight.UP, T0) for node in known], T0)
+    index = Projection.build(FactsSnapshot(nodes=known), limits, lambda content: content["plan"])
+    index.record_observations([Observation(node.name, NodeHealth.UP, T0) for node in known], T0)
     for number in range(plans):
         submit(index, f"R{number}", plan(number))
     return index
@@ -67,11 +67,11 @@ def plan(number: int) -> Plan:
     return Plan(
         name=f"p{number}",
         owner="infra",
-        selector=parse(f"plan=p{number}"),
-        waves=(WaveSpec("fleet"),),
+        selector=parse_selector(f"plan=p{number}"),
+        waves=(WaveDef("fleet"),),
         stages=(Stage("configure", "site.yml"),),
-        verify=(StepSpec("verify.0.reachable", "reachable"),),
-        gates={GateName.START: Need()},
+        verify=(StepDef("verify.0.reachable", "reachable"),),
+        gates={GateName.START: VoteRequirement()},
     )
 
 
@@ -80,16 +80,16 @@ def submit(index: Projection, rollout: str, wanted: Plan) -> None:
     chosen = [node for node in index.nodes.values() if wanted.selector.matches(node.labels)]
     targets = tuple(
         Target(rollout, node.name, node.team, index.pools_of(node), wave, position, since=T0)
-        for node, wave, position in assign(chosen, wanted, {})
+        for node, wave, position in assign_waves(chosen, wanted, {})
     )
     digest = Digest(rollout, rollout, rollout, rollout)
     index.apply(RolloutOpened(rollout, wanted.name, {"plan": wanted}, {}, digest, "", BY, T0, targets))
     index.apply(GateOpened(rollout, GateName.START, "", T0))
 
 
-def carry_out(index: Projection, now: float) -> int:
+def apply_decision(index: Projection, now: float) -> int:
     """Admit what may start; return how many did."""
-    starts = decide(index, now).starts
+    starts = decide(index, now).admissions
     for start in starts:
         move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
     return len(starts)
@@ -98,17 +98,17 @@ def carry_out(index: Projection, now: float) -> int:
 def move(index: Projection, target: Target, trigger: Trigger, now: float) -> None:
     """Let a node take an edge."""
     outcome = Outcome.CHANGED if trigger is Trigger.VERIFIED else None
-    way = edge(trigger, target.phase, outcome)
+    way = find_edge(trigger, target.phase, outcome)
     attempt = target.attempt + (trigger is Trigger.ADMITTED)
     index.apply(
         PhaseMoved(target.rollout, target.node, trigger, target.phase, way.target, attempt, now, outcome)
     )
 
 
-def steady(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]:
+def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]:
     """Return the times of decisions, each after one event in a fleet at work."""
     index, times, now = fleet(nodes, pools, plans), [], T0
-    while carry_out(index, now):
+    while apply_decision(index, now):
         pass
     ways = {
         Phase.ISOLATING: Trigger.ISOLATED,
@@ -118,16 +118,16 @@ def steady(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]
     turn = 0
     while len(times) < EVENTS:
         now += 0.01
-        busy = index.busy()
+        busy = index.needing_driver()
         target = busy[turn % len(busy)]
         turn += 7
         move(index, target, ways[target.phase], now)
         began = perf_counter()
         decision = decide(index, now)
         times.append((perf_counter() - began) * 1000)
-        for node in decision.observe:
-            index.observed([Observation(node, Sight.UP, now)], now)
-        carry_out(index, now)
+        for node in decision.nodes_to_observe:
+            index.record_observations([Observation(node, NodeHealth.UP, now)], now)
+        apply_decision(index, now)
     return index, times
 
 
@@ -138,19 +138,19 @@ def timed(work: Callable[[], object]) -> float:
     return (perf_counter() - began) * 1000
 
 
-def afresh(index: Projection) -> None:
+def rebuild_and_decide(index: Projection) -> None:
     """Build the index anew from its snapshot and decide once."""
     fresh = Projection.build(index.snapshot(), index.limits)
-    fresh.observed(index.observations, index.now)
+    fresh.record_observations(index.observations, index.now)
     decide(fresh, index.now)
 
 
 def main() -> None:
     """Measure, and print."""
-    index, times = steady(NODES, POOLS, PLANS)
-    _, small = steady(NODES // 10, POOLS // 10, PLANS)
-    _, one_plan = steady(NODES, POOLS, 1)
-    rebuild = statistics.median(timed(lambda: afresh(index)) for _ in range(REBUILDS))
+    index, times = decision_times(NODES, POOLS, PLANS)
+    _, small = decision_times(NODES // 10, POOLS // 10, PLANS)
+    _, one_plan = decision_times(NODES, POOLS, 1)
+    rebuild = statistics.median(timed(lambda: rebuild_and_decide(index)) for _ in range(REBUILDS))
     quantiles = statistics.quantiles(times, n=100)
     result = {
         "bench": "decide",

@@ -2,14 +2,14 @@
 
     python -m bench drain, or python bench/drain.py [--pods N] [--rounds N]
 
-The server is the tests' twin, or that of ROLLOUTD_TEST_KUBECONFIG.  Both cordon
+The server is the tests' fake, or that of ROLLOUTD_TEST_KUBECONFIG.  Both cordon
 the node and wait until the last pod is gone, and both are checked to have left
 none.  Skipped where there is no kubectl.
 
 Read the ratio for what it is.  kubectl holds itself to five requests a second
 (client-go's default, seen in its own log as "client-side throttling"), and that
 is nearly all of its time here; we keep sixteen requests under way and leave the
-rate to the server's flow control.  The twin has no flow control of its own and
+rate to the server's flow control.  The fake has no flow control of its own and
 answers within a millisecond, so a real server narrows the gap.
 """
 
@@ -29,14 +29,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.cordon import close, reopen
+from rolloutd.adapters.kubernetes.cordon import cordon_node, uncordon_node
 from rolloutd.adapters.kubernetes.drain import drain
-from rolloutd.adapters.kubernetes.pods import Policy
+from rolloutd.adapters.kubernetes.pods import EvictionPolicy
 from rolloutd.ports import Ok
-from tests.support.kubetwin import Twin
-from tests.support.kubetwin.access import EVERYTHING
-from tests.support.kubeworld import Api, World
+from tests.support.cluster_sandbox import ClusterSandbox, KubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes.access import ALL_RULES
 
 LIMIT_S = 300.0
 END_S = 0.5
@@ -64,7 +65,7 @@ async def main() -> None:
                 await _fill(world, node, options.pods)
                 theirs.append(await _timed(_kubectl(kubeconfig, node)))
                 assert not await world.pods_on(node), "kubectl left pods"
-                await world.cordon(node, closed=False)
+                await world.cordon(node, unschedulable=False)
     mine, other = statistics.median(ours), statistics.median(theirs)
     print(
         f"drain: {options.pods} pods, each {END_S:g} s to end: rolloutd {mine:.2f} s, kubectl {other:.2f} s, "
@@ -83,10 +84,12 @@ async def _drain(kubeconfig: Path, node: str) -> None:
     """Do what the isolator does, with a connection of its own, as kubectl has."""
     cluster = Cluster("bench", kubeconfig)
     try:
-        await close(cluster, node, rollout="bench", attempt=1, at=time.time())
-        result = await drain(cluster, node, Policy(delete_without_controller=True), for_s=LIMIT_S)
+        await cordon_node(cluster, node, rollout="bench", attempt=1, at=time.time())
+        result = await drain(
+            BudgetWatch(cluster), node, EvictionPolicy(delete_without_controller=True), timeout_s=LIMIT_S
+        )
         assert isinstance(result, Ok), result
-        await reopen(cluster, node, rollout="bench", was_closed=False)
+        await uncordon_node(cluster, node, rollout="bench", was_cordoned=False)
     finally:
         await cluster.close()
 
@@ -107,7 +110,7 @@ async def _kubectl(kubeconfig: Path, node: str) -> None:
     assert process.returncode == 0, output.decode()[-2000:]
 
 
-async def _fill(world: World, node: str, pods: int) -> None:
+async def _fill(world: ClusterSandbox, node: str, pods: int) -> None:
     """Start the pods and wait until all are Ready."""
     for number in range(pods):
         await world.pod(f"p{time.monotonic_ns()}-{number}", node)
@@ -116,7 +119,7 @@ async def _fill(world: World, node: str, pods: int) -> None:
         found = await world.api.get(world.pods_path, fieldSelector=f"spec.nodeName={node}")
         return sum(pod["status"].get("phase") == "Running" for pod in found["items"]) == pods
 
-    await world.until(ready)
+    await world.wait_until(ready)
 
 
 @contextlib.asynccontextmanager
@@ -125,17 +128,17 @@ async def _server(directory: Path) -> AsyncIterator[Path]:
     if named:
         yield Path(named)
         return
-    async with Twin() as twin:
-        twin.access.anonymous = EVERYTHING  # kubectl sends no token without TLS
-        yield twin.kubeconfig(directory / "kubeconfig")
+    async with FakeKubernetes() as fake:
+        fake.access.anonymous = ALL_RULES  # kubectl sends no token without TLS
+        yield fake.kubeconfig(directory / "kubeconfig")
 
 
 @contextlib.asynccontextmanager
-async def _world(kubeconfig: Path) -> AsyncIterator[World]:
-    api = Api(kubeconfig)
+async def _world(kubeconfig: Path) -> AsyncIterator[ClusterSandbox]:
+    api = KubernetesApi(kubeconfig)
     await api.open()
     try:
-        async with World(api, end_s=END_S) as world:
+        async with ClusterSandbox(api, end_s=END_S) as world:
             yield world
     finally:
         await api.close()

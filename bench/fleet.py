@@ -16,7 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
+from tests.support.daemon_environment import (
+    CHANGE_PLAYBOOK,
+    DaemonEnvironment,
+    daemon_environment,
+    fleet_labels,
+    plan,
+)
 
 NODES, TEAMS, RACKS = 24, 6, 2
 SOAK_S = 2
@@ -28,10 +34,10 @@ def main() -> None:
     """Print one line for people and one of JSON."""
     with tempfile.TemporaryDirectory(prefix="rb-") as directory:
         pools = {"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 100}}
-        with world(
+        with daemon_environment(
             Path(directory), fleet_labels(NODES, TEAMS, RACKS), pools=pools, ansible={"parallel": TEAMS}
         ) as made:
-            pairs = [(rollout(made, number), script(made)) for number in range(ROUNDS)]
+            pairs = [(run_rollout(made, number), run_script(made)) for number in range(ROUNDS)]
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     figures = {
         "bench": "fleet",
@@ -45,7 +51,7 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def rollout(made: World, number: int) -> float:
+def run_rollout(made: DaemonEnvironment, number: int) -> float:
     """Return the wall of one rollout, from the start vote to done."""
     spec = plan(
         f"bench-{number}",
@@ -62,13 +68,13 @@ def rollout(made: World, number: int) -> float:
     made.vote(name, "start")
     made.wait_for_gate(name, "continue")
     made.vote(name, "continue")
-    made.until(lambda: made.status(name)["state"] == "done", "the rollout is done")
+    made.wait_until(lambda: made.status(name)["state"] == "done", "the rollout is done")
     took = time.monotonic() - began
     assert len(made.spans()) == NODES
     return took
 
 
-def script(made: World) -> float:
+def run_script(made: DaemonEnvironment) -> float:
     """Return the wall of the script over the same nodes."""
     made.log_file.unlink(missing_ok=True)
     playbook = made.directory / "tree" / "change.yml"

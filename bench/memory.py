@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.world import World
+from tests.support.daemon_environment import DaemonEnvironment
 
 NODES, TEAMS, RACKS = 10_000, 400, 100
 SETTLE_S = 3.0
@@ -24,7 +24,7 @@ IMPORTS = "import aiohttp, asyncssh, aiosqlite, apscheduler.schedulers.asyncio, 
 def main() -> None:
     """Print one line for people and one of JSON."""
     with tempfile.TemporaryDirectory(prefix="rb-") as directory:
-        made = World(Path(directory), {})
+        made = DaemonEnvironment(Path(directory), {})
         write_inventory(made)
         made.write_settings(
             pools={"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 2}},
@@ -51,7 +51,7 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def write_inventory(made: World) -> None:
+def write_inventory(made: DaemonEnvironment) -> None:
     """Write an inventory of so many nodes as Ansible takes it."""
     lines = [
         f"n{number} ansible_host=10.{number >> 16}.{number >> 8 & 255}.{number & 255}"

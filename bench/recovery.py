@@ -30,18 +30,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from machines.events import GateOpened, NodesSeen, PhaseMoved, RolloutOpened
-from machines.node import Node
-from machines.plan import Digest, GateName
-from machines.rollout import DAEMON, Target
+from machines.model.events import GateOpened, NodesDiscovered, PhaseMoved, RolloutOpened
+from machines.model.node import Node
+from machines.model.plan import Digest, GateName
+from machines.model.rollout import DAEMON, Target
 from machines.states import Outcome, Phase, Trigger
 from rolloutd import planfile
 from rolloutd.app import serve
-from rolloutd.chain import entry_hash
-from rolloutd.service.reloading import Compiler
+from rolloutd.audit_chain import hash_entry
+from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import load
 from rolloutd.store import open_store
-from rolloutd.store.entries import draft, numbered
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -165,7 +165,7 @@ async def prepare(directory: Path, config: Path, finished: int, busy: int) -> No
     config.write_text(json.dumps(settings))
     source = f"ansible:{directory / 'no-hosts.yml'}"
     content = planfile.read(PLAN, "plan.yml").content
-    store = await open_store(directory / "state", compile=Compiler({}))
+    store = await open_store(directory / "state", compile_plan=TeamPlanCompiler({}))
     try:
         nodes = tuple(node_of(number, source) for number in range(finished + busy))
         # Nobody answers there, so the busy nodes' drivers try and wait, as they would at night.
@@ -176,7 +176,7 @@ async def prepare(directory: Path, config: Path, finished: int, busy: int) -> No
             "bench-1", "bench", content, {"kind": "git", "pin": "0" * 40}, digest, "x", DAEMON, 0.0, targets
         )
         gates = [GateOpened("bench-1", gate, "", 1.0) for gate in (GateName.START,)]
-        for events in ([NodesSeen(nodes, ways)], [opened], gates):
+        for events in ([NodesDiscovered(nodes, ways)], [opened], gates):
             await store.commit(events, actor=DAEMON, cause="bench", at=1.0)
     finally:
         await store.close()
@@ -210,10 +210,10 @@ def finish(database: Path, finished: int, busy: int) -> None:
         rows: list[tuple[Any, ...]] = []
         for number in range(finished + busy):
             for event in moves(f"n{number:06}", EDGES if number < finished else EDGES[:3]):
-                (drafted,) = draft(event, actor=DAEMON, cause="bench", at=1.0, digest="w" * 64)
+                (drafted,) = draft_entries(event, actor=DAEMON, cause="bench", at=1.0, digest="w" * 64)
                 seq += 1
-                text = numbered(drafted, seq)
-                head = entry_hash(head, text)
+                text = add_sequence_number(drafted, seq)
+                head = hash_entry(head, text)
                 rows.append((seq, text, head))
         connection.executemany("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", rows)
         connection.execute("COMMIT")

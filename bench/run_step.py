@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.ports import Ok, RunRequest
 from tests.support.sshd import Sshd
 
@@ -45,7 +45,7 @@ PLAYBOOK = """\
 Side = tuple[RunRequest, list[float]]
 
 
-def bare(tree: Path, inventory: Path, environment: dict[str, str]) -> float:
+def run_bare_ansible(tree: Path, inventory: Path, environment: dict[str, str]) -> float:
     """Return the seconds of bare ansible-playbook."""
     binary = Path(sys.executable).with_name("ansible-playbook")
     began = time.perf_counter()
@@ -60,18 +60,18 @@ def bare(tree: Path, inventory: Path, environment: dict[str, str]) -> float:
     return time.perf_counter() - began
 
 
-async def step(runner: AnsibleRunner, request: RunRequest) -> float:
+async def run_step(runner: AnsibleRunner, request: RunRequest) -> float:
     """Return the seconds of the same by the runner."""
     began = time.perf_counter()
     handle = await runner.start(request)
-    while (state := await runner.wait(handle)).result is None:
+    while (state := await runner.wait_for_change(handle)).result is None:
         pass
     spent = time.perf_counter() - began
     assert isinstance(state.result, Ok), state.result
     return spent
 
 
-def by_turns(number: int, *sides: Side) -> Iterator[Side]:
+def alternate_sides(number: int, *sides: Side) -> Iterator[Side]:
     """Yield the sides, each first as often as any other."""
     yield from (*sides[number % len(sides) :], *sides[: number % len(sides)])
 
@@ -91,12 +91,12 @@ async def measure(base: Path, node: Sshd, rounds: int) -> dict[str, object]:
     for number in range(rounds + 1):
         sockets = base / f"cp{number}"
         environment = {**os.environ, "ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
-        theirs.append(await asyncio.to_thread(bare, tree, inventory, environment))
-        request = RunRequest(run=f"r{number}", node="n0", tree=tree, playbook="play.yml", inventory=hosts)
+        theirs.append(await asyncio.to_thread(run_bare_ansible, tree, inventory, environment))
+        request = RunRequest(run_id=f"r{number}", node="n0", tree=tree, playbook="play.yml", inventory=hosts)
         fence = {"fence": f"1.{number} bench 1", "fence_dir": str(base / "fence")}
-        sides = ((request, ours), (replace(request, run=f"f{number}", **fence), fenced))
-        for asked, told in by_turns(number, *sides):
-            told.append(await step(runner, asked))
+        sides = ((request, ours), (replace(request, run_id=f"f{number}", **fence), fenced))
+        for asked, told in alternate_sides(number, *sides):
+            told.append(await run_step(runner, asked))
     await runner.close()
     await shell.close()
     bare_s, step_s, fenced_s = (statistics.median(each[1:]) for each in (theirs, ours, fenced))

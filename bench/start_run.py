@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.ports import RunRequest
 
 AIM_S = 0.02
@@ -63,7 +63,7 @@ async def measure(base: Path, count: int, runs: int) -> dict[str, object]:
     took = []
     for number in range(runs):
         request = RunRequest(
-            run=f"r{number}",
+            run_id=f"r{number}",
             node=f"n{number}",
             tree=tree,
             playbook="play.yml",

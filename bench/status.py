@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rolloutd.control.client import Client, NoDaemon, path_of
+from rolloutd.control.client import Client, DaemonUnreachable, api_path
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,8 +73,8 @@ def await_daemon(socket: Path, daemon: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + READY_LIMIT_S
     while True:
         try:
-            Client(socket).get(path_of("health"))
-        except NoDaemon as none:
+            Client(socket).get(api_path("health"))
+        except DaemonUnreachable as none:
             if daemon.poll() is not None or time.monotonic() > until:
                 raise SystemExit(f"the daemon did not start: {(socket.parent / 'log').read_text()}") from none
             time.sleep(0.05)

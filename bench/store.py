@@ -23,15 +23,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from machines.events import PhaseMoved, RolloutOpened
-from machines.plan import Digest, Plan
-from machines.rollout import DAEMON, Target
-from machines.selector import Selector
+from machines.model.events import PhaseMoved, RolloutOpened
+from machines.model.plan import Digest, Plan
+from machines.model.rollout import DAEMON, Target
+from machines.model.selector import Selector
 from machines.states import Outcome, Phase, Trigger
-from rolloutd import chain
+from rolloutd import audit_chain
 from rolloutd.store import database, open_store
-from rolloutd.store.entries import draft, numbered
-from rolloutd.store.statements import statements
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.store.statements import build_statements
 
 BARE_BATCH = 100
 """Transitions per commit of the bare run."""
@@ -53,7 +53,7 @@ def opened(nodes: int) -> RolloutOpened:
     return RolloutOpened("r1", "bench", {}, {}, Digest("c", "s", "p", "w" * 64), "sel", DAEMON, 0.0, targets)
 
 
-def moves(node: str) -> Iterator[PhaseMoved]:
+def moves_to_done(node: str) -> Iterator[PhaseMoved]:
     """Yield a node's way from pending to done."""
     for at, (trigger, source, target, outcome) in enumerate(EDGES, 1):
         yield PhaseMoved("r1", node, trigger, source, target, 1, float(at), outcome=outcome)
@@ -66,13 +66,13 @@ def plan_of(_: object) -> Plan:
 
 async def through_the_store(state_dir: Path, nodes: int, callers: int) -> float:
     """Return transitions per second through the store."""
-    store = await open_store(state_dir, compile=plan_of)
+    store = await open_store(state_dir, compile_plan=plan_of)
     await store.commit([opened(nodes)], actor=DAEMON, cause="bench", at=0.0)
     names = iter([f"n{i}" for i in range(nodes)])
 
     async def drive() -> None:
         for node in names:
-            for event in moves(node):
+            for event in moves_to_done(node):
                 await store.commit([event], actor=DAEMON, cause="decide", at=event.at)
 
     began = time.perf_counter()
@@ -81,26 +81,26 @@ async def through_the_store(state_dir: Path, nodes: int, callers: int) -> float:
             group.create_task(drive())
     seconds = time.perf_counter() - began
     await store.close()
-    verdict = chain.verify(state_dir / database.FILE_NAME)
+    verdict = audit_chain.verify_chain(state_dir / database.FILE_NAME)
     assert verdict.ok, verdict.message
     assert verdict.entries >= nodes * len(EDGES), verdict.message
     return nodes * len(EDGES) / seconds
 
 
-def bare(state_dir: Path, nodes: int) -> float:
+def through_bare_sqlite(state_dir: Path, nodes: int) -> float:
     """Return transitions per second of the same statements on bare SQLite."""
     state_dir.mkdir()
     connection = database.open_writer(state_dir / database.FILE_NAME)
-    with_targets = list(statements(opened(nodes), 0.0))
+    with_targets = list(build_statements(opened(nodes), 0.0))
     connection.execute("BEGIN")
     for statement in with_targets:
         connection.executemany(statement.sql, statement.rows)
     connection.execute("COMMIT")
     work = [
-        (statement.sql, statement.rows[0], numbered(text, seq), "0" * 64)
-        for seq, event in enumerate((event for i in range(nodes) for event in moves(f"n{i}")), 1)
-        for statement in statements(event, event.at)
-        for text in draft(event, actor=DAEMON, cause="decide", at=event.at, digest="w" * 64)
+        (statement.sql, statement.rows[0], add_sequence_number(text, seq), "0" * 64)
+        for seq, event in enumerate((event for i in range(nodes) for event in moves_to_done(f"n{i}")), 1)
+        for statement in build_statements(event, event.at)
+        for text in draft_entries(event, actor=DAEMON, cause="decide", at=event.at, digest="w" * 64)
     ]
     began = time.perf_counter()
     for start in range(0, len(work), BARE_BATCH):
@@ -129,7 +129,7 @@ def main() -> None:
     for _ in range(asked.rounds):
         with tempfile.TemporaryDirectory(dir=asked.dir) as directory:
             ours.append(asyncio.run(through_the_store(Path(directory) / "ours", nodes, asked.callers)))
-            theirs.append(bare(Path(directory) / "bare", nodes))
+            theirs.append(through_bare_sqlite(Path(directory) / "bare", nodes))
     rate, limit = statistics.median(ours), statistics.median(theirs)
     found = {
         "bench": "store",

@@ -1,4 +1,4 @@
-"""`rolloutd`: the daemon's command line; everything else is rolloutctl's."""
+"""`rolloutd`: the daemon's command line."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd import __version__
 from rolloutd.errors import InvalidFile, RolloutdError
-from rolloutd.service.logs import FORMS, set_up
-from rolloutd.service.systemd import Service
+from rolloutd.service.logs import LOG_FORMATS, configure_logging
+from rolloutd.service.systemd import SystemdNotifier
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 
-EXIT_REFUSED = 1
+EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the daemon; return 0 after a wished-for stop, 1 when it could not start or go on."""
+    """Run the daemon; return 0 after a requested stop, 1 or 2 if it could not start or run."""
     parser = argparse.ArgumentParser(
-        prog="rolloutd", description="The rolloutd daemon; ask it with rolloutctl."
+        prog="rolloutd", description="The rolloutd daemon; control it with rolloutctl."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
     parser.add_argument(
-        "--check", action="store_true", help="judge the settings, say every mistake, and end; 0 is none"
+        "--check",
+        action="store_true",
+        help="check the settings, print every mistake, and exit (0 if there is none)",
     )
     parser.add_argument(
         "--log-format",
-        choices=FORMS,
+        choices=LOG_FORMATS,
         default="auto",
-        help="how log lines leave (default: the journal's fields where stderr is the journal, else text)",
+        help="format of log lines (default: journal fields if stderr is the journal, else text)",
     )
     parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
     options = parser.parse_args(argv)
-    set_up(options.log_format)
+    configure_logging(options.log_format)
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
     from rolloutd.settings import load
@@ -48,50 +50,50 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
         if options.check:
-            return _checked(settings)
-        _run(serve(settings))
+            return _check_settings(settings)
+        _run_until_exit(serve(settings))
     except InvalidFile as invalid:
-        for mistake in invalid.mistakes:
+        for mistake in invalid.diagnostics:
             sys.stderr.write(f"{mistake}\n")
-        _tell(str(invalid.mistakes[0]), judging=options.check)
+        _report_exit_reason(str(invalid.diagnostics[0]), check_only=options.check)
         return EXIT_USAGE
     except RolloutdError as error:
         sys.stderr.write(f"rolloutd: {error}\n")
-        _tell(str(error), judging=options.check)
-        return EXIT_REFUSED
+        _report_exit_reason(str(error), check_only=options.check)
+        return EXIT_FAILURE
     return 0
 
 
-def _tell(why: str, *, judging: bool) -> None:
-    """Leave the reason of the end in the status, where it is looked for; a judgement is not the service's."""
-    if not judging:
-        Service.of().status(f"ENDED: {why}")
+def _report_exit_reason(reason: str, *, check_only: bool) -> None:
+    """Set the reason as the systemd status; not for --check, which is not the service."""
+    if not check_only:
+        SystemdNotifier.from_environment().set_status(f"ENDED: {reason}")
 
 
-def _checked(settings: Settings) -> int:
-    """Say what the settings name and this machine lacks; return the exit code of --check."""
-    from rolloutd.service.footing import lacks
+def _check_settings(settings: Settings) -> int:
+    """Print each missing prerequisite of the settings; return the exit code of --check."""
+    from rolloutd.service.preflight import find_missing_prerequisites
 
-    found = lacks(settings)
+    found = find_missing_prerequisites(settings)
     for lack in found:
         sys.stderr.write(f"{lack}\n")
     return EXIT_USAGE if found else 0
 
 
-def _run(serving: Coroutine[Any, Any, None]) -> None:
-    """Serve until the end; what ended it on purpose is told by itself, out of the group of its tasks."""
+def _run_until_exit(serving: Coroutine[Any, Any, None]) -> None:
+    """Serve until the end; an expected error is raised by itself, not in its task group's group."""
     try:
         asyncio.run(serving)
     except BaseExceptionGroup as group:
-        wished, unexpected = group.split(RolloutdError)
-        if wished is None or unexpected is not None:
+        expected, unexpected = group.split(RolloutdError)
+        if expected is None or unexpected is not None:
             raise
-        raise _first(wished) from group
+        raise _first_error(expected) from group
 
 
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    one = group.exceptions[0]
-    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+def _first_error(group: BaseExceptionGroup[Any]) -> BaseException:
+    error = group.exceptions[0]
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The only place where the parts are put together: settings, store, adapters, loop and socket."""
+"""Wiring of the daemon: settings, store, adapters, loop and socket."""
 
 from __future__ import annotations
 
@@ -15,54 +15,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from machines.events import DaemonStarted
-from machines.projection import Projection
+from machines.facts.projection import Projection
+from machines.model.events import DaemonStarted
 from rolloutd import __version__
+from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.ansible.shelf import RunShelf
-from rolloutd.adapters.kit import (
+from rolloutd.adapters.registry import AdapterRegistry, create_adapter
+from rolloutd.adapters.sources.tree_store import TreeStore
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.adapters.timers import ApschedulerScheduler
+from rolloutd.compile import compile_limits
+from rolloutd.control.routes import Services
+from rolloutd.control.server import ControlServer
+from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
+from rolloutd.engine.background.retention import RetentionCleaner
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.notifications import NotificationDispatcher
+from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.errors import RolloutdError
+from rolloutd.plugin import (
     CHECKS,
     INVENTORIES,
     ISOLATORS,
     OBSERVERS,
     PROBES,
     WATCHES,
-    Adapters,
-    InventorySnapshot,
-    Kit,
-    kinds,
-    make,
+    installed_adapters,
 )
-from rolloutd.adapters.sources.trees import TreeSources
-from rolloutd.adapters.ssh.pool import SshShell
-from rolloutd.adapters.timers import ApschedulerAlarm
-from rolloutd.compile import compile_limits
-from rolloutd.control.routes import Desk
-from rolloutd.control.server import ControlServer
-from rolloutd.daemon import Daemon
-from rolloutd.driving.gear import Gear
-from rolloutd.errors import RolloutdError
-from rolloutd.notifying import Notifying
-from rolloutd.ports import Inventory, Notifier, Observer, Pinned, Store, Watch
-from rolloutd.service.binding import rehearse
-from rolloutd.service.caretaking import Caretaker
-from rolloutd.service.footing import lacks
-from rolloutd.service.reloading import Compiler, Reloading, digest
-from rolloutd.service.systemd import Service, handed_socket
+from rolloutd.ports import AdapterContext, Inventory, Notifier, Observer, PinnedSource, Store, Watch
+from rolloutd.service.listen_socket import check_bindable
+from rolloutd.service.preflight import find_missing_prerequisites
+from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_settings
+from rolloutd.service.service_manager import SystemdReporter
+from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
-from rolloutd.state import State
-from rolloutd.state.feed import Feed
-from rolloutd.state.fleet import Fleet
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
-from rolloutd.watching.observing import PlainHosts
-from rolloutd.watching.pruning import Pruning
-from rolloutd.watching.seeing import keep_watching
 
 log = logging.getLogger("rolloutd")
 
-SOCKET_LOOK_S = 10.0
-"""How often the socket's file is looked for: somebody may clear its directory."""
+SOCKET_CHECK_S = 10.0
+"""Interval between checks that the socket's file exists: a cleanup job may remove it."""
 
 
 class SystemClock:
@@ -73,12 +67,11 @@ class SystemClock:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
         await asyncio.sleep(seconds)
 
 
 async def serve(settings: Settings) -> None:
-    """Be the daemon until SIGTERM or SIGINT; runs go on without it.
+    """Run the daemon until SIGTERM or SIGINT; playbook runs continue without it.
 
     Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError
     when it cannot start.
@@ -87,101 +80,116 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    clock, service, listening = SystemClock(), Service.of(), handed_socket()
-    service.status("Opening the database.")
-    compiler = Compiler(settings.teams)
-    for lack in await asyncio.to_thread(lacks, settings):
+    clock, service, inherited = SystemClock(), SystemdNotifier.from_environment(), inherited_socket()
+    service.set_status("Opening the database.")
+    compiler = TeamPlanCompiler(settings.teams)
+    for lack in await asyncio.to_thread(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
-    channels = _channels(settings)
-    # The tenure ends that of whoever has it, so it is taken only by one that people will be able to reach.
-    place = partial(rehearse, settings.socket, settings.socket_group) if listening is None else None
-    store = await open_store(settings.state_dir, compile=compiler, ready=place)
+    channels = _load_channels(settings)
+    # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
+    check_ready = (
+        partial(check_bindable, settings.socket, settings.socket_group) if inherited is None else None
+    )
+    store = await open_store(settings.state_dir, compile_plan=compiler, check_ready=check_ready)
     try:
-        state = await _state(settings, store, clock, compiler)
-        service.status("Reading the inventory; what is in hand goes on.")
-        async with _serving(state, clock, compiler, service, listening, channels):
+        state = await _load_state(settings, store, clock, compiler)
+        service.set_status("Reading the inventory; nodes in flight continue.")
+        async with _run_services(state, clock, compiler, service, inherited, channels):
             log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
             await stopping.wait()
-            log.info("stopping; runs go on and are found again")
-            service.stopping("Stopping; runs go on and are found again.")
+            log.info("stopping; runs continue and are found again")
+            service.notify_stopping("Stopping; runs continue and are found again.")
     finally:
         await store.close()
 
 
 @contextlib.asynccontextmanager
-async def _serving(
+async def _run_services(
     state: State,
     clock: SystemClock,
-    compiler: Compiler,
-    service: Service,
-    listening: socket.socket | None,
+    compiler: TeamPlanCompiler,
+    service: SystemdNotifier,
+    inherited: socket.socket | None,
     channels: Sequence[Notifier],
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
-    sources = TreeSources(settings.state_dir)
+    sources = TreeStore(settings.state_dir)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    runner = _runner(settings, shell)
-    alarm = ApschedulerAlarm()
-    kit = Kit(shell, clock, runner, lambda: _snapshot(state.fleet()), settings)
-    gear = Gear(
+    runner = _make_runner(settings, shell)
+    scheduler = ApschedulerScheduler()
+    kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
+    adapters = AdapterSet(
         runner,
-        Adapters(ISOLATORS, kit),
-        Adapters(CHECKS, kit),
-        _trees(state, sources),
-        Adapters(PROBES, kit),
+        AdapterRegistry(ISOLATORS, kit),
+        AdapterRegistry(CHECKS, kit),
+        _make_tree_lookup(state, sources),
+        AdapterRegistry(PROBES, kit),
     )
     daemon = Daemon(
         state,
-        gear,
-        inventories=list(_inventories(kit, settings)),
-        observers=list(_observers(kit, settings)),
-        alarm=alarm,
+        adapters,
+        inventories=list(_make_inventories(kit, settings)),
+        observers=list(_make_observers(kit, settings)),
+        scheduler=scheduler,
     )
-    watches = list(_watches(kit, settings))
-    pruning = Pruning(state, RunShelf(settings.state_dir / "runs"), sources)
-    desk = Desk(
-        state, runner, sources, state.now(), __version__, daemon.refresh, daemon.observe, pruning.wish
+    watches = list(_make_watches(kit, settings))
+    retention = RetentionCleaner(state, RunArtifactStore(settings.state_dir / "runs"), sources)
+    services = Services(
+        state,
+        runner,
+        sources,
+        state.now(),
+        __version__,
+        daemon.refresh_inventory,
+        daemon.observe_nodes,
+        retention.wake_up,
     )
-    server = ControlServer(desk, path=settings.socket, group=settings.socket_group, listening=listening)
-    caretaker = Caretaker(state, service, Reloading(state, compiler, daemon.retime).reload)
-    notifying = _notifying(state, channels)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caretaker.wish_reload)
-    if service.feed_every_s is not None:
-        alarm.every("watchdog", service.feed_every_s, daemon.turn)
+    server = ControlServer(
+        services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
+    )
+    systemd_reporter = SystemdReporter(
+        state, service, SettingsReloader(state, compiler, daemon.reschedule).reload
+    )
+    notifications = _make_notifications(state, channels)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, systemd_reporter.request_reload)
+    if service.watchdog_ping_interval_s is not None:
+        scheduler.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
     try:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(daemon.run(), name="daemon")
-            beside = [
-                tasks.create_task(keep_watching(state, watch, daemon.refresh), name=f"watch {watch.source}")
+            companions = [
+                tasks.create_task(
+                    run_watch(state, watch, daemon.refresh_inventory), name=f"watch {watch.source}"
+                )
                 for watch in watches
             ]
             await server.start()
-            # Only now, so that whoever hears READY is answered.
-            daemon.turned = lambda decision_s: caretaker.turned()
-            daemon.turn()
-            beside += [
-                tasks.create_task(_keep_socket(server, clock), name="socket"),
-                tasks.create_task(caretaker.reload_when_wished(), name="reload"),
-                tasks.create_task(notifying.run(), name="notify"),
-                tasks.create_task(_meter(state, daemon), name="metrics"),
-                tasks.create_task(_prune(daemon, pruning), name="prune"),
-                tasks.create_task(_verify_audit(daemon, caretaker, settings), name="audit"),
+            # Only after server.start(): this listener reports READY, and then clients must get an answer.
+            daemon.iteration_listeners.append(lambda decision_s: systemd_reporter.on_iteration())
+            daemon.wake_up()
+            companions += [
+                tasks.create_task(_ensure_socket(server, clock), name="socket"),
+                tasks.create_task(systemd_reporter.reload_on_request(), name="reload"),
+                tasks.create_task(notifications.run(), name="notify"),
+                tasks.create_task(_serve_metrics(state, daemon), name="metrics"),
+                tasks.create_task(_prune(daemon, retention), name="prune"),
+                tasks.create_task(_verify_audit(daemon, systemd_reporter, settings), name="audit"),
             ]
             try:
                 yield
             finally:
-                for task in (loop, *beside):
+                for task in (loop, *companions):
                     task.cancel()
     finally:
         await server.stop()
-        alarm.close()
+        scheduler.close()
         await shell.close()
         for system in kit.shared.values():
             await system.close()
 
 
-def _runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
+def _make_runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
     return AnsibleRunner(
         settings.state_dir / "runs",
         shell,
@@ -193,47 +201,41 @@ def _runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
     )
 
 
-async def _verify_audit(daemon: Daemon, caretaker: Caretaker, settings: Settings) -> None:
-    # A long chain takes seconds of work; deciding comes first.
-    await daemon.settled.wait()
-    await caretaker.verify_audit(settings.state_dir / FILE_NAME)
+async def _verify_audit(daemon: Daemon, systemd_reporter: SystemdReporter, settings: Settings) -> None:
+    # A long chain takes seconds of CPU time: decide first.
+    await daemon.first_iteration_done.wait()
+    await systemd_reporter.verify_audit(settings.state_dir / FILE_NAME)
 
 
-async def _prune(daemon: Daemon, pruning: Pruning) -> None:
-    # What is in hand comes first.
-    await daemon.settled.wait()
-    await pruning.run()
+async def _prune(daemon: Daemon, retention: RetentionCleaner) -> None:
+    # Retention can wait: first decide, so that nodes in flight continue.
+    await daemon.first_iteration_done.wait()
+    await retention.run()
 
 
-async def _meter(state: State, daemon: Daemon) -> None:
+async def _serve_metrics(state: State, daemon: Daemon) -> None:
     """Serve metrics until cancelled, if the settings ask for them."""
-    place = state.settings.metrics
-    if place.listen is None and place.path is None:
+    endpoint = state.settings.metrics
+    if endpoint.listen is None and endpoint.path is None:
         return
-    # Loaded here: who asks for no metrics pays for none.
-    from rolloutd.service.metrics import Meter, serving
+    # Imported here: a daemon without metrics does not load the library.
+    from rolloutd.service.metrics import MetricsCollector, serve_metrics
 
-    meter = Meter(state, __version__)
-    state.committed = meter.committed
-    looked_after = daemon.turned
-
-    def turned(decision_s: float) -> None:
-        meter.decided(decision_s)
-        looked_after(decision_s)
-
-    daemon.turned = turned
+    collector = MetricsCollector(state, __version__)
+    state.commit_listeners.append(collector.record_commit)
+    daemon.iteration_listeners.append(collector.record_decision)
     try:
-        async with serving(meter, place) as places:
-            log.info("metrics are served at %s", " and ".join(places))
-            await meter.measure_lag()
+        async with serve_metrics(collector, endpoint) as endpoints:
+            log.info("metrics are served at %s", " and ".join(endpoints))
+            await collector.measure_lag()
     except (RolloutdError, OSError) as error:
-        state.lasting["metrics"] = f"there are no metrics: {error}"
-        log.error("there are no metrics: %s", error)
+        state.conditions["metrics"] = f"metrics: not served: {error}"
+        log.error("metrics: not served: %s", error)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Spare the garbage collector what is loaded: it stays, and to look through it again is costly."""
+def _gc_paused() -> Iterator[None]:
+    """Exempt what the body loads from garbage collection: it is never freed, and scans cost time."""
     gc.disable()
     try:
         yield
@@ -242,77 +244,78 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-async def _state(settings: Settings, store: Store, clock: SystemClock, compiler: Compiler) -> State:
-    with _uncollected():
-        snapshot = await store.load()
+async def _load_state(
+    settings: Settings, store: Store, clock: SystemClock, compiler: TeamPlanCompiler
+) -> State:
+    with _gc_paused():
+        snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
-    head = await store.head()
-    state = State(index, store, clock, settings, Feed(head.seq if head else 0), epoch=snapshot.epoch)
-    state.connect(await store.connections())
+    head = await store.latest_audit_entry()
+    state = State(
+        index, store, clock, settings, ChangeNotifier(head.seq if head else 0), epoch=snapshot.epoch
+    )
+    state.update_connections(await store.load_connections())
     await state.commit(
-        [DaemonStarted(snapshot.epoch, __version__, digest(settings), clock.now())], cause="daemon started"
+        [DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())],
+        cause="daemon started",
     )
     return state
 
 
-def _snapshot(fleet: Fleet) -> InventorySnapshot:
-    return InventorySnapshot(fleet.hosts, fleet.groups, fleet.generation)
-
-
-def _channels(settings: Settings) -> Sequence[Notifier]:
-    """Return whom to tell; raises InvalidFile."""
+def _load_channels(settings: Settings) -> Sequence[Notifier]:
+    """Return the notification channels; raises InvalidFile."""
     if settings.notify is None:
         return ()
-    # Imported only where the settings name it: it brings a hundred services along.
-    from rolloutd.adapters import notices
+    # Imported only where the settings name it: apprise loads a hundred services.
+    from rolloutd.adapters import apprise_notifier
 
-    return notices.load(settings.notify.urls_file)
+    return apprise_notifier.load_notifiers(settings.notify.urls_file)
 
 
-def _notifying(state: State, channels: Sequence[Notifier]) -> Notifying:
+def _make_notifications(state: State, channels: Sequence[Notifier]) -> NotificationDispatcher:
     wanted = state.settings.notify
     if wanted is None:
-        return Notifying(state, ())
-    return Notifying(state, channels, wanted.events, float(wanted.nothing_moved))
+        return NotificationDispatcher(state, ())
+    return NotificationDispatcher(state, channels, wanted.events, float(wanted.nothing_moved))
 
 
-def _trees(state: State, sources: TreeSources) -> Any:
-    pinned: dict[str, Pinned] = {}
+def _make_tree_lookup(state: State, sources: TreeStore) -> Any:
+    pinned: dict[str, PinnedSource] = {}
 
     async def tree(rollout: str) -> Path:
         if rollout not in pinned:
-            _, source = await state.store.content(rollout)
-            pinned[rollout] = Pinned(source["kind"], source["pin"])
-        # Looked for each time: what is gone is called gone, and what was submitted again is found.
-        return sources.tree(pinned[rollout])
+            _, source = await state.store.load_plan(rollout)
+            pinned[rollout] = PinnedSource(source["kind"], source["pin"])
+        # Look up the path each time: a tree may be pruned, and another submit may add it again.
+        return sources.tree_path(pinned[rollout])
 
     return tree
 
 
-def _inventories(kit: Kit, settings: Settings) -> Iterator[Inventory]:
+def _make_inventories(kit: AdapterContext, settings: Settings) -> Iterator[Inventory]:
     for source in settings.inventory:
-        yield make(INVENTORIES, source.kind, replace(kit, params=source.params))
+        yield create_adapter(INVENTORIES, source.kind, replace(kit, params=source.params))
 
 
-def _watches(kit: Kit, settings: Settings) -> Iterator[Watch]:
+def _make_watches(kit: AdapterContext, settings: Settings) -> Iterator[Watch]:
     for source in settings.inventory:
-        if source.kind in kinds(WATCHES):
-            yield make(WATCHES, source.kind, replace(kit, params=source.params))
+        if source.kind in installed_adapters(WATCHES):
+            yield create_adapter(WATCHES, source.kind, replace(kit, params=source.params))
 
 
-def _observers(kit: Kit, settings: Settings) -> Iterator[Observer]:
-    for kind in sorted({source.kind for source in settings.inventory} & kinds(WATCHES)):
-        yield make(OBSERVERS, kind, kit)
+def _make_observers(kit: AdapterContext, settings: Settings) -> Iterator[Observer]:
+    for kind in sorted({source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()):
+        yield create_adapter(OBSERVERS, kind, kit)
     for source in settings.observe:
-        yield PlainHosts(make(OBSERVERS, source.kind, replace(kit, params=source.params)))
+        yield HostOnlyObserver(create_adapter(OBSERVERS, source.kind, replace(kit, params=source.params)))
     if not settings.observe:
-        yield PlainHosts(make(OBSERVERS, "reachable", kit))
+        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", kit))
 
 
-async def _keep_socket(server: ControlServer, clock: SystemClock) -> None:
+async def _ensure_socket(server: ControlServer, clock: SystemClock) -> None:
     while True:
-        await clock.sleep(SOCKET_LOOK_S)
+        await clock.sleep(SOCKET_CHECK_S)
         try:
-            await server.ensure()
+            await server.ensure_listening()
         except (RolloutdError, OSError) as error:
             log.error("the control socket cannot be made again: %s", error)

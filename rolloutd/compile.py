@@ -1,9 +1,7 @@
-"""Makes the core's values from a plan's content and from the settings.
+"""Compilation of plan content and settings into the core's values.
 
-Content comes from a file that was read without mistakes, or from the database
-where it was stored at submit; both compile to the same plan, after any number
-of restarts.  Nothing is checked here and nothing is looked up: what was
-resolved at submit (commit, targets) is kept elsewhere.
+Content comes from a validated file, or from the database where submit stored it;
+both compile to the same plan.  It validates and resolves nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +10,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
-from machines.limits import Budget, Limits, PoolRule
-from machines.plan import Enrol, GateName, Need, OnUnknown, Plan, Stage, StepSpec, WaveSpec
-from machines.selector import parse
-from machines.windows import DAYS, Window
-from rolloutd.planfile.scalars import clock_minute
+from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.plan import (
+    Capability,
+    EnrolPolicy,
+    GateName,
+    OnUnknownPolicy,
+    Plan,
+    Stage,
+    StepDef,
+    VoteRequirement,
+    WaveDef,
+)
+from machines.model.selector import parse_selector
+from machines.model.windows import DAYS, Window
+from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
+from rolloutd.plugin.field_types import clock_minute
 from rolloutd.settings import PoolKey, Settings
 
 JSON = Any
@@ -25,61 +34,53 @@ StepContent = Mapping[str, Mapping[str, JSON]]
 CANARY_WAVE = "canary"
 FLEET_WAVE = "fleet"
 
-LEAST_TIMEOUT_S = 1.0
-"""The limit of a step that is asked once and names none: it keeps its adapter's own."""
+MIN_TIMEOUT_S = 1.0
+"""Minimum limit of a step without `within` and `timeout`: its adapter has a limit of its own."""
 
-HOLDS_AFTER_ROLLBACK = frozenset({"reachable", "kubernetes"})
-"""Checks that say a node is well, whatever its configuration; the others describe the new state."""
-
-_REACHABLE: StepContent = {"reachable": {"within": 300}}
-"""Asked after a rollback where the plan has no check that could hold: nobody puts back what nobody judged."""
+_DEFAULT_ROLLBACK_CHECK: StepContent = {"reachable": {"within": 300}}
+"""Check after a rollback if the plan has none that applies: no node returns to service unchecked."""
 
 
 class TeamChecks(Protocol):
-    """What is needed of a team's settings: its own checks, as content."""
+    """The part of a team's settings that has its own checks, each `{kind: params}`."""
 
     @property
-    def checks(self) -> Sequence[StepContent]:
-        """The team's checks, each `{kind: params}`."""
-        ...
+    def checks(self) -> Sequence[StepContent]: ...
 
 
 def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]) -> Plan:
-    """Return the plan that a content means, with every team's own checks after the plan's.
-
-    A team's checks carry its name and are for its nodes alone.
-    """
+    """Return the plan of a content, with each team's own checks, which apply to its nodes only."""
     spec = content["spec"]
-    verify = compile_steps(spec["verify"], "verify")
-    stages = tuple(_stage(stage) for stage in spec["maintain"])
+    verify = compile_steps(CHECKS, spec["verify"], "verify")
+    stages = tuple(_compile_stage(stage) for stage in spec["maintain"])
     return Plan(
         name=content["metadata"]["name"],
         owner=content["metadata"]["owner"],
-        selector=parse(spec["targets"]),
-        waves=_waves(spec),
+        selector=parse_selector(spec["targets"]),
+        waves=_compile_waves(spec),
         stages=stages,
-        verify=verify + _team_steps(teams),
-        # A plan that was stored by a version without probes does not have the key.
-        traffic=compile_steps(spec.get("traffic", ()), "traffic"),
-        isolate=compile_steps(spec["isolate"], "isolate"),
-        rollback=_rollback(spec["rollback"]),
-        rollback_verify=_rollback_verify(spec["rollback"], verify),
-        gates={gate: _need(spec["gates"][gate.value]) for gate in GateName},
+        verify=verify + _compile_team_checks(teams),
+        # A plan stored by a version without probes lacks the key.
+        traffic=compile_steps(PROBES, spec.get("traffic", ()), "traffic"),
+        isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
+        rollback=_compile_rollback(spec["rollback"]),
+        rollback_verify=_compile_rollback_checks(spec["rollback"], verify),
+        gates={gate: _compile_vote_requirement(spec["gates"][gate.value]) for gate in GateName},
         windows=compile_windows(spec["windows"]),
         max_parallel=spec["max_parallel"],
         pool_keys=tuple(spec["pools"]["by"]),
-        enrol=Enrol(spec["enrol"]),
+        enrol=EnrolPolicy(spec["enrol"]),
         probation_s=float(spec["probation"]),
-        isolate_timeout_s=_isolate_timeout_s(spec),
+        isolate_timeout_s=_compute_isolate_timeout_s(spec),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
     )
 
 
 def compile_limits(settings: Settings) -> Limits:
-    """Return the limits that the settings put on every plan."""
+    """Return the limits of the settings, which apply to every plan."""
     return Limits(
-        pools={key: _pool_rule(pool) for key, pool in settings.pools.items()},
+        pools={key: _compile_pool_rule(pool) for key, pool in settings.pools.items()},
         max_parallel=settings.max_parallel,
         observe_within_s=float(settings.observe_within_s),
         team_windows={
@@ -93,7 +94,6 @@ def compile_limits(settings: Settings) -> Limits:
 
 
 def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]:
-    """Return the windows of a plan's or a team's content."""
     return tuple(
         Window(
             days=frozenset(DAYS.index(day) for day in window["days"]),
@@ -106,80 +106,78 @@ def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]
 
 
 def compile_steps(
-    steps: Sequence[StepContent], prefix: str, *, team: str | None = None
-) -> tuple[StepSpec, ...]:
-    """Return isolators or checks, named `PREFIX.NUMBER.KIND`.
+    group: str, steps: Sequence[StepContent], prefix: str, *, team: str | None = None
+) -> tuple[StepDef, ...]:
+    """Return the steps of one port's adapters, named `PREFIX.NUMBER.KIND`.
 
-    `params` keep `within` and `timeout` (seconds, of one try); `timeout_s` is
-    the limit of the whole step: all the time in which the answer may become
-    right, and one try.
+    `timeout_s` limits the whole step: `within`, in which the answer may become
+    right, plus the `timeout` of one try (seconds).  A stored plan may name a kind
+    that is not installed any more: it has no capabilities, and its step fails.
     """
+    adapters = installed_adapters(group)
     return tuple(
-        _step(f"{prefix}.{number}.{kind}", kind, params, team)
+        StepDef(
+            name=f"{prefix}.{number}.{kind}",
+            kind=kind,
+            params={key: value for key, value in params.items() if key != "in_service"},
+            timeout_s=max(float(params.get("within", 0) + params.get("timeout", 0)), MIN_TIMEOUT_S),
+            in_service=bool(params.get("in_service", False)),
+            team=team,
+            capabilities=adapters[kind].capabilities if kind in adapters else frozenset(),
+        )
         for number, step in enumerate(steps)
         for kind, params in step.items()
     )
 
 
-def _pool_rule(pool: PoolKey) -> PoolRule:
-    values = {value: _budget(rule.max_unavailable) for value, rule in pool.values.items()}
-    return PoolRule(_budget(pool.max_unavailable), values)
+def _compile_pool_rule(pool: PoolKey) -> PoolRule:
+    values = {value: _compile_budget(rule.max_unavailable) for value, rule in pool.values.items()}
+    return PoolRule(_compile_budget(pool.max_unavailable), values)
 
 
-def _budget(max_unavailable: int | str) -> Budget:
+def _compile_budget(max_unavailable: int | str) -> Budget:
     if isinstance(max_unavailable, int):
         return Budget(count=max_unavailable)
     return Budget(count=None, percent=int(max_unavailable.removesuffix("%")))
 
 
-def _step(name: str, kind: str, params: Mapping[str, JSON], team: str | None) -> StepSpec:
-    return StepSpec(
-        name=name,
-        kind=kind,
-        params={key: value for key, value in params.items() if key != "in_service"},
-        timeout_s=max(float(params.get("within", 0) + params.get("timeout", 0)), LEAST_TIMEOUT_S),
-        in_service=bool(params.get("in_service", False)),
-        team=team,
-    )
-
-
-def _team_steps(teams: Mapping[str, TeamChecks]) -> tuple[StepSpec, ...]:
+def _compile_team_checks(teams: Mapping[str, TeamChecks]) -> tuple[StepDef, ...]:
     return tuple(
         step
         for team in sorted(teams)
-        for step in compile_steps(teams[team].checks, f"team.{team}", team=team)
+        for step in compile_steps(CHECKS, teams[team].checks, f"team.{team}", team=team)
     )
 
 
-def _waves(spec: Mapping[str, JSON]) -> tuple[WaveSpec, ...]:
+def _compile_waves(spec: Mapping[str, JSON]) -> tuple[WaveDef, ...]:
     """Return the canaries, the declared waves and the rest.
 
     Canaries without a selector are the teams' nominated or first nodes, which
     are chosen when targets are resolved.
     """
     canary = spec["canary"]
-    first = WaveSpec(
+    first = WaveDef(
         name=CANARY_WAVE,
-        select=None if canary is None else parse(canary["select"]),
+        select=None if canary is None else parse_selector(canary["select"]),
         max_parallel=1 if canary is None else canary["max_parallel"],
         soak_s=float(spec["soak"]),
         gate=GateName.CONTINUE,
     )
     declared = (
-        WaveSpec(
+        WaveDef(
             name=wave["name"],
-            select=parse(wave["select"]),
+            select=parse_selector(wave["select"]),
             max_parallel=wave["max_parallel"],
             soak_s=float(wave["soak"]),
             gate=None if wave["gate"] is None else GateName(wave["gate"]),
         )
         for wave in spec["waves"]
     )
-    return (first, *declared, WaveSpec(name=FLEET_WAVE))
+    return (first, *declared, WaveDef(name=FLEET_WAVE))
 
 
-def _isolate_timeout_s(spec: Mapping[str, JSON]) -> float:
-    """Return the limit of isolating: that of the drain where the plan names one, however long it is."""
+def _compute_isolate_timeout_s(spec: Mapping[str, JSON]) -> float:
+    """Return the limit of isolating: the longest drain_timeout if there is one, else limits.isolate."""
     drains = [
         params["drain_timeout"]
         for step in spec["isolate"]
@@ -189,17 +187,17 @@ def _isolate_timeout_s(spec: Mapping[str, JSON]) -> float:
     return float(max(drains, default=spec["limits"]["isolate"]))
 
 
-def _stage(stage: Mapping[str, JSON]) -> Stage:
+def _compile_stage(stage: Mapping[str, JSON]) -> Stage:
     return Stage(
         name=stage["name"],
         playbook=stage["playbook"],
         variables=dict(stage["vars"]),
         timeout_s=float(stage["timeout"]),
-        on_unknown=OnUnknown(stage["on_unknown"]),
+        on_unknown=OnUnknownPolicy(stage["on_unknown"]),
     )
 
 
-def _rollback(rollback: Mapping[str, JSON] | None) -> Stage | None:
+def _compile_rollback(rollback: Mapping[str, JSON] | None) -> Stage | None:
     if rollback is None:
         return None
     return Stage(
@@ -210,17 +208,19 @@ def _rollback(rollback: Mapping[str, JSON] | None) -> Stage | None:
     )
 
 
-def _rollback_verify(rollback: Mapping[str, JSON] | None, verify: Sequence[StepSpec]) -> tuple[StepSpec, ...]:
+def _compile_rollback_checks(
+    rollback: Mapping[str, JSON] | None, verify: Sequence[StepDef]
+) -> tuple[StepDef, ...]:
     if rollback is not None and rollback["verify"] is not None:
-        return compile_steps(rollback["verify"], "rollback.verify")
-    holding = tuple(step for step in verify if step.kind in HOLDS_AFTER_ROLLBACK)
-    return holding or compile_steps([_REACHABLE], "rollback.verify")
+        return compile_steps(CHECKS, rollback["verify"], "rollback.verify")
+    config_independent = tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
+    return config_independent or compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify")
 
 
-def _need(need: Mapping[str, JSON]) -> Need:
-    return Need(
-        owner=need["owner"],
-        each_team=need["each_team"],
-        four_eyes=need["four_eyes"],
-        per_team=need["per_team"],
+def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequirement:
+    return VoteRequirement(
+        owner=requirement["owner"],
+        each_team=requirement["each_team"],
+        four_eyes=requirement["four_eyes"],
+        per_team=requirement["per_team"],
     )

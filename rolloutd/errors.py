@@ -1,8 +1,7 @@
-"""What can go wrong, in words a person can act on.
+"""Errors that rolloutd raises on purpose: `<object>: <problem>; <action>`.
 
-Every error says what was tried, on what, what happened and what to do next.
-The borders (driver, control handlers, adapters asked beside the loop) turn what is
-unforeseen into recorded outcomes, answers and AdapterFailed; nothing else catches broadly.
+Only the borders (driver, control handlers, background tasks of adapters) catch
+unexpected exceptions; they turn them into outcomes, responses and AdapterFailed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ class RolloutdError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
-    """One mistake in a file that a person wrote.
+class Diagnostic:
+    """One mistake in a plan or settings file.
 
     `line` and `column` count from 1; `path` is dotted (`spec.maintain.timeout`).
     """
@@ -31,21 +30,21 @@ class Mistake:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}:{self.column}: {self.path}"
-        # What the sentence says already is not said again behind it.
+        # Do not repeat what the message contains.
         allowed = "" if self.allowed in self.message else f"; allowed: {self.allowed}"
         return f"{where}: {self.message} (found {self.found}{allowed})"
 
 
 class InvalidFile(RolloutdError):
-    """A plan or settings file has mistakes; all of them, never only the first."""
+    """A plan or settings file has mistakes; `diagnostics` has all of them."""
 
-    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
-        super().__init__("\n".join(str(mistake) for mistake in mistakes))
-        self.mistakes = mistakes
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        super().__init__("\n".join(str(mistake) for mistake in diagnostics))
+        self.diagnostics = diagnostics
 
 
 class Refused(RolloutdError):
-    """The answer is no: the request is well formed, but not now, or not so."""
+    """A well-formed request cannot be carried out in the current state."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -53,12 +52,12 @@ class Refused(RolloutdError):
         self.text = text
 
 
-class Passed(Refused):
-    """An instant that was to come has passed already: a slip of the asker's, whatever the facts."""
+class DeadlineInPast(Refused):
+    """The given deadline is in the past."""
 
 
 class NotAllowed(RolloutdError):
-    """This person may not do this; says who may."""
+    """The caller has no right to do this; the text names who has it."""
 
 
 class NotFound(RolloutdError):
@@ -70,15 +69,15 @@ class SourceFailed(RolloutdError):
 
 
 class AdapterFailed(RolloutdError):
-    """An adapter met what it did not foresee; says which and what."""
+    """An adapter raised an unexpected exception; the text names both."""
 
 
 class NotifyFailed(RolloutdError):
-    """A message could not be sent; it is tried again."""
+    """A notification could not be sent; it is retried."""
 
 
 class NodeUnreachable(RolloutdError):
-    """A node did not answer; says by which way it was asked and what happened."""
+    """A node did not answer; the text names the route and the cause."""
 
 
 class HostKeyChanged(NodeUnreachable):
@@ -86,15 +85,19 @@ class HostKeyChanged(NodeUnreachable):
 
 
 class StoreFailed(RolloutdError):
-    """The store could not write (a full disk, a lost tenure); nothing was changed."""
+    """The store could not write (a full disk, a lost term); nothing was changed."""
 
 
 class Conflict(StoreFailed):
-    """A row was not as expected: somebody else moved first; nothing was changed."""
+    """A row was not as expected, because another change came first; nothing was changed."""
 
 
-class TenureLost(StoreFailed):
-    """Another daemon has opened the database since: this one may write nothing any more and must end."""
+class TokenAlreadyUsed(Conflict):
+    """A vote token was used before; each counts once."""
+
+
+class LeadershipLost(StoreFailed):
+    """Another daemon has opened the database since; this one must end without writing."""
 
 
 class AlreadyRunning(RolloutdError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,18 @@ _left_out: dict[str, str] = {}
 
 def _missing() -> list[str]:
     return [name for name, (path, _) in SERVERS.items() if not (shutil.which(name) or Path(path).exists())]
+
+
+def pytest_configure() -> None:
+    """Stop if the installed package is older than pyproject.toml: its entry points name the adapters."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    declared = {
+        (group, *point) for group, points in project["entry-points"].items() for point in points.items()
+    }
+    installed = {(point.group, point.name, point.value) for point in distribution("rolloutd").entry_points}
+    if not declared <= installed:
+        command = ".venv-dev/bin/python -m pip install --no-deps --no-build-isolation --editable ."
+        raise pytest.UsageError(f"the installed entry points are old; run `{command}`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,19 +1,18 @@
-"""An independent judge: reads a log of effects and says what should never have happened.
+"""An independent judge of an effect log: what should never have happened.
 
-It shares no code with machines/ and imports nothing of ours.  The log is a list
-of plain dicts in the order of their happening, each with `at` (epoch seconds)
-and `kind`:
+It shares no code with machines/ and imports nothing of the project.  The log is a list of
+plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
 
     settings   pools {key: {"": n, value: n or "p%"}}, fleet, within
     inventory  labels {node: {label: value}} of all known nodes
     saw        node, up, foreign
-    probe      rollout, node, idle: what was seen of the node's traffic, as the rollout's plan asks
+    probe      rollout, node, idle: the result of the plan's traffic probes
     hold       node, id, until (or None);  release: node, id
     freeze     id, scope, until;  unfreeze: id
     team       team, windows [[start_s, end_s] of the UTC day] that it has set for itself
     plan       rollout, digest, by (uid), owner, keys, fleet, waves [{name, soak, gate, most}], gates
                {gate: {owner, each, eyes, per_team}}, windows [[start_s, end_s] of the UTC day], ttl,
-               targets {node: {wave, team}}, probed: whether traffic is looked at
+               targets {node: {wave, team}}, probed: whether the plan has traffic probes
     join       rollout, node, wave, team;  amend: rollout, node, team
     vote       rollout, id, gate, wave, digest, uid, yes, teams, shown, nodes, more, until
     withdraw   rollout, id;  open: rollout, gate, wave
@@ -22,7 +21,7 @@ and `kind`:
     isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
     put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
 
-`judge(log)` returns sentences; none means that nothing forbidden happened.
+`check_log(log)` returns sentences; none means that nothing forbidden happened.
 """
 
 from __future__ import annotations
@@ -35,45 +34,45 @@ Entry = dict[str, Any]
 
 DAY_S = 86_400
 
-LOOK_S = 30
-"""How old the look at a node's traffic may be when the node begins."""
+PROBE_MAX_AGE_S = 30
+"""Maximum age of a node's traffic probe when the node begins."""
 
 
-def judge(log: list[Entry]) -> list[str]:
-    """Return what should never have happened, in the order of its happening."""
-    court = Court()
-    found: list[str] = []
+def check_log(log: list[Entry]) -> list[str]:
+    """Return what should never have happened, oldest first."""
+    oracle = Oracle()
+    violations: list[str] = []
     for entry in log:
-        found += [f"{entry['at']:.0f} {entry['kind']}: {text}" for text in court.hear(entry)]
-    return found
+        violations += [f"{entry['at']:.0f} {entry['kind']}: {text}" for text in oracle.check_entry(entry)]
+    return violations
 
 
-class Court:
-    """What is known at one point of the log."""
+class Oracle:
+    """The state of the world at one position of the log."""
 
     def __init__(self) -> None:
         self.settings: Entry = {}
         self.labels: dict[str, dict[str, str]] = {}
-        self.seen: dict[str, Entry] = {}
+        self.observations: dict[str, Entry] = {}
         self.holds: dict[tuple[str, str], Entry] = {}
         self.freezes: dict[str, Entry] = {}
         self.plans: dict[str, Entry] = {}
         self.votes: dict[str, list[Entry]] = defaultdict(list)
-        self.opened: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        self.open_gates: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
         self.failures: dict[str, list[Entry]] = defaultdict(list)
-        self.stopped: dict[str, set[str]] = defaultdict(set)
-        self.at_work: dict[str, str] = {}
+        self.stop_reasons: dict[str, set[str]] = defaultdict(set)
+        self.in_progress: dict[str, str] = {}
         self.failed: dict[str, str] = {}
-        self.standing: dict[tuple[str, str], tuple[str, float]] = {}
+        self.target_states: dict[tuple[str, str], tuple[str, float]] = {}
         self.current_failure: dict[tuple[str, str], str] = {}
-        self.out_of_service: dict[str, str] = {}
-        self.running: dict[str, str] = {}
-        self.began_out: set[str] = set()
-        self.probed: dict[tuple[str, str], Entry] = {}
+        self.isolated_by: dict[str, str] = {}
+        self.running_playbooks: dict[str, str] = {}
+        self.started_isolated: set[str] = set()
+        self.probes: dict[tuple[str, str], Entry] = {}
         self.team_windows: dict[str, list[list[int]]] = {}
 
-    def hear(self, entry: Entry) -> Iterator[str]:
-        """Take one entry in; yield what is wrong with it."""
+    def check_entry(self, entry: Entry) -> Iterator[str]:
+        """Apply one entry; yield what is wrong with it."""
         handler = getattr(self, "on_" + entry["kind"].replace("-", "_"))
         yield from handler(entry) or ()
 
@@ -84,13 +83,13 @@ class Court:
 
     def on_inventory(self, entry: Entry) -> None:
         self.labels = entry["labels"]
-        self.seen = {node: seen for node, seen in self.seen.items() if node in self.labels}
+        self.observations = {node: seen for node, seen in self.observations.items() if node in self.labels}
 
     def on_saw(self, entry: Entry) -> None:
-        self.seen[entry["node"]] = entry
+        self.observations[entry["node"]] = entry
 
     def on_probe(self, entry: Entry) -> None:
-        self.probed[entry["rollout"], entry["node"]] = entry
+        self.probes[entry["rollout"], entry["node"]] = entry
 
     def on_hold(self, entry: Entry) -> None:
         self.holds[entry["node"], entry["id"]] = entry
@@ -112,12 +111,12 @@ class Court:
     def on_plan(self, entry: Entry) -> None:
         self.plans[entry["rollout"]] = entry
         for node in entry["targets"]:
-            self.standing[entry["rollout"], node] = ("waiting", entry["at"])
+            self.target_states[entry["rollout"], node] = ("waiting", entry["at"])
 
     def on_join(self, entry: Entry) -> None:
         target = {"wave": entry["wave"], "team": entry["team"]}
         self.plans[entry["rollout"]]["targets"][entry["node"]] = target
-        self.standing[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+        self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
 
     def on_amend(self, entry: Entry) -> None:
         self.plans[entry["rollout"]]["targets"][entry["node"]]["team"] = entry["team"]
@@ -142,72 +141,72 @@ class Court:
             and vote["digest"] == plan["digest"]
             and (ttl is None or entry["at"] < vote["at"] + ttl)
         ]
-        lacking = self._lacking(plan, need, votes, skip_teams=need["per_team"])
-        if lacking:
-            yield f"gate {gate} of {name} was opened without {lacking}"
-        self.opened[name][gate, wave] = entry["at"]
+        missing_votes = self._missing_votes(plan, need, votes, skip_teams=need["per_team"])
+        if missing_votes:
+            yield f"gate {gate} of {name} was opened without {missing_votes}"
+        self.open_gates[name][gate, wave] = entry["at"]
 
     def on_pause(self, entry: Entry) -> None:
-        self.stopped[entry["rollout"]].add("paused")
+        self.stop_reasons[entry["rollout"]].add("paused")
 
     def on_resume(self, entry: Entry) -> None:
-        self.stopped[entry["rollout"]].discard("paused")
+        self.stop_reasons[entry["rollout"]].discard("paused")
 
     def on_cancel(self, entry: Entry) -> None:
-        self.stopped[entry["rollout"]].add("cancelled")
+        self.stop_reasons[entry["rollout"]].add("cancelled")
 
     # -- nodes
 
     def on_begin(self, entry: Entry) -> Iterator[str]:
         name, node, now = entry["rollout"], entry["node"], entry["at"]
         if not entry.get("rollback"):
-            yield from self._may_begin(name, node, now)
-        elif self._held(node, now):
-            yield f"{node} is rolled back in {name} while somebody holds it"
-        if node in self.at_work:
-            yield f"{node} is already worked on in {self.at_work[node]}"
+            yield from self._admission_violations(name, node, now)
+        elif self._is_held(node, now):
+            yield f"{node} is rolled back in {name} while it is held"
+        if node in self.in_progress:
+            yield f"{node} is already worked on in {self.in_progress[node]}"
         self.failed.pop(node, None)
-        (self.began_out.add if node in self.out_of_service else self.began_out.discard)(node)
-        self.at_work[node] = name
-        self.standing[name, node] = ("working", now)
+        (self.started_isolated.add if node in self.isolated_by else self.started_isolated.discard)(node)
+        self.in_progress[node] = name
+        self.target_states[name, node] = ("working", now)
 
     def on_isolated(self, entry: Entry) -> None:
-        self.out_of_service[entry["node"]] = entry["rollout"]
+        self.isolated_by[entry["node"]] = entry["rollout"]
 
     def on_again(self, entry: Entry) -> None:
-        self.out_of_service[entry["node"]] = entry["rollout"]
+        self.isolated_by[entry["node"]] = entry["rollout"]
 
     def on_maintain(self, entry: Entry) -> Iterator[str]:
         node = entry["node"]
-        if self.out_of_service.get(node) != entry["rollout"]:
+        if self.isolated_by.get(node) != entry["rollout"]:
             yield f"a playbook runs on {node}, which is in service"
-        if node in self.running:
+        if node in self.running_playbooks:
             yield f"two playbooks run on {node}"
-        self.running[node] = entry["rollout"]
+        self.running_playbooks[node] = entry["rollout"]
 
     def on_maintained(self, entry: Entry) -> None:
-        self.running.pop(entry["node"], None)
+        self.running_playbooks.pop(entry["node"], None)
 
     def on_back(self, entry: Entry) -> Iterator[str]:
         node = entry["node"]
-        if self.out_of_service.pop(node, None) != entry["rollout"]:
+        if self.isolated_by.pop(node, None) != entry["rollout"]:
             yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
         node, name = entry["node"], entry["rollout"]
         failed = any(failure["node"] == node for failure in self.failures[name])
-        if failed and node in self.began_out:
-            yield f"{node} was put back in service although it failed before and has passed nothing since"
-        self._end(entry, "waiting")
-        self.out_of_service.pop(node, None)
+        if failed and node in self.started_isolated:
+            yield f"{node} was returned to service although it failed before and has passed no check since"
+        self._end_attempt(entry, "waiting")
+        self.isolated_by.pop(node, None)
 
     def on_done(self, entry: Entry) -> Iterator[str]:
-        if entry["node"] in self.out_of_service:
+        if entry["node"] in self.isolated_by:
             yield f"{entry['node']} is done but still out of service"
-        self._end(entry, "over")
+        self._end_attempt(entry, "over")
 
     def on_fail(self, entry: Entry) -> None:
-        self._end(entry, "failed")
+        self._end_attempt(entry, "failed")
         self.failed[entry["node"]] = entry["rollout"]
         self.failures[entry["rollout"]].append(entry)
         self.current_failure[entry["rollout"], entry["node"]] = entry["failure"]
@@ -216,55 +215,55 @@ class Court:
 
     def on_retry(self, entry: Entry) -> None:
         self.failed.pop(entry["node"], None)
-        self.standing[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+        self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
 
     def on_skip(self, entry: Entry) -> None:
-        self._end(entry, "over")
+        self._end_attempt(entry, "over")
 
     def on_current(self, entry: Entry) -> None:
-        self._end(entry, "over")
+        self._end_attempt(entry, "over")
 
     def on_leave(self, entry: Entry) -> None:
-        self._end(entry, "left")
+        self._end_attempt(entry, "left")
 
-    def _end(self, entry: Entry, how: str) -> None:
+    def _end_attempt(self, entry: Entry, state: str) -> None:
         name, node = entry["rollout"], entry["node"]
-        if self.at_work.get(node) == name:
-            del self.at_work[node]
+        if self.in_progress.get(node) == name:
+            del self.in_progress[node]
         if self.failed.get(node) == name:
             del self.failed[node]
-        self.running.pop(node, None)
-        self.standing[name, node] = (how, entry["at"])
+        self.running_playbooks.pop(node, None)
+        self.target_states[name, node] = (state, entry["at"])
 
     # -- may a node begin?
 
-    def _may_begin(self, name: str, node: str, now: float) -> Iterator[str]:
+    def _admission_violations(self, name: str, node: str, now: float) -> Iterator[str]:
         plan = self.plans[name]
         who = f"{node} of {name} began"
-        for stop in sorted(self.stopped[name]):
+        for stop in sorted(self.stop_reasons[name]):
             yield f"{who} although the rollout is {stop}"
         for vote in self.votes[name]:
             if not vote["yes"] and vote["digest"] == plan["digest"]:
-                yield f"{who} although uid {vote['uid']} said no"
-        if ("start", "") not in self.opened[name]:
+                yield f"{who} although uid {vote['uid']} voted no"
+        if ("start", "") not in self.open_gates[name]:
             yield f"{who} before the start gate was open"
-        for failure in self._unsettled(name):
-            yield f"{who} although the failure {failure['failure']} is not settled"
-        yield from (f"{who} {text}" for text in self._too_early(plan, node, now))
-        yield from (f"{who} {text}" for text in self._at_a_bad_time(plan, node, now))
-        yield from (f"{who} {text}" for text in self._too_many(plan, node, now))
-        if plan["probed"] and not self._idle(name, node, now):
-            yield f"{who} without having been seen idle just before"
+        for failure in self._unresolved_failures(name):
+            yield f"{who} although the failure {failure['failure']} is not resolved"
+        yield from (f"{who} {text}" for text in self._wave_violations(plan, node, now))
+        yield from (f"{who} {text}" for text in self._calendar_violations(plan, node, now))
+        yield from (f"{who} {text}" for text in self._capacity_violations(plan, node, now))
+        if plan["probed"] and not self._is_idle(name, node, now):
+            yield f"{who} without a fresh idle result of its traffic probes"
         if node in self.failed:
             yield f"{who} while it is failed in {self.failed[node]}"
-        if self._held(node, now):
+        if self._is_held(node, now):
             yield f"{who} while it is held"
-        if self.out_of_service.get(node) != name and not self._up(node, now):
-            yield f"{who} without having been seen up"
+        if self.isolated_by.get(node) != name and not self._is_up(node, now):
+            yield f"{who} without a fresh observation that it is up"
 
-    def _too_early(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+    def _wave_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         name = plan["rollout"]
-        open_failures = {failure["failure"] for failure in self._unsettled(name)}
+        open_failures = {failure["failure"] for failure in self._unresolved_failures(name)}
         for wave in plan["waves"]:
             if wave["name"] == plan["targets"][node]["wave"]:
                 return
@@ -272,39 +271,39 @@ class Court:
             for other, target in plan["targets"].items():
                 if target["wave"] != wave["name"]:
                     continue
-                how, since = self.standing[name, other]
+                how, since = self.target_states[name, other]
                 covered = how == "failed" and self.current_failure[name, other] not in open_failures
                 if how not in ("over", "left") and not covered:
                     yield f"before {other} of wave {wave['name']} was done"
                 ends.append(since)
             if ends and now < max(ends) + wave["soak"]:
                 yield f"while wave {wave['name']} soaks"
-            if wave["gate"] and ("continue", wave["name"]) not in self.opened[name]:
+            if wave["gate"] and ("continue", wave["name"]) not in self.open_gates[name]:
                 yield f"before the continue gate after {wave['name']} was open"
 
-    def _at_a_bad_time(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+    def _calendar_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         clock = now % DAY_S
         own = self.team_windows.get(plan["targets"][node]["team"], [])
-        for whose, windows in (("the plan", plan["windows"]), ("its team", own)):
+        for window_owner, windows in (("the plan", plan["windows"]), ("its team", own)):
             if windows and not any(start <= clock < end for start, end in windows):
-                yield f"outside the windows of {whose}"
+                yield f"outside the windows of {window_owner}"
         labels = self.labels[node]
         scopes = {"all", f"node/{node}", f"team/{labels.get('team')}"} | set(self._pools(plan, node))
         for freeze in self.freezes.values():
             if freeze["scope"] in scopes and (freeze["until"] is None or now < freeze["until"]):
                 yield f"in the freeze {freeze['id']}"
 
-    def _too_many(self, plan: Entry, node: str, now: float) -> Iterator[str]:
+    def _capacity_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         for pool in self._pools(plan, node):
             key, value = pool.split("/", 1)
             members = [each for each, labels in self.labels.items() if labels.get(key, "none") == value]
-            down = [each for each in members if each != node and self._down(each, now)]
+            down = [each for each in members if each != node and self._is_down(each, now)]
             budget = self._budget(key, value, len(members))
             if len(down) >= budget:
                 yield f"while {', '.join(down)} of pool {pool} (budget {budget}) were down"
-        if len(self.at_work) >= self.settings["fleet"]:
-            yield f"while {len(self.at_work)} nodes of the fleet were at work"
-        mine = sum(name == plan["rollout"] for name in self.at_work.values())
+        if len(self.in_progress) >= self.settings["fleet"]:
+            yield f"while {len(self.in_progress)} nodes of the fleet were at work"
+        mine = sum(name == plan["rollout"] for name in self.in_progress.values())
         if plan["most"] is not None and mine >= plan["most"]:
             yield f"while {mine} nodes of its rollout were at work"
 
@@ -322,26 +321,26 @@ class Court:
         percent = int(given.rstrip("%"))
         return max(1, members * percent // 100) if percent else 0
 
-    def _down(self, node: str, now: float) -> bool:
-        busy = node in self.at_work or node in self.failed or node in self.out_of_service
-        return busy or self._held(node, now) or not self._up(node, now)
+    def _is_down(self, node: str, now: float) -> bool:
+        busy = node in self.in_progress or node in self.failed or node in self.isolated_by
+        return busy or self._is_held(node, now) or not self._is_up(node, now)
 
-    def _held(self, node: str, now: float) -> bool:
+    def _is_held(self, node: str, now: float) -> bool:
         ends = (hold["until"] for (held, _), hold in self.holds.items() if held == node)
         return any(until is None or now < until for until in ends)
 
-    def _idle(self, name: str, node: str, now: float) -> bool:
-        looked = self.probed.get((name, node))
-        return looked is not None and bool(looked["idle"]) and 0 <= now - looked["at"] < LOOK_S
+    def _is_idle(self, name: str, node: str, now: float) -> bool:
+        probe = self.probes.get((name, node))
+        return probe is not None and bool(probe["idle"]) and 0 <= now - probe["at"] < PROBE_MAX_AGE_S
 
-    def _up(self, node: str, now: float) -> bool:
-        seen = self.seen.get(node)
+    def _is_up(self, node: str, now: float) -> bool:
+        seen = self.observations.get(node)
         fresh = seen is not None and now - seen["at"] <= self.settings["within"]
         return fresh and seen["up"] and not seen["foreign"]
 
     # -- votes
 
-    def _unsettled(self, name: str) -> list[Entry]:
+    def _unresolved_failures(self, name: str) -> list[Entry]:
         plan = self.plans[name]
         need = plan["gates"]["proceed"]
         found = []
@@ -352,15 +351,15 @@ class Court:
                 if vote["gate"] == "proceed"
                 and vote["yes"]
                 and vote["digest"] == plan["digest"]
-                and failure["failure"] in self._covered(name, vote)
+                and failure["failure"] in self._failures_covered_by(name, vote)
             ]
-            if not votes or self._lacking(plan, need, votes, skip_teams=False):
+            if not votes or self._missing_votes(plan, need, votes, skip_teams=False):
                 found.append(failure)
         return found
 
-    def _covered(self, name: str, vote: Entry) -> set[str]:
+    def _failures_covered_by(self, name: str, vote: Entry) -> set[str]:
         covered = set(vote["shown"])
-        alike = {each["signature"] for each in self.failures[name] if each["failure"] in covered}
+        same_signatures = {each["signature"] for each in self.failures[name] if each["failure"] in covered}
         left = vote["more"]
         for failure in self.failures[name]:
             if failure["failure"] in covered or failure["at"] < vote["at"]:
@@ -369,12 +368,12 @@ class Court:
                 continue
             if failure["node"] in vote["nodes"]:
                 covered.add(failure["failure"])
-            elif left and failure["signature"] in alike:
+            elif left and failure["signature"] in same_signatures:
                 covered.add(failure["failure"])
                 left -= 1
         return covered
 
-    def _lacking(self, plan: Entry, need: Entry, votes: list[Entry], *, skip_teams: bool) -> str:
+    def _missing_votes(self, plan: Entry, need: Entry, votes: list[Entry], *, skip_teams: bool) -> str:
         people: dict[str, set[int]] = defaultdict(set)
         for vote in votes:
             if need["eyes"] and vote["uid"] == plan["by"]:
@@ -389,7 +388,7 @@ class Court:
         present = {
             target["team"]
             for node, target in plan["targets"].items()
-            if self.standing[name, node][0] != "left" and target["team"]
+            if self.target_states[name, node][0] != "left" and target["team"]
         }
         for team in sorted(present):
             if len(people[team]) < need["each"]:

@@ -1,12 +1,13 @@
-"""The console: everything an operator sees and decides, in one terminal.
+"""The console: the whole fleet in one terminal, and every decision of its user.
 
-    model.py     what is known: answers of the daemon, and the events after them
-    glance.py    what follows from it for people: sentences, groups, timelines
-    rights.py    who may do what, and who could instead
-    actions.py   the one registry of what can be done, from which keys and help are made
-    link.py      the connection: a stream that resumes, and questions beside it
-    the rest     Textual: lines that are drawn when they are seen, dialogs, screens
+    connection/  threads that read the daemon: event stream, logs, single requests
+    state/       what the daemon reported: the model, what to fetch again, who may do what
+    formatting/  text without Textual: lines with roles, durations, glyphs, colours
+    widgets/     what pages are built from: the list, the banner, the status bar
+    operations/  what a user can do: the registry of keys, dialogs, requests
+    screens/     one page per question
+    app.py       the loop: messages in, frames out, requests sent
 
-It reaches the daemon through `rolloutd.control.client` and knows nothing else of
-it.  Nothing is decided here: whoever kills the console loses a picture.
+The console reaches the daemon through `rolloutd.control.client` only.  It decides
+and stores nothing, so it may be killed at any moment.
 """

@@ -1,4 +1,4 @@
-"""The console's own entry: `python -m tui --socket PATH`; `rolloutctl tui` and `rolloutctl web` become it."""
+"""Entry point of the console: `python -m tui`, run by `rolloutctl tui` and `rolloutctl web`."""
 
 from __future__ import annotations
 
@@ -8,58 +8,53 @@ import locale
 import os
 import sys
 
-from rolloutd.control.client import Client, default_socket
+from rolloutd.control.client import Client, default_socket_path
 
-FULL_COLLECTION = 60
-"""Lesser collections before a full one, six times the usual; more would let memory grow by tens of MiB."""
+GC_FULL_COLLECTION_THRESHOLD = 60
+"""Partial collections before a full one, six times the default; more lets memory grow by tens of MiB."""
 
-TURN_S = 0.001
-"""How long a thread that reads a long answer keeps the one that draws waiting; five times that is usual."""
+THREAD_SWITCH_INTERVAL_S = 0.001
+"""How long a parsing thread may delay the drawing thread; the default is five times as long."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the console until the person leaves."""
-    chosen = arguments(argv)
-    if (
-        not chosen.web
-        and not (sys.stdin.isatty() and sys.stdout.isatty())
-        and "TEXTUAL_DRIVER" not in os.environ
-    ):
-        print("rolloutctl tui needs a terminal; rolloutctl status and watch do not", file=sys.stderr)  # noqa: T201
-        return 2
-    if chosen.web:
+    """Run the console until the user quits, and return its exit code."""
+    args = parse_arguments(argv)
+    if args.web:
         try:
-            from tui.web import serve
+            from tui.connection.web import serve
         except ModuleNotFoundError as missing:
-            print(f"{missing}: pip install 'rolloutd[web]'", file=sys.stderr)  # noqa: T201
+            print(f"{missing}: run pip install 'rolloutd[web]'", file=sys.stderr)  # noqa: T201
             return 2
-        looks = ["--theme", chosen.theme] if chosen.theme else []
-        looks += [f"--{name}" for name in ("ascii", "still") if getattr(chosen, name)]
-        return serve(chosen.socket, chosen.port, looks)
+        options = ["--theme", args.theme] if args.theme else []
+        options += [f"--{name}" for name in ("ascii", "still") if getattr(args, name)]
+        return serve(args.socket, args.port, options)
+    has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not has_terminal and "TEXTUAL_DRIVER" not in os.environ:
+        print("tui: no terminal; use rolloutctl status or rolloutctl watch", file=sys.stderr)  # noqa: T201
+        return 2
     from tui.app import Console
 
-    # A full collection stops the picture for as long as it takes to go through ten thousand nodes. What is
-    # imported lives as long as we do and need not be gone through; the rest less often than usual.
+    # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
+    # stay until the end, so the collector may skip them; it visits the rest less often than by default.
     gc.freeze()
-    gc.set_threshold(700, 10, FULL_COLLECTION)
-    sys.setswitchinterval(TURN_S)
-    ascii_only = chosen.ascii or "utf" not in locale.getencoding().lower()
+    gc.set_threshold(700, 10, GC_FULL_COLLECTION_THRESHOLD)
+    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
     console = Console(
-        Client(chosen.socket),
-        theme_name=chosen.theme,
-        ascii_only=ascii_only,
-        still=chosen.still,
-        reach=chosen.reach,
-        hint=chosen.hint,
+        Client(args.socket),
+        theme_name=args.theme,
+        ascii_only=args.ascii or "utf" not in locale.getencoding().lower(),
+        still=args.still,
+        reach=args.reach,
+        hint=args.hint,
     )
-    console.run(mouse=not chosen.no_mouse)
+    console.run(mouse=not args.no_mouse)
     return int(console.return_code or 0)
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Return what was asked for."""
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rolloutctl tui", allow_abbrev=False)
-    parser.add_argument("--socket", metavar="PATH", default=default_socket())
+    parser.add_argument("--socket", metavar="PATH", default=default_socket_path())
     parser.add_argument("--theme", choices=("dark", "light"))
     parser.add_argument("--ascii", action="store_true")
     parser.add_argument("--still", action="store_true")

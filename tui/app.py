@@ -1,62 +1,75 @@
-"""The console as a Textual app: letters in, pictures out, deeds sent.
+"""The console as a Textual app: messages in, frames out, operations sent.
 
-One worker takes what the connection has left in the mailbox, folds it into the
-model and has the screen that is seen drawn, at most once per frame, however much
-happens.  Another looks after the questions that the model wishes to have asked.
+One worker applies the messages of the connection to the model and draws the
+current page, at most once per frame however many events arrive.  A timer sends
+the requests that the model wants.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from rolloutd.control.client import Client, path_of
-from tui import actions, deeds, glance, standing, theme, wording
-from tui.actions import Action
-from tui.commands import Commands
-from tui.desk import Desk
-from tui.dialog import Dialog
-from tui.glance import Survey
-from tui.lines import Line, clean
-from tui.link import ASK_LIMIT_S, Asker, Listener, Live, Lost, Mailbox, Said
-from tui.logs import LogReader, Told
-from tui.model import Model
-from tui.page import Page
-from tui.plain import Plain
-from tui.prompt import Prompt
-from tui.question import Request, Subject
+from rolloutd.control.client import Client, api_path
+from tui.connection.event_stream import (
+    REQUEST_TIMEOUT_S,
+    Connected,
+    Disconnected,
+    EventListener,
+    MessageQueue,
+    RequestRunner,
+    Response,
+)
+from tui.connection.log_stream import LogReader, OnLines
+from tui.formatting import formatting, theme
+from tui.formatting.ascii_filter import AsciiFilter
+from tui.formatting.lines import Line, sanitize
+from tui.operations import actions, operations
+from tui.operations.actions import Action
+from tui.operations.confirm import OperationRequest
+from tui.operations.dialog import Dialog, Prompt
+from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
-from tui.values import RolloutState
-from tui.ways import Ways
-from tui.wishes import SHARE, Wishes
+from tui.screens.navigation import NavigationApp, PaletteProvider
+from tui.screens.page import Page
+from tui.state.fetch_queue import COST_FACTOR, FetchQueue
+from tui.state.model import Model
+from tui.state.values import RolloutState
+from tui.widgets import status_bar, summaries
+from tui.widgets.summaries import NodeSummary
 
-FRAME_S = 0.06
-"""Between two frames while something happens: soon enough to feel immediate, more than anybody reads."""
+FRAME_INTERVAL_S = 0.06
+"""Between two frames: short enough to feel immediate, and more frames than a user can read."""
 
-LOOK_S = 0.25
-"""How often it is looked whether a question may be asked again, and a clock has moved on."""
+TICK_INTERVAL_S = 0.25
+"""Between two checks for due requests and for clocks that have moved."""
 
-HINT_S = 20.0
-"""How long a hint for somebody new stays."""
+HINT_TIMEOUT_S = 20.0
+
+MESSAGE_TIMEOUT_S = 8
 
 
-class Console(Ways):
-    """Everything an operator sees and decides."""
-
+class Console(NavigationApp):
     TITLE = "rolloutd"
     ENABLE_COMMAND_PALETTE = True
-    COMMANDS: ClassVar[set[Any]] = {Commands}
+    COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(action.key, f"act('{action.name}')", action.title, show=False) for action in actions.ACTIONS
+        Binding(action.key, f"perform('{action.name}')", action.title, show=False)
+        for action in actions.ACTIONS
     ]
+    # Messages stand at the top right: at the bottom they would cover the end of a log.
     CSS = """
-    Toast { max-width: 90%; }
+    ToastRack { dock: top; align: right top; margin-top: 1; margin-bottom: 0; }
+    Toast { max-width: 90%; margin-top: 0; padding: 0 1; }
     """
 
     def __init__(
@@ -72,263 +85,249 @@ class Console(Ways):
     ) -> None:
         super().__init__()
         self.client = client
-        self.now = now
+        self._clock = now
         self.reach = reach
         self.hint = hint
         self.model = Model()
-        self.lost: Lost | None = None
-        self.is_known = False
-        self.connections = 0
-        self._questions = Client(client.path, ASK_LIMIT_S)
-        self._mailbox = Mailbox()
-        self._listener = Listener(client, self._mailbox, now)
-        self._asker: Asker | None = None
-        self._bell = asyncio.Event()
-        self._said = ""
-        self._surveys: dict[str, tuple[int, float, Survey]] = {}
-        self._plain = Plain(enabled=ascii_only)
-        self._wishes = Wishes(self.model, self._questions, self.ask)
+        self.disconnected: Disconnected | None = None
+        self.has_connected = False
+        self.connection_count = 0
+        self._request_client = Client(client.path, REQUEST_TIMEOUT_S)
+        self._stream_messages = MessageQueue()
+        self._event_listener = EventListener(client, self._stream_messages, now)
+        self._request_runner: RequestRunner | None = None
+        self._frame_requested = asyncio.Event()
+        self._last_severity = ""
+        self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
+        self._ascii_filter = AsciiFilter(enabled=ascii_only)
+        self._fetch_queue = FetchQueue(self.model, self._request_client, self.call_daemon, now)
         for each in theme.THEMES:
             self.register_theme(each)
-        self.theme = theme.chosen(theme_name)
+        self.theme = theme.choose_theme(theme_name)
         if still:
             self.animation_level = "none"
 
-    # -- its life
+    # -- start, frames and end
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Let no glyph through where the terminal has none."""
         filters = super().get_line_filters()
-        return [*filters, self._plain] if self._plain.enabled else filters
+        return [*filters, self._ascii_filter] if self._ascii_filter.enabled else filters
 
     def get_default_screen(self) -> Screen[Any]:
-        """Start with all rollouts."""
         return FleetPage()
 
     def on_mount(self) -> None:
-        """Connect."""
         loop = asyncio.get_running_loop()
-        self._asker = Asker()
+        self._request_runner = RequestRunner()
 
-        def ring() -> None:
+        def request_frame() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._bell.set)
+                loop.call_soon_threadsafe(self._frame_requested.set)
 
-        self._mailbox.ring = ring
-        self._listener.start()
+        self._stream_messages.on_message = request_frame
+        self._event_listener.start()
         self.run_worker(self._draw_frames(), group="frames")
-        self.set_interval(LOOK_S, self._look)
+        self.set_interval(TICK_INTERVAL_S, self._tick)
         if self.hint:
-            self.notify(self.hint, timeout=HINT_S, markup=False)
+            self.notify(self.hint, timeout=HINT_TIMEOUT_S, markup=False)
 
     def on_unmount(self) -> None:
-        """Let the thread go."""
-        self._listener.stop()
+        self._event_listener.stop()
 
     async def _draw_frames(self) -> None:
         while True:
-            await self._bell.wait()
-            self._bell.clear()
-            self._take()
-            await asyncio.sleep(FRAME_S)
+            await self._frame_requested.wait()
+            self._frame_requested.clear()
+            self._drain_messages()
+            await asyncio.sleep(FRAME_INTERVAL_S)
 
-    def _take(self) -> None:
-        """Fold what has come and draw it."""
+    def _drain_messages(self) -> None:
         lines: list[Mapping[str, Any]] = []
-        for letter in self._mailbox.take():
-            match letter:
-                case Live():
-                    self._connected(letter)
-                case Lost():
-                    self.lost = letter
+        for message in self._stream_messages.take_all():
+            match message:
+                case Connected():
+                    self._handle_connected(message)
+                case Disconnected():
+                    self.disconnected = message
                 case _:
-                    lines.append(letter)
+                    lines.append(message)
         if lines:
-            self.model.lines_told(lines)
-        for gone in self._surveys.keys() - self.model.rollouts.keys():
-            del self._surveys[gone]
-        self._serve()
-        self.redraw()
+            self.model.apply_stream_lines(lines)
+        for removed in self._node_summaries.keys() - self.model.rollouts.keys():
+            del self._node_summaries[removed]
+        self._run_due_fetches()
+        self.redraw_screen()
 
-    def _connected(self, live: Live) -> None:
-        if live.is_other:
-            self.model.forget()
-            self._surveys.clear()
-            self.say(
-                "this daemon has another history than the one before: everything was read anew", "warning"
+    def _handle_connected(self, connected: Connected) -> None:
+        if connected.is_new_history:
+            self.model.reset()
+            self._node_summaries.clear()
+            self.show_message(
+                "the daemon has another history than before: everything was loaded again", "warning"
             )
-        elif self.lost is not None and self.is_known:
-            self.say(f"connected again after {wording.span(live.at - self.lost.since)}")
-        self.lost = None
-        self.is_known = True
-        self.connections += 1
+        elif self.disconnected is not None and self.has_connected:
+            self.show_message(
+                f"reconnected after {formatting.format_duration(connected.at - self.disconnected.since)}"
+            )
+        self.disconnected = None
+        self.has_connected = True
+        self.connection_count += 1
         model = self.model
-        model.me, model.settings, model.health = (
-            live.answers[name] for name in ("whoami", "settings", "health")
+        model.current_user, model.settings, model.health = (
+            connected.initial_state[name] for name in ("whoami", "settings", "health")
         )
-        model.status_answered(live.answers["status"])
-        model.wish_for("locks")
-        model.wish_for("closed")
-        if self.connections > 1:
-            model.missed()
+        model.apply_status(connected.initial_state["status"], connected.at)
+        model.request_fetch("locks")
+        model.request_fetch("closed")
+        if self.connection_count > 1:
+            model.mark_stale()
 
-    def _look(self) -> None:
-        self._serve()
-        self.redraw()
+    @property
+    def is_stale(self) -> bool:
+        return self.disconnected is not None and self.has_connected
 
-    def redraw(self) -> None:
-        """Draw the screen that is seen."""
+    def now(self) -> float:
+        """Return the time to draw: while the daemon is away, clocks stop at its last message."""
+        if self.disconnected is not None and self.has_connected:
+            return self.disconnected.since
+        return self._clock()
+
+    def _tick(self) -> None:
+        if self.disconnected is None and self.has_connected:
+            self.model.refresh(self._clock())
+        self._run_due_fetches()
+        self.redraw_screen()
+
+    def redraw_screen(self) -> None:
         for screen in reversed(self.screen_stack):
             if isinstance(screen, Page):
-                screen.changed()
+                screen.update_view()
                 return
 
-    # -- questions
+    # -- requests
 
-    def want(self, what: str, rollout: str = "") -> None:
-        """Have something asked because a person waits for it."""
-        self.model.wish_for(what, rollout)
-        self._serve()
+    def request_fetch(self, resource: str, rollout: str = "") -> None:
+        self.model.request_fetch(resource, rollout)
+        self._run_due_fetches()
 
-    def look_at(self, rollout: str) -> None:
-        """Have a rollout's nodes kept up to date."""
-        self.model.look_at(rollout)
-        self._serve()
+    def track_nodes(self, rollout: str) -> None:
+        self.model.track_nodes(rollout)
+        self._run_due_fetches()
 
-    def _serve(self) -> None:
-        """Ask what the model wishes for, where it is time."""
-        if self.lost is None and self.is_known:
-            for work in self._wishes.due():
-                self.run_worker(self._fulfil(work), group="questions")
+    def _run_due_fetches(self) -> None:
+        if self.disconnected is None and self.has_connected:
+            for fetch in self._fetch_queue.due_fetches():
+                self.run_worker(self._run_fetch(fetch), group="requests")
 
-    async def _fulfil(self, work: Callable[[], Awaitable[None]]) -> None:
-        await work()
-        self._bell.set()
+    async def _run_fetch(self, fetch: Callable[[], Awaitable[None]]) -> None:
+        await fetch()
+        self._frame_requested.set()
 
-    def survey(self, rollout: RolloutState) -> Survey:
-        """Return what is told of a rollout's nodes together; of a large fleet somewhat old, for a moment."""
-        kept = self._surveys.get(rollout.id)
+    def node_summary(self, rollout: RolloutState) -> NodeSummary:
+        """Return a rollout's summary; in a large fleet it may be some frames old."""
+        cached = self._node_summaries.get(rollout.id)
         began = time.monotonic()
-        if kept is not None and (kept[0] == rollout.version or began < kept[1]):
-            return kept[2]
-        seen = glance.survey((rollout.nodes or {}).values(), self.now())
+        if cached is not None and (cached[0] == rollout.version or began < cached[1]):
+            return cached[2]
+        summary = summaries.summarize_nodes((rollout.nodes or {}).values(), self.now())
         took = time.monotonic() - began
-        self._surveys[rollout.id] = (rollout.version, began + took * SHARE, seen)
-        return seen
+        self._node_summaries[rollout.id] = (rollout.version, began + took * COST_FACTOR, summary)
+        return summary
 
-    async def ask(self, work: Callable[[], Any]) -> Said[Any]:
-        """Ask something in a thread."""
-        assert self._asker is not None
-        return await self._asker.ask(work)
+    async def call_daemon(self, call: Callable[[], Any]) -> Response[Any]:
+        assert self._request_runner is not None
+        return await self._request_runner.run(call)
 
-    async def ask_node(self, rollout: str, node: str) -> Said[Any]:
-        """Ask for a node with its steps."""
-        path = path_of("rollouts", rollout, "nodes", node)
-        return await self.ask(lambda: self._questions.get(path))
+    async def fetch_node(self, rollout: str, node: str) -> Response[Any]:
+        path = api_path("rollouts", rollout, "nodes", node)
+        return await self.call_daemon(lambda: self._request_client.get(path))
 
-    async def ask_path(self, *parts: str, **query: Any) -> Said[Any]:
-        """Ask for a path of the API."""
-        return await self.ask(lambda: self._questions.get(path_of(*parts), query))
+    async def fetch_path(self, *parts: str, **query: Any) -> Response[Any]:
+        return await self.call_daemon(lambda: self._request_client.get(api_path(*parts), query))
 
-    def read_log(self, rollout: str, node: str, attempt: int | None, told: Told) -> LogReader:
-        """Return a reader of a node's log."""
+    async def fetch_log_tail(
+        self, rollout: str, node: str, attempt: int, count: int
+    ) -> Response[list[dict[str, Any]]]:
+        path = api_path("rollouts", rollout, "nodes", node, "log")
+        stream = partial(self._request_client.stream, path, {"attempt": attempt})
+        return await self.call_daemon(lambda: list(deque(stream(), maxlen=count)))
+
+    def open_log(self, rollout: str, node: str, attempt: int | None, on_lines: OnLines) -> LogReader:
         loop = asyncio.get_running_loop()
         path = ("rollouts", rollout, "nodes", node, "log")
-        return LogReader(self.client, path, attempt, told, loop.call_soon_threadsafe)
+        return LogReader(self.client, path, attempt, on_lines, loop.call_soon_threadsafe)
 
-    # -- moves and deeds
+    # -- actions
 
-    def action_act(self, name: str) -> None:
-        """Do what a key stands for."""
-        self.act(name)
-
-    def act(self, name: str) -> None:
-        """Do an action: a move here or on the screen, or a deed after its question."""
-        action = actions.BY_NAME[name]
-        if action.deed is not None:
-            self._begin_deed(action)
+    def action_perform(self, name: str) -> None:
+        """Run an action: an operation after its confirmation, else `do_NAME` of the page or the app."""
+        action = actions.ACTIONS_BY_NAME[name]
+        if action.operation is not None:
+            self._start_operation(action)
             return
-        for where in (self.screen, self):
-            move = getattr(where, f"do_{name}", None)
-            if move is not None:
-                move()
+        for owner in (self.screen, self):
+            method = getattr(owner, f"do_{name}", None)
+            if method is not None:
+                method()
                 return
 
-    def _begin_deed(self, action: Action) -> None:
-        page = self.screen
-        assert action.deed is not None
+    def _start_operation(self, action: Action) -> None:
+        page, operation, locks = self.screen, action.operation, self.model.locks
+        assert operation is not None
         if not isinstance(page, Page):
             return
-        subject = self._with_freeze(page.subject())
-        lacking = action.deed.lacks(subject)
-        if lacking:
-            self.say(f"{action.title}: {lacking}", "warning")
+        selection = page.selection()
+        if selection.freeze is None and locks is not None and locks["freezes"]:
+            selection = replace(selection, freeze=locks["freezes"][0])
+        denied = operation.unavailable_reason(selection) or operation.permission(self.model, selection).reason
+        if denied:
+            self.show_message(f"{action.title}: {denied}", "warning")
             return
-        verdict = action.deed.may(self.model, subject)
-        if not verdict.may:
-            self.say(f"{action.title}: {verdict.why}", "warning")
+        if operation is operations.APPROVE and operations.has_unread_failures(selection):
+            assert selection.gate is not None
+            self.open_gate(selection.gate.key)
+            self.show_message("an approval covers all failures so far: read them here, then press a")
             return
-        if action.deed is deeds.APPROVE and deeds.unread(subject):
-            assert subject.gate is not None
-            self.open_gate(subject.gate.key)
-            self.say("a yes covers what has failed until now: read it here, then a")
-            return
-        deed = action.deed
 
-        def answered(answers: Mapping[str, str] | None) -> None:
-            if answers is not None:
-                self.run_worker(self._send(deed.request(subject, answers)), group="deeds")
+        def submit(field_values: Mapping[str, str] | None) -> None:
+            if field_values is not None:
+                request = operation.request(selection, field_values)
+                self.run_worker(self._send_request(request), group="operations")
 
-        self.push_screen(Dialog(deed.question(subject)), answered)
+        self.push_screen(Dialog(operation.confirmation(selection)), submit)
 
-    def _with_freeze(self, subject: Subject) -> Subject:
-        locks = self.model.locks
-        if subject.freeze is None and locks is not None and locks["freezes"]:
-            return Subject(
-                subject.rollout,
-                subject.node,
-                subject.node_name,
-                subject.gate,
-                subject.hold,
-                locks["freezes"][0],
-                subject.shown,
-            )
-        return subject
-
-    async def _send(self, request: Request) -> None:
-        methods = {"POST": self._questions.post, "PUT": self._questions.put, "DELETE": self._questions.delete}
-        said = await self.ask(lambda: methods[request.method](request.path, dict(request.body)))
-        if said.refused is not None:
-            self.say(f"refused: {said.refused}", "error")
-        elif said.silent is not None:
-            self.say(
-                f"no answer: {said.silent}. Whether it was done is not known: look before you repeat it",
-                "error",
-            )
+    async def _send_request(self, request: OperationRequest) -> None:
+        methods = {
+            "POST": self._request_client.post,
+            "PUT": self._request_client.put,
+            "DELETE": self._request_client.delete,
+        }
+        response = await self.call_daemon(lambda: methods[request.method](request.path, dict(request.body)))
+        if response.error is not None:
+            self.show_message(f"refused: {response.error}", "error")
+        elif response.unreachable is not None:
+            message = f"no response: {response.unreachable}. The result is unknown: check before you retry"
+            self.show_message(message, "error")
         else:
-            self.say(request.done)
-        self.model.wish_for("status")
-        self.model.wish_for("locks")
-        self._serve()
+            self.show_message(request.success_message)
+        self.model.request_fetch("status")
+        self.model.request_fetch("locks")
+        self._run_due_fetches()
 
-    def say(self, text: str, severity: Any = "information") -> None:
-        """Show a sentence for a while."""
-        # One sentence at a time leaves the screen to be read; only what went wrong stays beside the next.
-        if self._said != "error":
+    def show_message(self, text: str, severity: Any = "information") -> None:
+        # One message at a time keeps the page readable; only an error stays beside the message after it.
+        if self._last_severity != "error" or severity == "error":
             self.clear_notifications()
-        self._said = severity
-        self.notify(clean(text), severity=severity, timeout=8, markup=False)
+        self._last_severity = severity
+        self.notify(sanitize(text), severity=severity, timeout=MESSAGE_TIMEOUT_S, markup=False)
 
-    def ask_text(self, label: str, text: str, then: Callable[[str], None]) -> None:
-        """Ask for a line of text."""
-        self.push_screen(Prompt(label, text), lambda answer: None if answer is None else then(answer))
+    def prompt_text(self, label: str, text: str, on_submit: Callable[[str], None]) -> None:
+        self.push_screen(Prompt(label, text), lambda answer: None if answer is None else on_submit(answer))
 
     def do_palette(self) -> None:
-        """Find by name."""
         self.action_command_palette()
 
     def do_theme(self) -> None:
-        """Change between dark and light."""
         self.theme = theme.DARK if self.theme == theme.LIGHT else theme.LIGHT
         self.refresh(layout=True)
         self.screen.refresh(recompose=False)
@@ -336,19 +335,20 @@ class Console(Ways):
             widget.refresh()
 
     def do_quit(self) -> None:
-        """Leave."""
         self.exit()
 
-    # -- what every screen says
+    # -- the frame of every page
 
-    def standing(self, width: int) -> Line:
-        """Return the connection and who we are, for the right end of the top line."""
-        return standing.line(self.model, self.lost, width, is_known=self.is_known, reach=self.reach)
+    def status_line(self, width: int) -> Line:
+        model, has_connected = self.model, self.has_connected
+        return status_bar.status_line(
+            model, self.disconnected, width, self.now(), has_connected=has_connected, reach=self.reach
+        )
 
     def alerts(self, width: int) -> Sequence[Line]:
-        """Return what everybody must see, on every screen."""
-        return standing.alerts(self.model, self.lost, width, self.now(), is_known=self.is_known)
+        model, has_connected = self.model, self.has_connected
+        return status_bar.alerts(model, self.disconnected, width, self._clock(), has_connected=has_connected)
 
 
-_AS_PAGES_KNOW_IT: type[Desk] = Console
-"""Held by mypy: the app is all that its pages ask of it."""
+_IMPLEMENTS_CONSOLE_CONTEXT: type[ConsoleContext] = Console
+"""Checked by mypy: the app implements what pages use."""

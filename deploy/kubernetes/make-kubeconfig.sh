@@ -4,8 +4,8 @@
 #   kubectl apply -f rolloutd.yaml
 #   ./make-kubeconfig.sh NAME [CONTEXT] > /etc/rolloutd/NAME.kubeconfig
 #
-# It reads the cluster that your own kubectl speaks to (or CONTEXT of it) and
-# changes nothing.  The file holds a token: keep it readable by the daemon alone.
+# It reads the cluster of your kubectl's context (or of CONTEXT) and changes
+# nothing.  The file has a token: only the daemon may read it.
 set -eu
 umask 077
 
@@ -17,7 +17,7 @@ ask() { kubectl --context "$context" "$@"; }
 server=$(ask config view --raw --minify -o jsonpath='{.clusters[0].cluster.server}')
 token=
 tries=0
-while [ -z "$token" ]; do    # the token controller fills the Secret in a moment after it was made
+while [ -z "$token" ]; do    # the token controller fills in the Secret a moment later
     tries=$((tries + 1))
     [ "$tries" -le 20 ] || { echo "the Secret rolloutd/rolloutd-token has no token; is rolloutd.yaml applied?" >&2; exit 1; }
     token=$(ask -n rolloutd get secret rolloutd-token -o jsonpath='{.data.token}' | base64 -d)

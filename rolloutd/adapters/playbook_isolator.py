@@ -13,19 +13,28 @@ import hashlib
 import re
 from collections.abc import Callable
 
-from rolloutd.adapters.kit import InventorySnapshot, Kit
-from rolloutd.ports import Clock, Failed, Look, Runner, RunRequest, StepContext, StepResult
+from rolloutd.ports import (
+    AdapterContext,
+    Clock,
+    Failed,
+    InventorySnapshot,
+    IsolationStatus,
+    Runner,
+    RunRequest,
+    StepContext,
+    StepResult,
+)
 
-KEY_LENGTH = 80
+MAX_KEY_LENGTH = 80
 """Kept of a key in a run's name: a rollout's id, of 69 characters at most, whole, as runs are told by it."""
 
-MIN_RUN_S = 60.0
+MIN_TIMEOUT_S = 60.0
 """A put-back whose deadline has passed is tried all the same, and a playbook starts in seconds."""
 
 
-def make(kit: Kit) -> PlaybookIsolator:
+def make(context: AdapterContext) -> PlaybookIsolator:
     """Return the isolator `playbook`."""
-    return PlaybookIsolator(kit.runner, kit.inventory, kit.clock)
+    return PlaybookIsolator(context.runner, context.inventory, context.clock)
 
 
 class PlaybookIsolator:
@@ -36,15 +45,18 @@ class PlaybookIsolator:
         self._inventory = inventory
         self._clock = clock
 
-    async def look(self, ctx: StepContext) -> Look:
+    async def inspect(self, ctx: StepContext) -> IsolationStatus:
         """Say that nobody can tell."""
-        return Look(done=None, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case")
+        return IsolationStatus(
+            is_isolated=None, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case"
+        )
 
-    async def do(self, ctx: StepContext) -> StepResult:
+    async def isolate(self, ctx: StepContext) -> StepResult:
         """Run `file` on the node, or wait for the run that a daemon before us started."""
+        # "do" and "undo" name the runs: a run of rolloutd 0.1 is found again under its name.
         return await self._run(ctx, "file", "do")
 
-    async def undo(self, ctx: StepContext) -> StepResult:
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
         """Run `undo` on the node, or wait for the run that a daemon before us started."""
         return await self._run(ctx, "undo", "undo")
 
@@ -55,7 +67,7 @@ class PlaybookIsolator:
         snapshot = self._inventory()
         handle = await self._runner.start(
             RunRequest(
-                run=run_name(ctx.key, action),
+                run_id=run_name(ctx.idempotency_key, action),
                 node=ctx.host.name,
                 tree=ctx.tree,
                 playbook=playbook,
@@ -63,16 +75,16 @@ class PlaybookIsolator:
                 groups=snapshot.groups,
                 generation=snapshot.generation,
                 variables=ctx.variables,
-                timeout_s=max(MIN_RUN_S, ctx.deadline - self._clock.now()),
+                timeout_s=max(MIN_TIMEOUT_S, ctx.deadline - self._clock.now()),
             )
         )
-        state = await self._runner.observe(handle)
+        state = await self._runner.get_state(handle)
         while state.result is None:
-            state = await self._runner.wait(handle)
+            state = await self._runner.wait_for_change(handle)
         return state.result
 
 
 def run_name(key: str, action: str) -> str:
     """Return a run's name, safe as a file name: the same key and action give the same run."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-._")[:KEY_LENGTH]
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-._")[:MAX_KEY_LENGTH]
     return f"{readable}-{hashlib.sha256(key.encode()).hexdigest()[:12]}-{action}"

@@ -24,26 +24,26 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 log = logging.getLogger("rolloutd.adapters.timers")
 
-FARTHEST = timedelta(days=366)
+MAX_DELAY = timedelta(days=366)
 """An instant farther away pokes after a year: whoever asked looks and asks again."""
 
-JUMP_S = 1.0
+CLOCK_JUMP_S = 1.0
 """By how much the wall clock must have moved against the monotonic one: what a slewed clock never does."""
 
-LOOK_S = 5.0
+CLOCK_CHECK_INTERVAL_S = 5.0
 """How often the two clocks are compared: twelve times within the watchdog's minute."""
 
 
-def make() -> ApschedulerAlarm:
+def make() -> ApschedulerScheduler:
     """Return the daemon's alarm; inside a running event loop."""
-    return ApschedulerAlarm()
+    return ApschedulerScheduler()
 
 
-class ApschedulerAlarm:
+class ApschedulerScheduler:
     """ports.Alarm; made and used inside one running event loop."""
 
     def __init__(self) -> None:
-        self._open = True
+        self._is_open = True
         self._loop = asyncio.get_running_loop()
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
@@ -51,18 +51,18 @@ class ApschedulerAlarm:
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
         )
         self._scheduler.start()
-        self._apart_s = self._distance_s()
-        self._next_look = self._loop.call_later(LOOK_S, self._look)
+        self._clock_offset_s = self._measure_clock_offset_s()
+        self._next_clock_check = self._loop.call_later(CLOCK_CHECK_INTERVAL_S, self._check_clock)
 
-    def at(self, key: str, instant: float, poke: Callable[[], None]) -> None:
+    def call_at(self, key: str, instant: float, callback: Callable[[], None]) -> None:
         """Call `poke` at `instant` (epoch seconds), at once if that has passed."""
         now = datetime.now(UTC)
-        seconds = min(max(0.0, instant - now.timestamp()), FARTHEST.total_seconds())
-        self._add(key, DateTrigger(run_date=now + timedelta(seconds=seconds)), poke)
+        seconds = min(max(0.0, instant - now.timestamp()), MAX_DELAY.total_seconds())
+        self._add(key, DateTrigger(run_date=now + timedelta(seconds=seconds)), callback)
 
-    def every(self, key: str, seconds: float, poke: Callable[[], None]) -> None:
+    def call_every(self, key: str, seconds: float, callback: Callable[[], None]) -> None:
         """Call `poke` every so many seconds, first after the first of them."""
-        self._add(key, IntervalTrigger(seconds=seconds, timezone=UTC), poke)
+        self._add(key, IntervalTrigger(seconds=seconds, timezone=UTC), callback)
 
     def cancel(self, key: str) -> None:
         """Forget the key; unknown keys are fine."""
@@ -73,29 +73,33 @@ class ApschedulerAlarm:
 
     def close(self) -> None:
         """Stop; nothing is called any more."""
-        if self._open:
-            self._open = False
-            self._next_look.cancel()
+        if self._is_open:
+            self._is_open = False
+            self._next_clock_check.cancel()
             self._scheduler.remove_all_jobs()
             self._scheduler.shutdown(wait=False)
 
-    def _add(self, key: str, trigger: object, poke: Callable[[], None]) -> None:
-        if self._open:
-            self._scheduler.add_job(self._poke, trigger, args=[poke], id=key, replace_existing=True)
+    def _add(self, key: str, trigger: object, callback: Callable[[], None]) -> None:
+        if self._is_open:
+            self._scheduler.add_job(
+                self._run_callback, trigger, args=[callback], id=key, replace_existing=True
+            )
 
-    async def _poke(self, poke: Callable[[], None]) -> None:
+    async def _run_callback(self, callback: Callable[[], None]) -> None:
         # A coroutine, because APScheduler would call a plain function in a thread of its own.
-        if self._open:
-            poke()
+        if self._is_open:
+            callback()
 
-    def _distance_s(self) -> float:
+    def _measure_clock_offset_s(self) -> float:
         return time.time() - self._loop.time()
 
-    def _look(self) -> None:
+    def _check_clock(self) -> None:
         """Poke everybody if the wall clock was set, or the machine slept, since the last look."""
-        before, self._apart_s = self._apart_s, self._distance_s()
-        if abs(self._apart_s - before) > JUMP_S:
-            log.warning("the clock was set by %+.0f s: everything is looked at again", self._apart_s - before)
+        before, self._clock_offset_s = self._clock_offset_s, self._measure_clock_offset_s()
+        if abs(self._clock_offset_s - before) > CLOCK_JUMP_S:
+            log.warning(
+                "the clock was set by %+.0f s: everything is looked at again", self._clock_offset_s - before
+            )
             for job in self._scheduler.get_jobs():
                 job.modify(next_run_time=datetime.now(UTC))
-        self._next_look = self._loop.call_later(LOOK_S, self._look)
+        self._next_clock_check = self._loop.call_later(CLOCK_CHECK_INTERVAL_S, self._check_clock)

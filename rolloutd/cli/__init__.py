@@ -1,6 +1,5 @@
-"""rolloutctl: what a person or a script asks of the daemon, over its socket.
+"""rolloutctl, the command line.
 
-It knows the wire shapes and the client and nothing of the daemon's insides.
-Reading commands import the standard library only, because start-up counts: for the
-same reason the shapes are imported for the type checker alone.
+It knows the API's client and JSON shapes, nothing else of the daemon.  Reading commands
+import only the standard library, because start-up counts; the shapes are imported for types.
 """

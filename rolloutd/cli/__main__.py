@@ -1,4 +1,4 @@
-"""`python -m rolloutd.cli` is rolloutctl, where no such command is on the path."""
+"""`python -m rolloutd.cli`: rolloutctl without an installed script."""
 
 import sys
 

@@ -1,23 +1,20 @@
-"""The exit codes of rolloutctl, and how the daemon's answers become them.
-
-Scripts rely on these numbers.  It knows HTTP statuses and nothing of commands.
-"""
+"""Exit codes of rolloutctl, on which scripts rely."""
 
 from __future__ import annotations
 
-DONE = 0
-NO = 1
+OK = 0
+REFUSED = 1
 USAGE = 2
 NO_DAEMON = 3
 NOT_ALLOWED = 4
 INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
+"""128 + SIGINT, as in shells."""
 BROKEN_PIPE = 141
-"""128 + SIGPIPE: whoever read our output has gone, which is no mistake of ours."""
+"""128 + SIGPIPE: the reader of the output has closed it, which is not an error."""
 
 
-class Stop(Exception):
-    """Ends the command with an exit code and a sentence for stderr."""
+class Exit(Exception):
+    """The end of a command, with an exit code and a message for stderr."""
 
     def __init__(self, code: int, text: str = "") -> None:
         super().__init__(text)
@@ -25,12 +22,12 @@ class Stop(Exception):
         self.text = text
 
 
-def of_status(status: int) -> int:
-    """Return the exit code for an HTTP status that is not a success."""
+def from_status(status: int) -> int:
+    """Return the exit code of an HTTP error status."""
     match status:
         case 400 | 405 | 413:
             return USAGE
         case 401 | 403:
             return NOT_ALLOWED
         case _:
-            return NO
+            return REFUSED

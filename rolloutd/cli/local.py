@@ -1,103 +1,131 @@
-"""Commands that ask no daemon: the demo, upkeep, and completion for shells.
+"""Commands that run other programs: demo, admin commands, console; and shell completion.
 
-The demo and upkeep (doctor, backup, restore) are programs of their own: they
-need the daemon's libraries, which this one must not load.
+Those programs need libraries that rolloutctl does not load, because its start-up counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import rolloutd
 from rolloutd.cli import exits
-from rolloutd.cli.command import Call, Family
-from rolloutd.cli.output import put
+from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.output import print_line
 
 SHELLS = ("bash", "zsh")
 
 
-def register(family: Family) -> None:
-    """Add the commands of this family."""
-    parser = family.command("demo", demo, "show a rollout on a small fleet of its own")
-    parser.add_argument("--nodes", metavar="N", type=int, help="so many nodes (12)")
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("demo", demo, "show a rollout on an embedded fleet")
+    parser.add_argument("--nodes", metavar="N", type=int, help="number of nodes (12)")
     parser.add_argument(
         "--fault",
         metavar="NODE:PHASE",
         action="append",
-        help="break it while isolating, maintaining or verifying",
+        help="break a node while isolating, maintaining or verifying (repeatable)",
     )
-    parser.add_argument(
-        "--headless", action="store_true", help="ask nobody: the demo votes itself, and says so"
-    )
-    parser.add_argument(
-        "--plain", action="store_true", help="on a terminal, bars and questions instead of the console"
-    )
-    parser.add_argument("--dir", metavar="DIR", help="keep everything there, for another terminal to look at")
-    parser = family.command("doctor", doctor, "examine all that the daemon stands on, and say what to do")
-    _add_config(parser)
-    parser = family.command("backup", backup, "copy the daemon's database, also while it runs")
-    parser.add_argument("file", metavar="FILE", help="the copy; replaced when it is there")
-    _add_config(parser)
-    parser = family.command("restore", restore, "put a copy back; the daemon must be stopped")
-    parser.add_argument("file", metavar="FILE", help="a copy that `rolloutctl backup` made")
-    _add_config(parser)
-    complete = partial(completion, family.whole)
-    parser = family.command("completion", complete, "print completion for your shell", json=False)
+    parser.add_argument("--headless", action="store_true", help="answer every question with yes")
+    parser.add_argument("--plain", action="store_true", help="show bars and questions instead of the console")
+    parser.add_argument("--dir", metavar="DIR", help="keep all files there, to inspect from another terminal")
+    for name, summary, file_help in (
+        ("doctor", "check dependencies and suggest fixes", ""),
+        ("backup", "copy the daemon's database; it may be running", "file to write; replaced if it exists"),
+        ("restore", "restore a backup; the daemon must be stopped", "a file that `rolloutctl backup` wrote"),
+    ):
+        parser = commands.add_command(name, run_admin_command, summary)
+        parser.add_argument("--config", metavar="FILE", help="the daemon's settings (its default)")
+        if file_help:
+            parser.add_argument("file", metavar="FILE", help=file_help)
+    complete = partial(completion, commands.root_parser)
+    parser = commands.add_command("completion", complete, "print shell completion", json=False)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash or zsh")
+    _register_console(commands)
 
 
-def demo(call: Call) -> NoReturn:
-    """Become the demo."""
+def _register_console(commands: CommandGroup) -> None:
+    tui_parser = commands.add_command("tui", tui, "open the console, to watch and to decide", json=False)
+    tui_parser.set_defaults(opens_own_tunnel=True)
+    web_parser = commands.add_command("web", web, "serve the console to a browser", json=False)
+    for parser in (tui_parser, web_parser):
+        parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
+        parser.add_argument("--ascii", action="store_true", help="use only ASCII characters")
+        parser.add_argument("--still", action="store_true", help="disable animations")
+    tui_parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
+    web_parser.add_argument(
+        "--port", metavar="N", type=int, default=0, help="port of 127.0.0.1 (any free one)"
+    )
+
+
+def demo(call: Invocation) -> NoReturn:
     args = call.args
-    words = ["--nodes", str(args.nodes)] if args.nodes is not None else []
+    arguments = ["--nodes", str(args.nodes)] if args.nodes is not None else []
     for fault in args.fault or ():
-        words += ["--fault", fault]
-    words += ["--dir", args.dir] if args.dir is not None else []
-    words += [f"--{name}" for name in ("headless", "json", "plain") if getattr(args, name)]
-    _become("rolloutd.demo", words)
+        arguments += ["--fault", fault]
+    arguments += ["--dir", args.dir] if args.dir is not None else []
+    arguments += [f"--{name}" for name in ("headless", "json", "plain") if getattr(args, name)]
+    _exec_module("rolloutd.demo", arguments)
 
 
-def doctor(call: Call) -> NoReturn:
-    """Become the doctor."""
-    _become("rolloutd.upkeep", ["doctor", *_shared_words(call)])
+def run_admin_command(call: Invocation) -> NoReturn:
+    """Run doctor, backup or restore."""
+    args = call.args
+    arguments = [args.command, *(["--config", args.config] if args.config is not None else [])]
+    arguments += ["--json"] if args.json else []
+    arguments += [f"--file={args.file}"] if hasattr(args, "file") else []
+    _exec_module("rolloutd.admin", arguments)
 
 
-def backup(call: Call) -> NoReturn:
-    """Become the backup."""
-    _become("rolloutd.upkeep", ["backup", *_shared_words(call), f"--file={call.args.file}"])
+def tui(call: Invocation) -> int:
+    """Open the console; with --host, at the other end of a tunnel."""
+    args = call.args
+    arguments = [*_display_options(args), *(["--no-mouse"] if args.no_mouse else [])]
+    host: str | None = getattr(args, "host", None)
+    if host is None:
+        _exec_module("tui", ["--socket", call.client.path, *arguments])
+    from rolloutd.cli.tunnel import open_tunnel
+
+    with open_tunnel(host, call.client.path) as socket:
+        console = [*_module_command("tui"), "--socket", str(socket), "--reach", host, *arguments]
+        return subprocess.call(console, env=_environment())
 
 
-def restore(call: Call) -> NoReturn:
-    """Become the restore."""
-    _become("rolloutd.upkeep", ["restore", *_shared_words(call), f"--file={call.args.file}"])
+def web(call: Invocation) -> NoReturn:
+    """Serve the console to a browser."""
+    options = ["--web", "--port", str(call.args.port), *_display_options(call.args)]
+    _exec_module("tui", ["--socket", call.client.path, *options])
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="the daemon's settings (its own default)")
-
-
-def _shared_words(call: Call) -> list[str]:
-    config = ["--config", call.args.config] if call.args.config is not None else []
-    return [*config, *(["--json"] if call.args.json else [])]
-
-
-def _become(module: str, words: list[str]) -> NoReturn:
-    """Go on as another program of ours, in the same process, so that a signal meant for it reaches it."""
-    sys.stdout.flush()
-    # Not the current directory but where we were found is searched for modules.
-    places = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONDONTWRITEBYTECODE": "1"}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], environment)  # noqa: S606
-
-
-def completion(whole: argparse.ArgumentParser, call: Call) -> int:
+def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
     """Print a completion script of the whole command line."""
     import shtab
 
-    put(shtab.complete(whole, call.args.shell))
-    return exits.DONE
+    print_line(shtab.complete(root_parser, call.args.shell))
+    return exits.OK
+
+
+def _display_options(args: argparse.Namespace) -> list[str]:
+    theme = ["--theme", args.theme] if args.theme is not None else []
+    return [*theme, *(f"--{name}" for name in ("ascii", "still") if getattr(args, name))]
+
+
+def _exec_module(module: str, arguments: list[str]) -> NoReturn:
+    """Become another program of rolloutd, in the same process, so that signals reach it."""
+    sys.stdout.flush()
+    os.execve(sys.executable, [*_module_command(module), *arguments], _environment())  # noqa: S606
+
+
+def _module_command(module: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module]
+
+
+def _environment() -> Mapping[str, str]:
+    """Return an environment that imports this installation's modules, not the current directory's."""
+    search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,7 +1,6 @@
-"""The entry of rolloutctl: parses, calls, and turns what happens into an exit code.
+"""The entry point of rolloutctl: parse, run, and return an exit code.
 
-The only place of the command line that catches errors; a person sees a sentence
-and never a traceback.
+Only this module catches errors, so that users see a sentence and no traceback.
 """
 
 from __future__ import annotations
@@ -11,37 +10,34 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rolloutd import __version__
 from rolloutd.cli import (
-    console,
+    audit,
     exits,
     holds,
     local,
     plans,
-    reading,
-    steering,
+    queries,
+    rollout_actions,
     teams,
-    tokens,
-    trail,
     voting,
     watch,
 )
-from rolloutd.cli.command import Call, Family, Handler, Parser, shared_options
-from rolloutd.cli.output import say
-from rolloutd.control.client import Answer, Client, NoDaemon, default_socket
+from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, shared_options
+from rolloutd.cli.output import print_message
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
 from rolloutd.errors import RolloutdError
 
 _EPILOG = """\
-exit codes: 0 done; 1 the answer is no; 2 wrong usage; 3 no daemon; 4 not allowed
-stdout is data, stderr is narration; every reading command takes --json
+exit codes: 0 done; 1 refused; 2 wrong usage; 3 no daemon; 4 not allowed
+stdout is data, stderr is messages; every reading command takes --json
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    _stand_in_for_closed()
+    _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
@@ -50,78 +46,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends; that must not complain either.
+        # The interpreter flushes stdout again at exit, which must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.BROKEN_PIPE
     return code
 
 
-def _stand_in_for_closed() -> None:
-    """Let what was closed (`>&-`) be /dev/null: what is ordered is done all the same."""
+def _reopen_closed_streams() -> None:
+    """Open /dev/null for closed streams (`>&-`), so that the command still runs."""
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we live
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # open until exit
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # for as long as we live
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # open until exit
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = Parser(
         prog="rolloutctl",
-        description="Ask rolloutd what it does and why, and tell it what people decided.",
+        description="Show what rolloutd does and why, and control it.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[shared := shared_options()],
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
-    family = Family(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
-    for module in (plans, reading, watch, voting, steering, holds, teams, tokens, trail, local, console):
-        module.register(family)
+    commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
+    for module in (plans, queries, watch, voting, rollout_actions, holds, teams, audit, local):
+        module.register(commands)
     return top
 
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code = _called(args)
-    except exits.Stop as stop:
+        code = _dispatch(args)
+    except exits.Exit as stop:
         if stop.text:
-            say(stop.text)
+            print_message(stop.text)
         return stop.code
-    except NoDaemon as none:
-        return _explain_silence(none)
-    except Answer as answer:
-        return _explain(answer)
+    except DaemonUnreachable as none:
+        return _report_unreachable(none)
+    except ApiError as answer:
+        print_message(str(answer))
+        return exits.from_status(answer.status)
     except RolloutdError as wrong:
-        say(str(wrong))
-        return exits.NO
+        print_message(str(wrong))
+        return exits.REFUSED
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):
             raise
-        say(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
-        return exits.NO
+        print_message(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
+        return exits.REFUSED
     return code
 
 
-def _called(args: argparse.Namespace) -> int:
+def _dispatch(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
     path, host = getattr(args, "socket", None), getattr(args, "host", None)
-    if host is None or getattr(args, "reaches_by_itself", False):
-        return handler(Call(args, Client(path)))
-    from rolloutd.cli.tunnel import tunnel
+    if host is None or getattr(args, "opens_own_tunnel", False):
+        return handler(Invocation(args, Client(path)))
+    from rolloutd.cli.tunnel import open_tunnel
 
-    with tunnel(host, path or default_socket()) as here:
-        return handler(Call(args, Client(here)))
+    with open_tunnel(host, path or default_socket_path()) as here:
+        return handler(Invocation(args, Client(here)))
 
 
-def _explain_silence(none: NoDaemon) -> int:
-    if isinstance(none.__cause__, PermissionError):
-        say(f"{none}\nyou may not open that socket; its group may")
+def _report_unreachable(error: DaemonUnreachable) -> int:
+    if isinstance(error.__cause__, PermissionError):
+        print_message(f"{error}\nonly the socket's group may open it; ask to join that group")
         return exits.NOT_ALLOWED
-    say(f"{none}\nis rolloutd running (systemctl status rolloutd)? --socket names another socket")
+    print_message(f"{error}\ncheck systemctl status rolloutd, or name another socket with --socket")
     return exits.NO_DAEMON
-
-
-def _explain(answer: Answer) -> int:
-    body: Any = answer.body
-    say(str(body.get("error") or f"the daemon answered {answer.status}"))
-    return exits.of_status(answer.status)

@@ -1,8 +1,7 @@
-"""Commands about plan files: validate, preview, submit, schema.
+"""Commands for plan files: validate, preview, submit, schema.
 
-`validate` and `schema` need no daemon.  The others send the file's text, and
-pack and upload the directory that it names under `source.path`: the daemon
-opens no path that a client names.
+`validate` and `schema` need no daemon.  The others send the file's text, and upload
+the directory of `source.path`: the daemon opens no path that a client names.
 """
 
 from __future__ import annotations
@@ -14,189 +13,195 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits, moments
-from rolloutd.cli.command import Call, Family, body_of
-from rolloutd.cli.output import printable, put, put_json, put_table, say
-from rolloutd.control.client import Answer, path_of
-from rolloutd.counting import count
-from rolloutd.errors import Mistake
+from machines.model.timefmt import format_duration
+from rolloutd.cli import exits
+from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.output import print_json, print_line, print_message, print_table, sanitize
+from rolloutd.cli.queries import print_traffic_probes
+from rolloutd.control.client import ApiError, api_path
+from rolloutd.errors import Diagnostic
+from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Preview, PreviewGate, PreviewNeeds, PreviewTarget, PreviewWave
+    from rolloutd.control.wire_plans import (
+        Preview,
+        PreviewGate,
+        PreviewRequirement,
+        PreviewTarget,
+        PreviewWave,
+    )
 
 STDIN = "-"
 
-MISTAKE = tuple(field.name for field in fields(Mistake))
-"""What is read of a mistake; a newer daemon may say more of it."""
+DIAGNOSTIC_FIELDS = tuple(field.name for field in fields(Diagnostic))
+"""Known keys of a diagnostic; a newer daemon may send more."""
 
-LONGEST_FILE = 16 * 1024 * 1024
-"""Bytes that are read of a file at all: more than a plan may have, so that its own limit answers."""
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""Bytes read of a file: more than a plan may have, so that the plan reader reports the limit."""
 
 
-def register(family: Family) -> None:
-    """Add the commands of this family."""
-    group = family.group("plan", "check, preview and submit plan files")
+def register(commands: CommandGroup) -> None:
+    group = commands.add_group("plan", "validate, preview and submit plan files")
     for name, handler, summary in (
-        ("validate", validate, "name every mistake in a plan file; needs no daemon"),
-        ("preview", preview, "show what a plan would do, and what cannot start and why"),
+        ("validate", validate, "list every mistake in a plan file, without a daemon"),
+        ("preview", preview, "show what a plan would do, and which nodes cannot start"),
         ("submit", submit, "open a rollout, which waits at its start gate"),
     ):
-        parser = group.command(name, handler, summary)
+        parser = group.add_command(name, handler, summary)
         parser.add_argument("file", metavar="FILE", help="the plan file; - is stdin")
-    parser.add_argument("--again", action="store_true", help="a new rollout even if this very plan has one")
+    parser.add_argument("--again", action="store_true", help="open a new rollout even if this plan has one")
     parser.add_argument(
-        "--supersede", action="store_true", help="cancel the one of this name that still runs"
+        "--supersede", action="store_true", help="cancel the live rollout of the same plan name"
     )
-    parser = group.command(
-        "schema", schema, "print the JSON Schema of plan files; needs no daemon", json=False
+    parser = group.add_command(
+        "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="write it there instead of to stdout")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write (stdout)")
 
 
-def mistake_line(mistake: Mapping[str, Any]) -> str:
-    """Return a mistake as one line that editors can jump to."""
-    return str(Mistake(**{name: mistake[name] for name in MISTAKE}))
+def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
+    """Return a diagnostic as one line that editors can jump to."""
+    return str(Diagnostic(**{name: diagnostic[name] for name in DIAGNOSTIC_FIELDS}))
 
 
-def validate(call: Call) -> int:
+def validate(call: Invocation) -> int:
     """Check a plan file without a daemon."""
-    name, text = _read(call.args.file)
-    mistakes = _mistakes(name, text, _directory(call.args.file))
+    name, text = _read_plan(call.args.file)
+    diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
     if call.args.json:
-        put_json({"valid": not mistakes, "errors": mistakes})
+        print_json({"valid": not diagnostics, "errors": diagnostics})
     else:
-        for mistake in mistakes:
-            put(printable(mistake_line(mistake)))
-        say(f"{name}: {count(len(mistakes), 'mistake')}" if mistakes else f"{name}: valid")
-    return exits.NO if mistakes else exits.DONE
+        for mistake in diagnostics:
+            print_line(sanitize(format_diagnostic(mistake)))
+        print_message(
+            f"{name}: {pluralize(len(diagnostics), 'mistake')}" if diagnostics else f"{name}: valid"
+        )
+    return exits.REFUSED if diagnostics else exits.OK
 
 
-def schema(call: Call) -> int:
+def schema(call: Invocation) -> int:
     """Print the JSON Schema."""
     from rolloutd import planfile
 
     text = json.dumps(planfile.schema(), indent=2)
     if call.args.file is None:
-        put(text)
+        print_line(text)
     else:
         Path(call.args.file).write_text(text + "\n", encoding="utf-8")
-        say(f"{call.args.file}: written")
-    return exits.DONE
+        print_message(f"{call.args.file}: written")
+    return exits.OK
 
 
-def preview(call: Call) -> int:
+def preview(call: Invocation) -> int:
     """Show what a plan would do."""
-    answer = _posted(call, "preview", _body(call))
-    put_json(answer) if call.args.json else _put_preview(answer)
-    return exits.DONE
+    answer = _post_plan(call, "preview", _request_body(call))
+    print_json(answer) if call.args.json else _print_preview(answer)
+    return exits.OK
 
 
-def submit(call: Call) -> int:
-    """Open a rollout, or find the one that this plan already has."""
-    body = _body(call) | {"again": call.args.again, "supersede": call.args.supersede}
-    answer = _posted(call, "submit", body)
+def submit(call: Invocation) -> int:
+    """Open a rollout, or print the one that this plan has."""
+    body = _request_body(call) | {"again": call.args.again, "supersede": call.args.supersede}
+    answer = _post_plan(call, "submit", body)
     if call.args.json:
-        put_json(answer)
+        print_json(answer)
     else:
-        put(answer["rollout"])
+        print_line(answer["rollout"])
     if answer["existing"]:
-        say(f"this very plan has one, which is {answer['state']}; --again opens a new one")
+        print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
     else:
-        say(f"{answer['rollout']} is {answer['state']}, digest {answer['digest']}")
-    return exits.DONE
+        print_message(f"{answer['rollout']} is {answer['state']}, digest {answer['digest']}")
+    return exits.OK
 
 
-def _read(file: str) -> tuple[str, bytes]:
+def _read_plan(file: str) -> tuple[str, bytes]:
     if file == STDIN:
-        return "(stdin)", sys.stdin.buffer.read(LONGEST_FILE)
+        return "(stdin)", sys.stdin.buffer.read(MAX_FILE_BYTES)
     with Path(file).open("rb") as opened:
-        return file, opened.read(LONGEST_FILE)
+        return file, opened.read(MAX_FILE_BYTES)
 
 
-def _mistakes(name: str, text: bytes, directory: Path | None) -> list[dict[str, Any]]:
+def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[dict[str, Any]]:
     from rolloutd import planfile
     from rolloutd.errors import InvalidFile
-    from rolloutd.planfile.playbooks import playbook_mistakes
+    from rolloutd.planfile.playbooks import playbook_diagnostics
 
     try:
         plan = planfile.read(text, name)
     except InvalidFile as invalid:
-        return [asdict(mistake) for mistake in invalid.mistakes]
+        return [asdict(mistake) for mistake in invalid.diagnostics]
     if directory is None or "path" not in plan.source:
         return []
-    return [asdict(mistake) for mistake in playbook_mistakes(plan, directory / plan.source["path"])]
+    return [asdict(mistake) for mistake in playbook_diagnostics(plan, directory / plan.source["path"])]
 
 
-def _directory(file: str) -> Path | None:
-    """Return where the plan's `source.path` begins; nobody knows that of a plan that comes by stdin."""
+def _source_base(file: str) -> Path | None:
+    """Return the directory of `source.path`; None for a plan from stdin."""
     return None if file == STDIN else Path(file).parent
 
 
-def _body(call: Call) -> dict[str, Any]:
-    """Return the request for a plan; its mistakes end the command before anything is sent."""
+def _request_body(call: Invocation) -> dict[str, Any]:
+    """Return the request for a plan; mistakes end the command before it sends anything."""
     from rolloutd import planfile
 
-    name, text = _read(call.args.file)
-    mistakes = _mistakes(name, text, _directory(call.args.file))
-    if mistakes:
-        raise _stop(call, name, mistakes)
+    name, text = _read_plan(call.args.file)
+    diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
+    if diagnostics:
+        raise _diagnostics_exit(call, name, diagnostics)
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
-        upload = _upload(call, (_directory(call.args.file) or Path()) / source["path"])
-    return body_of(file=name, text=text.decode(), upload=upload)
+        upload = _upload(call, (_source_base(call.args.file) or Path()) / source["path"])
+    return without_none(file=name, text=text.decode(), upload=upload)
 
 
-def _posted(call: Call, order: str, body: Mapping[str, Any]) -> Any:
-    """Hand the plan to the daemon, which may find the mistakes that only its settings and nodes show."""
+def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
+    """Send the plan; the daemon may find mistakes that depend on its settings and nodes."""
     try:
-        return call.client.post(path_of("plans", order), body)
-    except Answer as answer:
-        mistakes = answer.body.get("errors")
-        if not mistakes:
+        return call.client.post(api_path("plans", action), body)
+    except ApiError as answer:
+        diagnostics = answer.body.get("errors")
+        if not diagnostics:
             raise
-        raise _stop(call, body["file"], mistakes) from answer
+        raise _diagnostics_exit(call, body["file"], diagnostics) from answer
 
 
-def _stop(call: Call, name: str, mistakes: Sequence[Mapping[str, Any]]) -> exits.Stop:
-    """Print the mistakes for a program, and return what ends the command with them for a person."""
+def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:
+    """Print the mistakes as JSON if asked for, and return the command's end with them as text."""
     if call.args.json:
-        put_json({"valid": False, "errors": mistakes})
-    told = "\n".join(mistake_line(mistake) for mistake in mistakes)
-    return exits.Stop(exits.NO, f"{told}\n{name}: {count(len(mistakes), 'mistake')}")
+        print_json({"valid": False, "errors": diagnostics})
+    text = "\n".join(format_diagnostic(mistake) for mistake in diagnostics)
+    return exits.Exit(exits.REFUSED, f"{text}\n{name}: {pluralize(len(diagnostics), 'mistake')}")
 
 
-def _upload(call: Call, directory: Path) -> str:
-    from rolloutd.packing import pack
+def _upload(call: Invocation, directory: Path) -> str:
+    from rolloutd.source_archive import pack_tree
 
-    archive = pack(directory)
-    say(f"packed {directory}: {count(len(archive), 'byte')}")
-    answer: dict[str, str] = call.client.upload(path_of("uploads"), archive)
+    archive = pack_tree(directory)
+    print_message(f"packed {directory}: {pluralize(len(archive), 'byte')}")
+    answer: dict[str, str] = call.client.upload(api_path("uploads"), archive)
     return answer["upload"]
 
 
-def _put_preview(answer: Preview) -> None:
-    put_table(("NODE", "TEAM", "WAVE", "POOLS", "CANNOT START"), map(_target_row, answer["targets"]))
-    put()
-    put_table(("WAVE", "NODES", "AT ONCE", "SOAK", "GATE AFTER"), map(_wave_row, answer["waves"]))
-    put()
-    put_table(
+def _print_preview(answer: Preview) -> None:
+    print_table(("NODE", "TEAM", "WAVE", "POOLS", "CANNOT START"), map(_target_row, answer["targets"]))
+    print_line()
+    print_table(("WAVE", "NODES", "AT ONCE", "SOAK", "GATE AFTER"), map(_wave_row, answer["waves"]))
+    print_line()
+    print_table(
         ("POOL", "TARGETS", "MEMBERS", "BUDGET"),
         (
             (p["pool"], str(p["targets"]), str(p["members"]), str(p["max_unavailable"]))
             for p in answer["pools"]
         ),
     )
-    put()
-    put_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
-    put()
-    for looked in answer["looked_at"]:
-        put(f"looked at: {printable(looked)}")
-    if answer["not_looked_at"]:
-        put(f"not looked at: {printable(', '.join(answer['not_looked_at']))}")
-    put(f"digest {answer['digest']}")
+    print_line()
+    print_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
+    print_line()
+    print_traffic_probes(answer)
+    print_line(f"digest {answer['digest']}")
     for warning in answer["warnings"]:
-        say(f"warning: {warning}")
+        print_message(f"warning: {warning}")
 
 
 def _target_row(target: PreviewTarget) -> tuple[str, ...]:
@@ -216,20 +221,24 @@ def _wave_row(wave: PreviewWave) -> tuple[str, ...]:
         wave["wave"],
         str(len(wave["nodes"])),
         "" if limit is None else str(limit),
-        moments.span(wave["soak_s"]),
+        format_duration(wave["soak_s"]),
         wave["gate"] or "",
     )
 
 
 def _gate_row(gate: PreviewGate) -> tuple[str, ...]:
-    able = gate["answerable_by"]
-    teams = "; ".join(f"{team}: {', '.join(names)}" for team, names in sorted(able["teams"].items()))
-    owner = f"owner: {', '.join(able['owner'])}" if able["owner"] else ""
-    return gate["gate"], _needs(gate["needs"]), "; ".join(part for part in (owner, teams) if part)
+    voters = gate["answerable_by"]
+    teams = "; ".join(f"{team}: {', '.join(names)}" for team, names in sorted(voters["teams"].items()))
+    owner = f"owner: {', '.join(voters['owner'])}" if voters["owner"] else ""
+    return (
+        gate["gate"],
+        _format_requirement(gate["needs"]),
+        "; ".join(part for part in (owner, teams) if part),
+    )
 
 
-def _needs(needs: PreviewNeeds) -> str:
+def _format_requirement(needs: PreviewRequirement) -> str:
     parts = [f"{needs['owner']} of the owner"] if needs["owner"] else []
     parts += [f"{needs['each_team']} of each team"] if needs["each_team"] else []
     parts += ["four eyes"] if needs["four_eyes"] else []
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "no votes"

@@ -1,7 +1,6 @@
-"""Commands by which a team tightens for itself what the settings allow.
+"""Commands for a team's own windows, canaries and freezes.
 
-Its windows and canaries come on top of those of the settings and of every plan;
-a freeze of its own holds its nodes back at once.
+They tighten what the settings and the plans allow.
 """
 
 from __future__ import annotations
@@ -9,111 +8,102 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits, moments
-from rolloutd.cli.command import Call, Family, add_reason, add_until, body_of
-from rolloutd.cli.output import printable, put, put_json, say
-from rolloutd.control.client import path_of
+from rolloutd.cli import exits, holds, timestamps
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Handler,
+    Invocation,
+    add_reason_option,
+    add_until_option,
+)
+from rolloutd.cli.output import print_json, print_line, sanitize
+from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Team
+    from rolloutd.control.wire_fleet import Team
 
 
-def register(family: Family) -> None:
-    """Add the commands of this family."""
-    group = family.group("team", "show what a team has set for itself, or set it")
-    parser = group.command("show", show, "show a team's windows, canaries and freezes")
-    _add_team(parser)
-    parser = group.command("windows", set_windows, "set when the team's nodes may start, besides all else")
-    _add_team(parser)
-    parser.add_argument(
-        "window", metavar="WINDOW", nargs="*", type=_window, help='"mon-fri 09:00-16:00 Europe/Amsterdam"'
+def register(commands: CommandGroup) -> None:
+    group = commands.add_group("team", "show or set a team's own rules")
+
+    def add(name: str, handler: Handler, summary: str) -> argparse.ArgumentParser:
+        parser = group.add_command(name, handler, summary)
+        parser.add_argument("team", metavar="TEAM", help="the team's name")
+        return parser
+
+    add("show", show_team, "show a team's windows, canaries and freezes")
+    windows = add("windows", set_windows, "set when the team's nodes may start, in addition to other windows")
+    windows.add_argument(
+        "window",
+        metavar="WINDOW",
+        nargs="*",
+        type=_window_argument,
+        help='such as "mon-fri 09:00-16:00 Europe/Amsterdam"',
     )
-    parser.add_argument("--none", action="store_true", help="no windows of its own any more")
-    add_reason(parser)
-    parser = group.command("canaries", set_canaries, "set which of the team's nodes go first")
-    _add_team(parser)
-    parser.add_argument("node", metavar="NODE", nargs="*", help="in their order")
-    parser.add_argument("--none", action="store_true", help="no canaries of its own any more")
-    add_reason(parser)
-    parser = group.command("freeze", freeze, "let none of the team's nodes start")
-    _add_team(parser)
-    add_until(parser, "when it ends by itself")
-    add_reason(parser)
-    parser = group.command("unfreeze", unfreeze, "lift the team's freezes")
-    _add_team(parser)
-    add_reason(parser, required=False)
+    canaries = add("canaries", set_canaries, "set which of the team's nodes go first")
+    canaries.add_argument("node", metavar="NODE", nargs="*", help="nodes in their order")
+    freeze = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
+    add_until_option(freeze, "end of the freeze")
+    unfreeze = add("unfreeze", unfreeze_team, "lift the team's freezes")
+    for parser, name in ((windows, "windows"), (canaries, "canaries")):
+        parser.add_argument("--none", action="store_true", help=f"remove the team's own {name}")
+    for parser in (windows, canaries, freeze):
+        add_reason_option(parser)
+    add_reason_option(unfreeze, required=False)
 
 
-def show(call: Call) -> int:
-    """Show a team."""
-    return _show(call, call.get(path_of("teams", call.args.team)))
+def show_team(call: Invocation) -> int:
+    return _print_team(call, call.get(api_path("teams", call.args.team)))
 
 
-def set_windows(call: Call) -> int:
-    """Set a team's own windows."""
-    return _set(call, "windows", call.args.window)
+def set_windows(call: Invocation) -> int:
+    return _set_rules(call, "windows", call.args.window)
 
 
-def set_canaries(call: Call) -> int:
-    """Set a team's own canaries."""
-    return _set(call, "canaries", call.args.node)
+def set_canaries(call: Invocation) -> int:
+    return _set_rules(call, "canaries", call.args.node)
 
 
-def freeze(call: Call) -> int:
-    """Freeze a team's nodes."""
-    args = call.args
-    body = body_of(scope=f"team/{args.team}", until=args.until, reason=args.reason)
-    return _report(call, call.client.post(path_of("freezes"), body), f"frozen: team/{args.team}")
+def freeze_team(call: Invocation) -> int:
+    call.args.scope = f"team/{call.args.team}"
+    return holds.start_freeze(call)
 
 
-def unfreeze(call: Call) -> int:
+def unfreeze_team(call: Invocation) -> int:
     """Lift a team's freezes."""
-    args = call.args
-    body = body_of(scope=f"team/{args.team}", reason=args.reason)
-    answer = call.client.delete(path_of("freezes"), body)
-    return _report(call, answer, f"team/{args.team}: {answer['lifted']} freezes lifted")
+    call.args.scope = f"team/{call.args.team}"
+    return holds.lift_freeze(call)
 
 
-def _set(call: Call, what: str, values: list[Any]) -> int:
+def _set_rules(call: Invocation, field: str, values: list[Any]) -> int:
     args = call.args
     if bool(values) == args.none:
-        raise exits.Stop(exits.USAGE, f"rolloutctl team {what}: name some, or say --none")
-    answer = call.client.put(path_of("teams", args.team), {what: values, "reason": args.reason})
-    return _show(call, answer)
+        raise exits.Exit(exits.USAGE, f"rolloutctl team {field}: nothing to set; name some, or use --none")
+    answer = call.client.put(api_path("teams", args.team), {field: values, "reason": args.reason})
+    return _print_team(call, answer)
 
 
-def _show(call: Call, team: Team) -> int:
+def _print_team(call: Invocation, team: Team) -> int:
     if call.args.json:
-        put_json(team)
-        return exits.DONE
-    put(printable(f"{team['team']}: {', '.join(team['members']) or 'nobody'}"))
+        print_json(team)
+        return exits.OK
+    print_line(sanitize(f"{team['team']}: {', '.join(team['members']) or 'no members'}"))
     for name, settings, own in (
         ("windows", team["windows"], team["own_windows"]),
         ("canaries", team["canaries"], team["own_canaries"]),
     ):
-        put(printable(f"  {name} of the settings: {', '.join(settings) or 'none'}"))
-        put(printable(f"  {name} of its own: {', '.join(own) or 'none'}"))
+        print_line(sanitize(f"  {name} of the settings: {', '.join(settings) or 'none'}"))
+        print_line(sanitize(f"  {name} of its own: {', '.join(own) or 'none'}"))
     for each in team["freezes"]:
-        until = f" until {moments.local(each['until'])}" if each["until"] else ""
-        put(printable(f"  frozen{until} by {each['by']}: {each['reason']}"))
-    return exits.DONE
+        until = f" until {timestamps.format_local(each['until'])}" if each["until"] else ""
+        print_line(sanitize(f"  frozen{until} by {each['by']}: {each['reason']}"))
+    return exits.OK
 
 
-def _report(call: Call, answer: Any, text: str) -> int:
-    if call.args.json:
-        put_json(answer)
-    say(text)
-    return exits.DONE
-
-
-def _add_team(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("team", metavar="TEAM", help="the team's name")
-
-
-def _window(text: str) -> dict[str, str]:
-    """Return a window as the API takes it; the daemon judges what its parts mean."""
+def _window_argument(text: str) -> dict[str, str]:
+    """Return a window as the API takes it; the daemon validates its parts."""
     parts = text.split()
     first, dash, last = parts[1].partition("-") if len(parts) in (2, 3) else ("", "", "")
     if not dash:
-        raise argparse.ArgumentTypeError(f"'{text}' is no window such as 'mon-fri 09:00-16:00 UTC'")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a window; write 'mon-fri 09:00-16:00 UTC'")
     return {"days": parts[0], "from": first, "to": last, **({"zone": parts[2]} if len(parts) == 3 else {})}

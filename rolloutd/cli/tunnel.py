@@ -1,8 +1,8 @@
-"""Another machine's control socket, brought here by ssh and kept here while it is needed.
+"""Forwarding of another machine's control socket over ssh.
 
-The daemon sees whom ssh has logged in over there, so votes stay people's own.
-Questions of ssh (a password, a new host key) are asked before anything is drawn;
-afterwards a lost connection is made anew in silence.
+The daemon sees the account that ssh logged in to, so votes stay personal.  ssh asks
+its questions (a password, a new host key) at the first connection; later
+reconnections are silent.
 """
 
 from __future__ import annotations
@@ -17,85 +17,81 @@ from pathlib import Path
 
 from rolloutd.cli import exits
 
-LOOK_S = 2.0
-"""Between two looks whether the connection stands: soon after a laptop wakes up."""
+CHECK_INTERVAL_S = 2.0
+"""Pause between two checks of the connection: short, for laptops that wake up."""
 
-ALIVE_S = 5
-"""Between ssh's own signs of life; three that stay away end the connection."""
+KEEPALIVE_INTERVAL_S = 5
+"""Interval of ssh's keepalives; three missing ones end the connection."""
 
-CONNECT_LIMIT_S = 15
-"""How long the other machine may take to answer at all."""
+CONNECT_TIMEOUT_S = 15
+"""Timeout of the connection to the other machine."""
 
-ANSWER_LIMIT_S = 30.0
-"""How long ssh may take without asking anybody anything."""
+SSH_TIMEOUT_S = 30.0
+"""Timeout of ssh commands that ask no question."""
 
 
 @contextmanager
-def tunnel(host: str, remote: str) -> Iterator[Path]:
-    """Yield a socket here that is the one there; raises exits.Stop when ssh cannot connect."""
+def open_tunnel(host: str, remote_socket: str) -> Iterator[Path]:
+    """Yield a local socket that forwards to the remote one; raises exits.Exit if ssh cannot connect."""
     directory = Path(tempfile.mkdtemp(prefix="rolloutctl-"))
-    over = threading.Event()
-    link = _Link(host, remote, directory)
-    keeper = threading.Thread(target=_keep, args=(link, over), name="tunnel", daemon=True)
+    stop = threading.Event()
+    forward = _SshForward(host, remote_socket, directory)
+    reconnector = threading.Thread(target=_keep_connected, args=(forward, stop), name="tunnel", daemon=True)
     try:
-        if link.connect(asks=True) != 0:
-            raise exits.Stop(exits.NO_DAEMON, f"ssh {host}: {link.log_tail()}")
-        keeper.start()
-        yield link.local
+        if forward.connect(interactive=True) != 0:
+            raise exits.Exit(exits.NO_DAEMON, f"ssh {host}: {forward.log_tail()}")
+        reconnector.start()
+        yield forward.local_socket
     finally:
-        over.set()
-        if keeper.is_alive():
-            # It may be connecting: what it makes must be there to be ended.
-            keeper.join(ANSWER_LIMIT_S)
-        link.end()
+        stop.set()
+        if reconnector.is_alive():
+            # It may be connecting; close() can end only an existing connection.
+            reconnector.join(SSH_TIMEOUT_S)
+        forward.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Link:
-    """One ssh connection that forwards the socket, found again by its control socket."""
+class _SshForward:
+    """One ssh connection that forwards the socket, addressed by its control socket."""
 
     def __init__(self, host: str, remote: str, directory: Path) -> None:
-        self.local = directory / "control.sock"
+        self.local_socket = directory / "control.sock"
         self._host = host
-        self._remote = remote
-        self._control = directory / "ssh"
+        self._remote_socket = remote
+        self._control_socket = directory / "ssh"
         self._log = directory / "log"
 
-    def connect(self, *, asks: bool) -> int:
+    def connect(self, *, interactive: bool) -> int:
         """Connect in the background and return ssh's exit status."""
-        # A master that was killed leaves its socket, and beside it the next one would not be a master.
-        self._control.unlink(missing_ok=True)
+        # A killed master leaves its socket, and ssh would not become a master next to it.
+        self._control_socket.unlink(missing_ok=True)
         options = {
             "ExitOnForwardFailure": "yes",
             "StreamLocalBindUnlink": "yes",
-            "ServerAliveInterval": str(ALIVE_S),
+            "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
             "ControlPersist": "no",
-            "ConnectTimeout": str(CONNECT_LIMIT_S),
-            "BatchMode": "no" if asks else "yes",
+            "ConnectTimeout": str(CONNECT_TIMEOUT_S),
+            "BatchMode": "no" if interactive else "yes",
         }
-        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        forward = f"{self.local}:{self._remote}"
-        command = ["ssh", "-fNTM", "-E", str(self._log), "-S", str(self._control), *words, "-L", forward]
-        limit = None if asks else ANSWER_LIMIT_S
-        return self._run([*command, "--", self._host], limit)
+        option_arguments = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        forward = f"{self.local_socket}:{self._remote_socket}"
+        arguments = ["-fNTM", "-E", str(self._log), *option_arguments, "-L", forward]
+        return self._run(arguments, None if interactive else SSH_TIMEOUT_S)
 
-    def stands(self) -> bool:
-        """Say whether the connection is there."""
-        return (
-            self._run(["ssh", "-S", str(self._control), "-O", "check", "--", self._host], ANSWER_LIMIT_S) == 0
-        )
+    def is_connected(self) -> bool:
+        return self._run(["-O", "check"], SSH_TIMEOUT_S) == 0
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the connection if there is one."""
-        self._run(["ssh", "-S", str(self._control), "-O", "exit", "--", self._host], ANSWER_LIMIT_S)
+        self._run(["-O", "exit"], SSH_TIMEOUT_S)
 
     def log_tail(self) -> str:
-        """Return the last thing that ssh has said."""
-        said = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
-        return next((line for line in reversed(said) if line.strip()), "it could not connect")
+        """Return ssh's last message."""
+        lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
+        return next((line for line in reversed(lines) if line.strip()), "it could not connect")
 
-    @staticmethod
-    def _run(command: list[str], limit_s: float | None) -> int:
+    def _run(self, arguments: list[str], limit_s: float | None) -> int:
+        command = ["ssh", "-S", str(self._control_socket), *arguments, "--", self._host]
         quiet = subprocess.DEVNULL
         try:
             return subprocess.run(
@@ -105,7 +101,7 @@ class _Link:
             return 255
 
 
-def _keep(link: _Link, over: threading.Event) -> None:
-    while not over.wait(LOOK_S):
-        if not link.stands() and not over.is_set():
-            link.connect(asks=False)
+def _keep_connected(forward: _SshForward, stop: threading.Event) -> None:
+    while not stop.wait(CHECK_INTERVAL_S):
+        if not forward.is_connected() and not stop.is_set():
+            forward.connect(interactive=False)

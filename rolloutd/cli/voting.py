@@ -1,86 +1,158 @@
-"""Commands by which people answer at a gate, and take an answer back.
+"""Commands that vote at gates: people's votes, and tokens for people's votes.
 
-Who may vote and what is still missing, the daemon says.
+The daemon decides who may vote and which votes are missing.  A token is never an
+argument, because every user of the machine can list arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
-from rolloutd.cli.command import Call, Family, add_reason, add_rollout, add_until, body_of
-from rolloutd.cli.output import put, put_json
-from rolloutd.control.client import path_of
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_reason_option,
+    add_rollout_argument,
+    add_until_option,
+    time_argument,
+    without_none,
+)
+from rolloutd.cli.output import print_json, print_line
+from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate
 
 GATES = ("start", "continue", "proceed")
 
-MOST_MORE = 1000
-"""A vote that covers more failures than this covers all of them; the daemon has its own limit."""
+MAX_MORE = 1000
+"""Maximum of --more; the daemon has the same limit."""
 
 
-def register(family: Family) -> None:
-    """Add the commands of this family."""
-    approve = family.command("approve", vote, "say yes at a gate")
-    reject = family.command("reject", vote, "say no at a gate")
-    withdraw = family.command("withdraw", take_back, "take back what you said at a gate")
+def register(commands: CommandGroup) -> None:
+    approve = commands.add_command("approve", vote, "vote yes at a gate")
+    reject = commands.add_command("reject", vote, "vote no at a gate")
+    withdraw = commands.add_command("withdraw", withdraw_vote, "withdraw your votes at a gate")
     for parser in (approve, reject, withdraw):
-        add_rollout(parser)
-        parser.add_argument("gate", metavar="GATE", choices=GATES, help="start, continue or proceed")
-        parser.add_argument("--team", metavar="TEAM", help="the team you speak for, where you are in several")
-        parser.add_argument(
-            "--wave", metavar="WAVE", help="the wave that the gate comes after, where there are several"
-        )
-        add_reason(parser)
+        _add_gate_arguments(parser)
+        parser.add_argument("--team", metavar="TEAM", help="team to vote as, if you belong to several")
     for parser in (approve, reject):
-        parser.add_argument("--digest", metavar="SHA256", help="what you read; refused if it is another")
+        parser.add_argument("--digest", metavar="SHA256", help="the digest you read; any other is refused")
     approve.add_argument(
         "--node", metavar="NODE", action="append", help="at proceed: only this failed node (repeatable)"
     )
     approve.add_argument(
-        "--more", metavar="K", type=_few, help="at proceed: so many more failures are covered"
+        "--more", metavar="K", type=_more_argument, help="at proceed: number of further failures to cover"
     )
-    add_until(approve, "at proceed: until when further failures are covered")
+    add_until_option(approve, "at proceed: end of covering further failures")
+    _register_tokens(
+        commands.add_group("token", "sign and use tokens for votes from a ticket system or a chat")
+    )
 
 
-def vote(call: Call) -> int:
+def _register_tokens(group: CommandGroup) -> None:
+    parser = group.add_command("sign", sign_token, "sign a token for a person's vote", json=False)
+    _add_gate_arguments(parser)
+    parser.add_argument("--service", metavar="NAME", required=True, help="service account of the settings")
+    parser.add_argument(
+        "--key-file", metavar="FILE", type=Path, required=True, help="HMAC secret of the service"
+    )
+    parser.add_argument("--for", dest="outside", metavar="PERSON", required=True, help="person who votes")
+    parser.add_argument(
+        "--answer", choices=("yes", "no", "withdraw"), default="yes", help="their answer (yes)"
+    )
+    parser.add_argument("--expires", metavar="TIME", type=time_argument, help="end of validity (15m)")
+    parser.add_argument("--team", metavar="TEAM", help="team to vote as, if the service has several")
+    parser = group.add_command("use", use_token, "cast the vote of a token; each counts once")
+    add_rollout_argument(parser)
+    parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the token's file (stdin)")
+
+
+def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
+    add_rollout_argument(parser)
+    parser.add_argument("gate", metavar="GATE", choices=GATES, help="start, continue or proceed")
+    parser.add_argument("--wave", metavar="WAVE", help="wave before the gate, if there are several")
+    add_reason_option(parser)
+
+
+def vote(call: Invocation) -> int:
     """Vote yes or no."""
     args = call.args
     yes = args.command == "approve"
-    body = body_of(gate=args.gate, yes=yes, reason=args.reason, team=args.team, wave=args.wave)
-    body |= body_of(digest=args.digest)
+    body = without_none(
+        gate=args.gate, yes=yes, reason=args.reason, team=args.team, wave=args.wave, digest=args.digest
+    )
     if yes:
-        body |= body_of(nodes=args.node, more=args.more, until=args.until)
-    return _report(call, call.client.post(path_of("rollouts", args.rollout, "votes"), body))
+        body |= without_none(nodes=args.node, more=args.more, until=args.until)
+    return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
 
 
-def take_back(call: Call) -> int:
-    """Withdraw a vote."""
+def withdraw_vote(call: Invocation) -> int:
     args = call.args
-    body = body_of(gate=args.gate, reason=args.reason, team=args.team, wave=args.wave)
-    return _report(call, call.client.post(path_of("rollouts", args.rollout, "withdraw"), body))
+    body = without_none(gate=args.gate, reason=args.reason, team=args.team, wave=args.wave)
+    return _report(call, call.client.post(api_path("rollouts", args.rollout, "withdraw"), body))
 
 
-def gate_sentence(gate: Gate) -> str:
-    """Return how a gate stands and who is missing, in one line."""
+def sign_token(call: Invocation) -> int:
+    """Print a token for the rollout's current digest and failures."""
+    import secrets
+
+    from rolloutd.commands import tokens
+
+    args = call.args
+    rollout = call.get(api_path("rollouts", args.rollout))
+    payload = {
+        "service": args.service,
+        "rollout": rollout["rollout"],
+        "gate": args.gate,
+        "digest": rollout["digest"],
+        "answer": args.answer,
+        "outside": args.outside,
+        "expires": datetime.fromisoformat(args.expires or time_argument("15m")).timestamp(),
+        "nonce": secrets.token_urlsafe(18),
+        "reason": args.reason,
+        **without_none(team=args.team, wave=args.wave),
+    }
+    if args.gate == "proceed":
+        nodes = call.get(api_path("rollouts", rollout["rollout"], "nodes"))["nodes"]
+        failed = [node["node"] for node in nodes if node["phase"] == "failed"]
+        details = [call.get(api_path("rollouts", rollout["rollout"], "nodes", node)) for node in failed]
+        payload["shown"] = [detail["failure"]["id"] for detail in details]
+    try:
+        print_line(tokens.sign(payload, args.key_file.read_bytes()))
+    except tokens.InvalidToken as bad:
+        raise exits.Exit(exits.REFUSED, str(bad)) from bad
+    return exits.OK
+
+
+def use_token(call: Invocation) -> int:
+    """Cast the vote of a token."""
+    args = call.args
+    text = sys.stdin.read() if args.file is None else args.file.read_text("utf-8")
+    path = api_path("rollouts", args.rollout, "votes", "token")
+    return _report(call, call.client.post(path, {"token": text.strip()}))
+
+
+def format_gate(gate: Gate) -> str:
+    """Return a gate's state and its missing votes, in one line."""
     missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
+    state = "not needed yet" if gate["state"] == "not-asked" else gate["state"]
     team = f" of {gate['team']}" if gate["team"] else ""
     wave = f" after {gate['wave']}" if gate["wave"] else ""
-    return f"{gate['gate']}{team}{wave} is {gate['state']}{missing}"
+    return f"{gate['gate']}{team}{wave} is {state}{missing}"
 
 
-def _report(call: Call, gate: Gate) -> int:
-    if call.args.json:
-        put_json(gate)
-    else:
-        put(gate_sentence(gate))
-    return exits.DONE
+def _report(call: Invocation, gate: Gate) -> int:
+    print_json(gate) if call.args.json else print_line(format_gate(gate))
+    return exits.OK
 
 
-def _few(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST_MORE:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MOST_MORE}")
+def _more_argument(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_MORE:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_MORE}")
     return int(text)

@@ -1,8 +1,7 @@
-"""Commands that stay and look: watch a rollout move, follow a node's log.
+"""Commands that follow: watch a rollout, show a node's log.
 
-On a terminal there is a bar per pool; elsewhere one line per thing that
-happens (lines.py).  Both end when the rollout ends.  The pictures come from bars.py,
-which is imported on a terminal only.
+On a terminal `watch` draws a bar per pool (progress_bars.py, imported only then);
+elsewhere it prints a line per event.  Both end when the rollout ends.
 """
 
 from __future__ import annotations
@@ -10,94 +9,104 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rolloutd.cli import exits, moments
-from rolloutd.cli.command import Call, Family, add_node, add_rollout, number, on_terminal
-from rolloutd.cli.following import Line, follow_log
-from rolloutd.cli.lines import tell
-from rolloutd.cli.output import printable, put_json_line, say
-from rolloutd.cli.reading import reason_sentence
-from rolloutd.cli.views import View, views
-from rolloutd.control.client import path_of
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_node_argument,
+    add_rollout_argument,
+    int_argument,
+    is_terminal,
+)
+from rolloutd.cli.event_printer import print_updates
+from rolloutd.cli.output import print_json_line, print_message, print_now, sanitize
+from rolloutd.cli.queries import format_reason
+from rolloutd.cli.reconnect import Line, follow_log
+from rolloutd.cli.watch_updates import WatchUpdate, watch_updates
+from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
 
 
-def register(family: Family) -> None:
-    """Add the commands of this family."""
-    parser = family.command("watch", watch, "watch a rollout until it ends: exit 0 done, 1 cancelled")
-    add_rollout(parser, optional=True)
-    parser = family.command("logs", logs, "show what a node's run has said")
-    add_rollout(parser)
-    add_node(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    parser.add_argument("--attempt", metavar="K", type=number(1), help="of this attempt, not the latest")
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command(
+        "watch", watch_rollouts, "watch a rollout until it ends: exit 0 done, 1 cancelled"
+    )
+    add_rollout_argument(parser, optional=True)
+    parser = commands.add_command("logs", show_logs, "show a node's log")
+    add_rollout_argument(parser)
+    add_node_argument(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run has ended")
+    parser.add_argument(
+        "--attempt", metavar="K", type=int_argument(1), help="number of the attempt (the latest)"
+    )
 
 
-def watch(call: Call) -> int:
-    """Watch one rollout, or all that are live."""
-    wanted = _rollouts(call)
-    if not wanted:
-        say("no rollout is live")
-        return exits.DONE
-    seen = views(call.client, wanted)
+def watch_rollouts(call: Invocation) -> int:
+    """Watch one rollout, or all live ones."""
+    rollout_ids = _rollout_ids(call)
+    if not rollout_ids:
+        print_message("no rollout is live")
+        return exits.OK
+    updates = watch_updates(call.client, rollout_ids)
     if call.args.json:
-        last = _watch_as_json(seen)
-    elif on_terminal():
-        from rolloutd.cli.bars import show
+        last = _print_json_updates(updates)
+    elif is_terminal():
+        from rolloutd.cli.progress_bars import draw_updates
 
-        last = show(seen)
+        last = draw_updates(updates)
     else:
-        last = tell(seen)
-    return exits.DONE if all(rollout["state"] == "done" for rollout in last) else exits.NO
+        last = print_updates(updates)
+    return exits.OK if all(rollout["state"] == "done" for rollout in last) else exits.REFUSED
 
 
-def logs(call: Call) -> int:
+def show_logs(call: Invocation) -> int:
     """Show a node's log; with --follow until its run has ended."""
     args = call.args
     if args.follow:
         if args.attempt is None:
-            _say_if_not_begun(call)
+            _report_if_pending(call)
         lines: Iterator[Line] = follow_log(call.client, args.rollout, args.node, args.attempt)
     else:
-        path = path_of("rollouts", args.rollout, "nodes", args.node, "log")
+        path = api_path("rollouts", args.rollout, "nodes", args.node, "log")
         lines = call.client.stream(path, {"attempt": args.attempt})
-    told = 0
-    for told, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
+    printed = 0
+    for printed, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
         if args.json:
-            put_json_line(line)
+            print_json_line(line)
         else:
-            at = f"{moments.local(line['at'])}  " if line.get("at") else ""
+            at = f"{timestamps.format_local(line['at'])}  " if line.get("at") else ""
             for text in str(line.get("text", "")).splitlines() or [""]:
-                print(printable(f"{at}{text}"), flush=True)  # noqa: T201
-    if not told and not args.follow and not _say_if_not_begun(call):
-        say(f"{args.node} has said nothing")
-    return exits.DONE
+                print_now(sanitize(f"{at}{text}"))
+    if not printed and not args.follow and not _report_if_pending(call):
+        print_message(f"{args.node} has no log")
+    return exits.OK
 
 
-def _say_if_not_begun(call: Call) -> bool:
-    """Tell a person who waits for a node's words that it has not begun, and why."""
-    answer = call.get(path_of("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
+def _report_if_pending(call: Invocation) -> bool:
+    """Report on stderr if the node has not begun, and why; return whether that is so."""
+    answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
     if answer["phase"] != "pending":
         return False
-    because = f": {reason_sentence(answer['reason'])}" if answer["reason"] else ""
-    say(f"{answer['node']} is pending{because}")
+    reason_text = f": {format_reason(answer['reason'])}" if answer["reason"] else ""
+    print_message(f"{answer['node']} is pending{reason_text}")
     return True
 
 
-def _watch_as_json(seen: Iterator[View]) -> list[Rollout]:
+def _print_json_updates(updates: Iterator[WatchUpdate]) -> list[Rollout]:
     last: list[Rollout] = []
-    for view in seen:
-        for rollout in view.rollouts:
+    for update in updates:
+        for rollout in update.rollouts:
             if rollout not in last:
-                put_json_line(rollout)
-        last = view.rollouts
-        if view.over:
+                print_json_line(rollout)
+        last = update.rollouts
+        if update.is_finished:
             break
     return last
 
 
-def _rollouts(call: Call) -> list[str]:
+def _rollout_ids(call: Invocation) -> list[str]:
     if call.args.rollout is not None:
-        return [call.get(path_of("rollouts", call.args.rollout))["rollout"]]
-    return [rollout["rollout"] for rollout in call.get(path_of("status"))["rollouts"]]
+        return [call.get(api_path("rollouts", call.args.rollout))["rollout"]]
+    return [rollout["rollout"] for rollout in call.get(api_path("status"))["rollouts"]]

@@ -1,1 +1,1 @@
-"""The daemon's HTTP API on its Unix socket, and the client that speaks it."""
+"""The daemon's HTTP API on its Unix socket, and its client."""

@@ -1,8 +1,8 @@
-"""Who is asking: the socket's peer credential, and what the settings make of it.
+"""The caller's identity: peer credential, account, teams.
 
-The kernel says which uid holds the other end; the machine's name service says
-what that uid is called and which groups it is in; the settings say which teams
-and admins those are.  Nothing that a client claims is ever looked at.
+The kernel gives the uid of the socket's other end, the machine's name service its
+name and groups, and the settings its teams and admin right.  Nothing that a
+client sends counts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from machines.rollout import Actor, ActorKind
+from machines.model.rollout import Actor, ActorKind
 
-REMEMBERED_S = 10.0
-"""How long the name service's answer is used: a person who was just added to a group waits no longer."""
+ACCOUNT_CACHE_TTL_S = 10.0
+"""How long an account is cached: a person who was just added to a group waits no longer."""
 
-MOST_REMEMBERED = 1024
-"""Accounts kept; more people than use one machine in ten seconds."""
+MAX_CACHED_ACCOUNTS = 1024
+"""Accounts cached; more people than use one machine in ten seconds."""
 
 _CREDENTIAL = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """The process at the other end of the socket, as the kernel says."""
+class PeerCredential:
+    """The process at the other end of the socket."""
 
     pid: int
     uid: int
@@ -39,7 +39,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the name service knows of a uid; `#1234` is the user of a uid without a name."""
+    """A uid with its name and groups; the user of a uid without a name is `#1234`."""
 
     uid: int
     user: str
@@ -48,27 +48,24 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who asks, and what they are here; `via` says how we know."""
+    """A caller with their teams and admin right."""
 
     uid: int
     user: str
     groups: frozenset[str] = frozenset()
     admin: bool = False
     teams: frozenset[str] = frozenset()
-    via: str = "socket"
 
     @property
     def actor(self) -> Actor:
-        """The same somebody, as events name them."""
         return Actor(ActorKind.PERSON, self.user, self.uid)
 
-    def member_of(self, team: str | None) -> bool:
-        """Whether they are a member of the team."""
+    def is_member_of(self, team: str | None) -> bool:
         return team is not None and team in self.teams
 
 
-class Membership(Protocol):
-    """The part of a team's settings that is read here."""
+class HasMembers(Protocol):
+    """The part of a team's settings that identifies its members."""
 
     @property
     def members(self) -> Iterable[str]:
@@ -76,20 +73,20 @@ class Membership(Protocol):
         ...
 
 
-def peer_of(sock: socket.socket | None) -> Peer | None:
-    """Return the kernel's word on the other end of a connected Unix socket; None when it has none."""
+def read_peer_credential(sock: socket.socket | None) -> PeerCredential | None:
+    """Return the other end of a connected Unix socket; None if the kernel does not know it."""
     if sock is None:
         return None
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIAL.size)
     except OSError:
         return None
-    peer = Peer(*_CREDENTIAL.unpack(raw))
+    peer = PeerCredential(*_CREDENTIAL.unpack(raw))
     return peer if peer.uid >= 0 else None
 
 
-def look_up(uid: int) -> Account:
-    """Ask this machine's name service; blocks for as long as that takes."""
+def look_up_account(uid: int) -> Account:
+    """Return the account of a uid; blocks while the name service answers."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -103,50 +100,48 @@ def look_up(uid: int) -> Account:
     return Account(uid, entry.pw_name, frozenset(names))
 
 
-class Names(Protocol):
-    """Knows the accounts behind uids."""
+class AccountLookup(Protocol):
+    """Returns the account of a uid."""
 
-    async def account(self, uid: int) -> Account:
-        """Return what is known of the uid."""
-        ...
+    async def account(self, uid: int) -> Account: ...
 
 
-class NameService:
-    """Remembers the name service's answers for a short while; asks it in a thread."""
+class CachedNameService:
+    """A name service with a cache; lookups run in a thread, because they may block."""
 
-    def __init__(self, now: Callable[[], float], look: Callable[[int], Account] = look_up) -> None:
+    def __init__(self, now: Callable[[], float], look_up: Callable[[int], Account] = look_up_account) -> None:
         self._now = now
-        self._look = look
-        self._kept: dict[int, tuple[float, Account]] = {}
+        self._look_up = look_up
+        self._cache: dict[int, tuple[float, Account]] = {}
 
     async def account(self, uid: int) -> Account:
-        """Return what is known of the uid, at most REMEMBERED_S old."""
-        kept = self._kept.get(uid)
+        """Return the account, at most ACCOUNT_CACHE_TTL_S old."""
+        cached = self._cache.get(uid)
         now = self._now()
-        if kept is not None and 0 <= now - kept[0] < REMEMBERED_S:
-            return kept[1]
-        account = await asyncio.to_thread(self._look, uid)
-        self._kept.pop(uid, None)
-        while len(self._kept) >= MOST_REMEMBERED:
-            del self._kept[next(iter(self._kept))]
-        self._kept[uid] = (now, account)
+        if cached is not None and 0 <= now - cached[0] < ACCOUNT_CACHE_TTL_S:
+            return cached[1]
+        account = await asyncio.to_thread(self._look_up, uid)
+        self._cache.pop(uid, None)
+        while len(self._cache) >= MAX_CACHED_ACCOUNTS:
+            del self._cache[next(iter(self._cache))]
+        self._cache[uid] = (now, account)
         return account
 
 
-def listed(account: Account, members: Iterable[str]) -> bool:
-    """Say whether a list of user names and @groups means this account."""
+def is_listed(account: Account, members: Iterable[str]) -> bool:
+    """Return whether a list of user names and @groups contains this account."""
     return any(
         member[1:] in account.groups if member.startswith("@") else member == account.user
         for member in members
     )
 
 
-def identify(account: Account, teams: Iterable[tuple[str, Membership]], admins: Iterable[str]) -> Identity:
-    """Return what the settings make of an account."""
+def identify(account: Account, teams: Iterable[tuple[str, HasMembers]], admins: Iterable[str]) -> Identity:
+    """Return an account with the rights that the settings give it."""
     return Identity(
         uid=account.uid,
         user=account.user,
         groups=account.groups,
-        admin=listed(account, admins),
-        teams=frozenset(name for name, team in teams if listed(account, team.members)),
+        admin=is_listed(account, admins),
+        teams=frozenset(name for name, team in teams if is_listed(account, team.members)),
     )

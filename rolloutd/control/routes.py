@@ -1,89 +1,125 @@
-"""What a route is: the one table from which the server serves and the document is made.
+"""The route table: what a route is, and the services and requests that handlers receive.
 
-A handler is a function from a Call to a value; it knows no HTTP.  The server
-reads and checks what was sent, and writes what is returned.
+It knows no HTTP: a handler is a function from a Request to a JSON value.  The
+server checks what was sent and writes what is returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+from rolloutd.control import rights
 from rolloutd.control.identity import Identity
-from rolloutd.control.requests import NoQuery, Query
-from rolloutd.ports import JSON, Runner, Sources
-from rolloutd.state import State
+from rolloutd.control.requests import NoParams, QueryParams
+from rolloutd.engine.state import State
+from rolloutd.ports import JSON, Runner, SourceStore
 
-EVERYBODY = "everybody who can open the socket"
+ANY_SOCKET_USER = "everybody who can open the socket"
+ANY_TEAM_MEMBER = "members of the teams in the settings, and admins"
 
 
-async def _observe_nobody(nodes: Sequence[str]) -> None:
-    """Observe nothing: what is unknown stays unknown."""
+async def _observe_nothing(nodes: Sequence[str]) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class Services:
     """What handlers work with.
 
-    `refresh` asks the inventory sources beside us; `observe` returns once these
-    nodes were looked at; `prune` removes what nobody needs any more, soon.
+    `refresh_inventory` and `prune_runs` start background work and return at once;
+    `observe_nodes` returns once the nodes were observed.
     """
 
     state: State
     runner: Runner
-    sources: Sources
-    since: float
+    sources: SourceStore
+    started_at: float
     version: str
-    refresh: Callable[[], None]
-    observe: Callable[[Sequence[str]], Awaitable[None]] = _observe_nobody
-    prune: Callable[[], None] = lambda: None
+    refresh_inventory: Callable[[], None]
+    observe_nodes: Callable[[Sequence[str]], Awaitable[None]] = _observe_nothing
+    prune_runs: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One checked request: who asks, for what, the parts of the path, the query and the body."""
+class Request:
+    """A checked request: the caller, the path's parameters, the query and the body."""
 
-    who: Identity
-    verb: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
+    identity: Identity
+    operation: str = ""
+    path_params: Mapping[str, str] = field(default_factory=dict)
     query: Any = None
     body: Any = None
-    content: bytes = b""
+    upload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """An answer that says that something is new: status 201."""
+    """An answer with status 201: something new exists."""
 
     body: JSON
 
 
-Lines = AsyncGenerator[Any, None]
+LineStream = AsyncGenerator[Any, None]
 """A stream: one JSON object per line."""
 
-Handler = Callable[[Desk, Call], Awaitable[Any]]
-"""Returns a JSON value, Created, or Lines where the route streams."""
+Handler = Callable[[Services, Request], Awaitable[Any]]
+"""Returns a JSON value, Created, or a LineStream if the route streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row of the table.
+    """One row of the route table.
 
-    `answer` is the TypedDict of the body, or of one line where `streams`; `body`
-    is the model of a JSON body; `content` the media type of a body that is no
-    JSON.  `who` is a sentence: the rule itself lies where the order is given.
+    `response_type` is the TypedDict of the body, or of one line if the route streams.
+    `right` is checked before query and body are read; `allowed_callers` describes it in the document.
     """
 
     method: str
     path: str
     handler: Handler
     summary: str
-    answer: Any
-    body: type[Any] | None = None
-    query: type[Query] = NoQuery
-    content: str | None = None
-    optional_body: bool = False
+    response_type: Any
+    body_model: type[Any] | None = None
+    query_model: type[QueryParams] = NoParams
+    upload_type: str | None = None
+    is_body_optional: bool = False
     streams: bool = False
     creates: bool = False
-    who: str = EVERYBODY
+    allowed_callers: str = ANY_SOCKET_USER
+    right: rights.Right = rights.any_user
+
+
+class RouteTable(list[Route]):
+    """The routes of one module: `@routes.add(...)` above a handler adds it."""
+
+    def add(
+        self, method: str, path: str, *, creates: Any = None, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Add a route; its summary is the handler's docstring, its type the return annotation.
+
+        `creates` is the response type of a handler that may return Created; `options` are fields of Route.
+        """
+
+        def register(handler: Handler) -> Handler:
+            response_type = creates or get_type_hints(handler)["return"]
+            streams = get_origin(response_type) is AsyncGenerator
+            if streams:
+                response_type = get_args(response_type)[0]
+            summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
+            self.append(
+                Route(
+                    method,
+                    path,
+                    handler,
+                    summary,
+                    response_type,
+                    streams=streams,
+                    creates=creates is not None,
+                    **options,
+                )
+            )
+            return handler
+
+        return register

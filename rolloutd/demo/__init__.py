@@ -1,1 +1,1 @@
-"""The demo: an embedded fleet, and a story told on it."""
+"""The demo: a rollout on an embedded fleet."""

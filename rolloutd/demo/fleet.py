@@ -1,12 +1,12 @@
-"""The embedded fleet: nodes that live in a directory, each with an sshd of its own.
+"""The embedded fleet: nodes in a directory, each with its own sshd.
 
-    DIR/inventory.yml  DIR/known_hosts  DIR/id_ed25519   what a client needs
-    DIR/nodes/n1/ ...                                    the nodes' worlds
+    DIR/inventory.yml  DIR/known_hosts  DIR/id_ed25519   a client's files
+    DIR/nodes/n1/ ...                                    the nodes' directories
     DIR/fleet.json                                       written last: the fleet is ready
 
-`python -m rolloutd.demo.fleet --dir DIR --nodes N` runs one until it is told to
-stop or its parent is gone.  Nothing outside DIR is written, and no command that
-ran on a node outlives the fleet.  It knows nothing of rolloutd's daemon.
+`python -m rolloutd.demo.fleet --dir DIR --nodes N` runs a fleet until a signal or
+the end of its parent.  It writes only in DIR, and kills the nodes' commands at its
+end.  It does not know rolloutd's daemon.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ import asyncssh
 import yaml
 
 from rolloutd.demo.node import Fault, NodeDirectory
-from rolloutd.demo.server import NodeServer
+from rolloutd.demo.ssh_server import NodeSshServer
 
 TEAMS = ("payments", "search", "media", "platform")
 RACKS = ("r1", "r2")
-MARK = "ROLLOUTD_FLEET"
+MARK_VARIABLE = "ROLLOUTD_FLEET"
 
 MAX_NODES = 500
-"""Each node is a listening socket in one process, whose limit is commonly 1024 files."""
+"""Each node has a listening socket in one process, whose limit is commonly 1024 files."""
 
 PARENT_POLL_S = 0.5
-"""How late the fleet notices that whoever started it is gone."""
+"""How late the fleet notices the end of its parent."""
 
-SWEEPS = 250
-SWEEP_PAUSE_S = 0.02
-"""How often and how fast processes are looked for that a killed one has just started."""
+KILL_ROUNDS = 250
+KILL_PAUSE_S = 0.02
+"""Scans for processes that a killed one has just started, and the pause between them (seconds)."""
 
 
-def labels_of(number: int) -> dict[str, str]:
+def node_labels(number: int) -> dict[str, str]:
     """Return the labels of the node with that number, counted from 1.
 
     Every team has a canary, its first node, and nodes on both racks.
@@ -62,19 +62,19 @@ def labels_of(number: int) -> dict[str, str]:
 
 
 def set_fault(directory: Path, node: str, fault: Fault) -> None:
-    """Let something be wrong with a node of the fleet in that directory; any process may."""
-    _existing(directory, node).set_fault(fault)
+    """Set a node's fault, from any process; raises KeyError for an unknown node."""
+    _node_directory(directory, node).set_fault(fault)
 
 
-def heal(directory: Path, node: str) -> None:
-    """Let nothing be wrong with the node any more."""
-    _existing(directory, node).heal()
+def clear_fault(directory: Path, node: str) -> None:
+    """Clear a node's fault, from any process; raises KeyError for an unknown node."""
+    _node_directory(directory, node).clear_fault()
 
 
-def _existing(directory: Path, node: str) -> NodeDirectory:
+def _node_directory(directory: Path, node: str) -> NodeDirectory:
     root = directory / "nodes" / node
     if not root.is_dir():
-        raise KeyError(f"the fleet in {directory} has no node {node}")
+        raise KeyError(f"{directory}: the fleet has no node {node}")
     return NodeDirectory(root)
 
 
@@ -86,8 +86,8 @@ class Fleet:
             raise ValueError(f"a fleet has 1 to {MAX_NODES} nodes, not {nodes}")
         self.directory = directory.resolve()
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
-        self._mark = {MARK: str(self.directory)}
-        self._servers: dict[str, NodeServer] = {}
+        self._mark = {MARK_VARIABLE: str(self.directory)}
+        self._servers: dict[str, NodeSshServer] = {}
 
     @property
     def inventory_file(self) -> Path:
@@ -96,12 +96,10 @@ class Fleet:
 
     @property
     def known_hosts(self) -> Path:
-        """The host keys of all nodes."""
         return self.directory / "known_hosts"
 
     @property
     def key_file(self) -> Path:
-        """The key that may log in everywhere."""
         return self.directory / "id_ed25519"
 
     async def __aenter__(self) -> Self:
@@ -113,8 +111,8 @@ class Fleet:
         try:
             for name in self.nodes:
                 node = NodeDirectory(self.directory / "nodes" / name)
-                node.make()
-                self._servers[name] = NodeServer(node, self._mark)
+                node.create()
+                self._servers[name] = NodeSshServer(node, self._mark)
                 await self._servers[name].start(host_key, allowed)
         except BaseException:
             await self._stop()
@@ -134,72 +132,72 @@ class Fleet:
 
     def variables(self, node: str) -> Mapping[str, Any]:
         """Return all Ansible variables of a node, labels included."""
-        return {**self._common(), **self._own(node)}
+        return {**self._common_variables(), **self._node_variables(node)}
 
     def root(self, node: str) -> Path:
-        """Return the node's directory."""
         return self.directory / "nodes" / node
 
-    def fault(self, node: str, fault: Fault) -> None:
-        """Let something be wrong with a node."""
+    def set_fault(self, node: str, fault: Fault) -> None:
         set_fault(self.directory, node, fault)
 
-    def heal(self, node: str) -> None:
-        """Let nothing be wrong with a node any more."""
-        heal(self.directory, node)
+    def clear_fault(self, node: str) -> None:
+        clear_fault(self.directory, node)
 
     def processes(self) -> list[int]:
-        """Return the pids of everything that runs on the nodes, also what left its session."""
-        return _marked(f"{MARK}={self.directory}".encode())
+        """Return the pids of all processes on the nodes, also of those that left their session."""
+        return _marked_processes(f"{MARK_VARIABLE}={self.directory}".encode())
 
     async def _stop(self) -> None:
         async with asyncio.TaskGroup() as group:
             for server in self._servers.values():
                 group.create_task(server.stop())
-        for _ in range(SWEEPS):
-            left = self.processes()
-            if not left:
+        for _ in range(KILL_ROUNDS):
+            remaining = self.processes()
+            if not remaining:
                 break
-            for pid in left:
+            for pid in remaining:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(SWEEP_PAUSE_S)
+            await asyncio.sleep(KILL_PAUSE_S)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SWEEPS * SWEEP_PAUSE_S):
+            async with asyncio.timeout(KILL_ROUNDS * KILL_PAUSE_S):
                 for server in self._servers.values():
                     await server.wait_ended()
 
     def _inventory(self) -> dict[str, Any]:
-        return {"vars": dict(self._common()), "hosts": {name: dict(self._own(name)) for name in self.nodes}}
+        return {
+            "vars": dict(self._common_variables()),
+            "hosts": {name: dict(self._node_variables(name)) for name in self.nodes},
+        }
 
-    def _common(self) -> dict[str, Any]:
+    def _common_variables(self) -> dict[str, Any]:
         files = shlex.quote(f'UserKnownHostsFile="{self.known_hosts}"')
         return {
             "ansible_host": "127.0.0.1",
             "ansible_user": getpass.getuser(),
             "ansible_ssh_private_key_file": str(self.key_file),
-            # -F: the fleet is the same on every machine, whatever its user's ssh configuration says.
+            # -F: the user's ssh configuration must not change the demo.
             "ansible_ssh_common_args": f"-F /dev/null -o {files} -o GlobalKnownHostsFile=/dev/null "
             "-o StrictHostKeyChecking=yes -o IdentitiesOnly=yes -o IdentityAgent=none",
             "ansible_python_interpreter": sys.executable,
             "ansible_pipelining": True,
-            # The nodes have no sftp; `dd` over ssh keeps paths what they are in commands.
+            # The nodes have no sftp; with `dd`, paths are the same as in commands.
             "ansible_ssh_transfer_method": "piped",
             "ansible_no_target_syslog": True,
         }
 
-    def _own(self, node: str) -> dict[str, Any]:
+    def _node_variables(self, node: str) -> dict[str, Any]:
         directory = NodeDirectory(self.root(node))
         return {
             "ansible_port": self._servers[node].port,
             "ansible_remote_tmp": _remote_tmp(directory),
             "node_root": str(directory.root),
-            **labels_of(int(node[1:])),
+            **node_labels(int(node[1:])),
         }
 
 
 def _remote_tmp(node: NodeDirectory) -> str:
-    """Return Ansible's directory on a node: relative to the node's home where a shell would split the path.
+    """Return Ansible's directory on a node, relative to its home if a shell would split the path.
 
     Ansible hands the path to `dd` unquoted.
     """
@@ -208,14 +206,14 @@ def _remote_tmp(node: NodeDirectory) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Write a file atomically, readable only by its owner."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.touch(mode=0o600)
     fresh.write_text(text)
     fresh.rename(path)
 
 
-def _marked(mark: bytes) -> list[int]:
+def _marked_processes(mark: bytes) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -228,31 +226,30 @@ def _marked(mark: bytes) -> list[int]:
     return found
 
 
-async def run(directory: Path, nodes: int) -> None:
-    """Run a fleet until SIGTERM, SIGINT or SIGHUP, or until the parent process is gone."""
+async def run_fleet(directory: Path, nodes: int) -> None:
+    """Run a fleet until SIGTERM, SIGINT or SIGHUP, or until the parent process ends."""
     parent = os.getppid()
-    told = asyncio.Event()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stop.set)
     async with Fleet(directory, nodes):
-        while not told.is_set() and os.getppid() == parent:
+        while not stop.is_set() and os.getppid() == parent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PARENT_POLL_S):
-                    await told.wait()
+                    await stop.wait()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a fleet from the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m rolloutd.demo.fleet", description="Run a fleet of nodes."
     )
     parser.add_argument(
-        "--dir", type=Path, required=True, help="where the fleet lives; nothing else is written"
+        "--dir", type=Path, required=True, help="directory of the fleet; it writes nowhere else"
     )
-    parser.add_argument("--nodes", type=int, default=12, help="how many nodes (12)")
+    parser.add_argument("--nodes", type=int, default=12, help="number of nodes (12)")
     chosen = parser.parse_args(arguments)
-    asyncio.run(run(chosen.dir, chosen.nodes))
+    asyncio.run(run_fleet(chosen.dir, chosen.nodes))
     return 0
 
 

@@ -1,13 +1,12 @@
-"""One node's world: a directory that stands for its disk, its kernel and its faults.
+"""One node: a directory with its disk, its kernel parameters and its fault.
 
-    bin/          commands that come before the machine's own: sysctl, healthcheck, drain, sudo
-    proc/sys/     the kernel parameters as they are; boot/sys/ as they were at boot
+    bin/          commands that hide the machine's own: sysctl, healthcheck, drain, sudo
+    proc/sys/     the current kernel parameters; boot/sys/ those at boot
     etc/sysctl.d/ files that `sysctl --system` reads
     tmp/          what Ansible writes
-    fault         the kind of the fault that is set, if there is one
+    fault         the kind of the fault, if one is set
 
-A fault is a file, so that another process can set and heal it.  How commands
-get here is the server's affair; nothing here outlives the directory.
+A fault is a file, so that another process can set and clear it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from pathlib import Path
 
 
 class Fault(StrEnum):
-    """What can be wrong with a node."""
-
     SSHD_REFUSES = "sshd-refuses"
     TASK_FAILS = "task-fails"
     CHECK_WRONG = "check-wrong"
@@ -43,10 +40,10 @@ BOOT_PARAMETERS = {
     "vm.overcommit_memory": "0",
     "vm.swappiness": "60",
 }
-"""The kernel parameters that a node has, with Linux's own values at boot."""
+"""A node's kernel parameters, with Linux's values at boot."""
 
 _SYSCTL = r"""#!/bin/sh
-# A node's sysctl(8): its kernel is the directory proc/sys beside bin/.
+# A node's sysctl(8): its kernel is the directory proc/sys next to bin/.
 root=${0%/bin/sysctl}
 fault=$(cat "$root/fault" 2>/dev/null)
 values=no quiet=no writes=no status=0
@@ -108,7 +105,7 @@ exit "$status"
 """
 
 _HEALTHCHECK = r"""#!/bin/sh
-# What a team asks of its service on this node.
+# A team's check of its service on this node.
 root=${0%/bin/healthcheck}
 if [ "$(cat "$root/fault" 2>/dev/null)" = check-wrong ]; then
     echo "unhealthy: the service answers 503"
@@ -118,7 +115,7 @@ echo "healthy"
 """
 
 _SUDO = r"""#!/bin/sh
-# A node's user may do anything in the node's world already.
+# A node's user may write all of the node's files already.
 while [ $# -gt 0 ]; do
     case $1 in
     --) shift; break ;;
@@ -133,7 +130,7 @@ exec "$@"
 """
 
 _DRAIN = r"""#!/bin/sh
-# Takes the node's service out of service and puts it back; --check says which it is.
+# Takes the node out of service; --undo returns it, --check succeeds if it is drained.
 root=${0%/bin/drain}
 case $1 in
 --check) [ -e "$root/drained" ] ;;
@@ -152,18 +149,18 @@ _COMMANDS = {"sysctl": _SYSCTL, "healthcheck": _HEALTHCHECK, "drain": _DRAIN, "s
 
 
 class NodeDirectory:
-    """The directory of one node, in this process or another's."""
+    """The directory of one node."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @property
     def remote_tmp(self) -> Path:
-        """Where Ansible keeps its files on the node."""
+        """Ansible's temporary directory on the node."""
         return self.root / "tmp" / "ansible"
 
-    def make(self) -> None:
-        """Write what is missing; the parameters of a node that was here before are kept."""
+    def create(self) -> None:
+        """Write the missing files; an existing node keeps its parameters."""
         for name in ("bin", "etc/sysctl.d", "tmp/ansible"):
             (self.root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, text in _COMMANDS.items():
@@ -178,7 +175,7 @@ class NodeDirectory:
                     path.write_text(f"{value}\n")
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the node's commands; nothing of ours is passed on."""
+        """Return the environment of the node's commands; they inherit nothing of this process."""
         return {
             "PATH": f"{self.root}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.root),
@@ -188,19 +185,16 @@ class NodeDirectory:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def fault(self) -> Fault | None:
-        """Return the fault that is set."""
+    def current_fault(self) -> Fault | None:
         try:
             return Fault((self.root / "fault").read_text().strip())
         except FileNotFoundError:
             return None
 
     def set_fault(self, fault: Fault) -> None:
-        """Let something be wrong from now on."""
         fresh = self.root / f".fault.{os.getpid()}"
         fresh.write_text(f"{fault}\n")
         fresh.rename(self.root / "fault")
 
-    def heal(self) -> None:
-        """Let nothing be wrong any more."""
+    def clear_fault(self) -> None:
         (self.root / "fault").unlink(missing_ok=True)

@@ -1,11 +1,9 @@
 """A plan's content: the one form that is stored, hashed, voted for and compiled.
 
-Content is JSON with every default filled in, selectors in canonical spelling
-and durations in seconds, so that comments, key order, quoting and spelling
-change nothing.  Its three parts are hashed apart: what is done (change), where
-(scope), and by whose leave and when (policy).  Every key of the plan belongs to exactly
-one of them, but for `metadata.ticket` and `metadata.description`, which are for
-people, and `source`, for which the pinned commit or content hash stands.
+Content is JSON with every default filled in, selectors in canonical spelling and durations in seconds, so
+comments, key order and spelling change nothing.  Its three parts have hashes of their own: what is done
+(change), where (scope), and who must agree and when (policy).  Every key belongs to exactly one part, except
+`metadata.ticket` and `metadata.description`, which are for people, and `source`, which the pin replaces.
 """
 
 from __future__ import annotations
@@ -23,12 +21,9 @@ Content = Mapping[str, JSON]
 CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
-SPLIT_KEYS = ("canary", "waves")
-"""Keys whose selector is scope and whose limits, soak and gate are policy."""
 
 
-def content_of(document: PlanDocument) -> dict[str, JSON]:
-    """Return the content of a plan without mistakes."""
+def plan_content(document: PlanDocument) -> dict[str, JSON]:
     content = document.model_dump(mode="json", by_alias=True)
     stages = content["spec"]["maintain"]
     for number, stage in enumerate(stages, start=1):
@@ -38,18 +33,18 @@ def content_of(document: PlanDocument) -> dict[str, JSON]:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
     rollback = content["spec"]["rollback"]
     if rollback is not None:
-        # What undoes a change must know what was changed; written out, so that people vote for it as it is.
-        rollback["vars"] = {**_variables_of(stages), **rollback["vars"]}
+        # A rollback needs the variables of the change; they are written out, so that people vote for them.
+        rollback["vars"] = {**_merged_variables(stages), **rollback["vars"]}
     return content
 
 
-def _variables_of(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
-    """Return the variables of all stages; where two set the same, the earlier stage wins."""
+def _merged_variables(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
+    """Return the variables of all stages; the earlier stage wins."""
     return {key: value for stage in reversed(stages) for key, value in stage["vars"].items()}
 
 
 def canonical_json(value: JSON) -> str:
-    """Return the one text of a JSON value: keys sorted, no blanks; raises ValueError for NaN."""
+    """Return the canonical text of a JSON value: sorted keys, no blanks; raises ValueError for NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -68,7 +63,7 @@ def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:
 
 
 def policy_content(content: Content) -> dict[str, JSON]:
-    """Return by whose leave and how carefully: owner, gates, waves' limits, windows, traffic."""
+    """Return who must agree and how carefully: owner, gates, waves' limits, windows, traffic."""
     spec = content["spec"]
     waves = [{key: wave[key] for key in ("max_parallel", "soak", "gate")} for wave in spec["waves"]]
     canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}
@@ -87,7 +82,7 @@ def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> 
 
 
 def selector_digest(content: Content) -> str:
-    """Return the hash of the scope as it was written, before targets were resolved."""
+    """Return the hash of the scope as written, before targets were resolved."""
     return _sha256(_scope(content))
 
 

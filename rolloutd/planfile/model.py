@@ -1,8 +1,7 @@
-"""The plan file as types: every key, its default, what it may be, what it means.
+"""Models of the plan file: its keys, defaults, ranges and meanings.
 
-The JSON Schema and the reference in docs/ are made from these.  Rules that tie
-several keys together stand in rules.py, because they must speak also when one
-of the keys is wrong.  All durations are seconds once they have been read.
+The JSON Schema and the reference in docs/ are made from these.  Rules on several keys are in rules.py,
+because they must also apply when one of the keys is wrong.  All durations are seconds after reading.
 """
 
 from __future__ import annotations
@@ -11,53 +10,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rolloutd.planfile import scalars
-from rolloutd.planfile.scalars import Duration, Limit, Playbook, SelectorText
-from rolloutd.planfile.steps import (
-    ABSENT,
-    LATER,
-    IsolateStep,
-    Part,
-    TrafficStep,
-    VerifyStep,
-    reserved_kinds,
-    span,
-)
+from rolloutd.planfile.steps import IsolateStep, TrafficStep, VerifyStep
+from rolloutd.plugin import ABSENT, Params, duration_field, field_types
+from rolloutd.plugin.field_types import MAX_ITEMS, Duration, Playbook, PositiveDuration, SelectorText
 
 API_VERSION = "rolloutd/v1"
 KIND = "MaintenancePlan"
 
 DEFAULT_EXPECTED_S = 900
 MAX_VOTES = 20
-"""Votes one gate may ask of one group: more people than any team on call has."""
+"""Votes that a gate may require of one group: more people than a team on call has."""
 
 MAX_STEPS = 50
 """Isolators or checks of a plan; each takes minutes of every node's time."""
-
-MAX_ITEMS = 100
-"""Waves, stages or windows of a plan."""
 
 MAX_PARALLEL = 10_000
 """Nodes at once: the largest fleet the daemon is measured with."""
 
 RESERVED = {
     "spec.prepare": "`prepare` is reserved for a later version: put its tasks at the beginning of `maintain`",
-    **reserved_kinds("spec.isolate", LATER["isolate"]),
-    **reserved_kinds("spec.traffic", LATER["traffic"]),
-    **reserved_kinds("spec.verify", LATER["verify"]),
-    **reserved_kinds("spec.rollback.verify", LATER["verify"]),
 }
-"""Keys that are known but cannot be used yet, and what to do instead."""
+"""Keys that are known but cannot be used yet, with the alternative."""
 
 
-class Metadata(Part):
+class Metadata(Params):
     """What the plan is called and whose it is."""
 
-    name: scalars.Name = Field(
+    name: field_types.Name = Field(
         description="Name of the plan: small letters, digits, '-' and '.', at most 63."
     )
-    owner: scalars.TeamName = Field(description="Team of the daemon's settings whose members are the owners.")
-    ticket: scalars.Reference = Field(
+    owner: field_types.TeamName = Field(
+        description="Team of the daemon's settings whose members are the owners."
+    )
+    ticket: field_types.TicketReference = Field(
         default=ABSENT, description="Ticket or change number; not part of the digest."
     )
     description: str = Field(
@@ -65,11 +50,11 @@ class Metadata(Part):
     )
 
 
-class Source(Part):
+class Source(Params):
     """Where the playbooks come from: a git ref, or a directory beside the plan."""
 
-    git: scalars.GitUrl = Field(default=ABSENT, description="URL of the repository.")
-    ref: scalars.GitRef = Field(
+    git: field_types.GitUrl = Field(default=ABSENT, description="URL of the repository.")
+    ref: field_types.GitRef = Field(
         default=ABSENT, description="Tag, branch or commit; becomes a commit at submit."
     )
     path: str = Field(
@@ -80,64 +65,64 @@ class Source(Part):
     )
 
 
-class Canary(Part):
+class Canary(Params):
     """The nodes that go first."""
 
     select: SelectorText = Field(description="Label selector of the canaries, among the targets.")
     max_parallel: int = Field(default=1, ge=1, le=MAX_PARALLEL, description="Canaries at once.")
 
 
-class Wave(Part):
+class Wave(Params):
     """A part of the targets, after the canaries and before the rest."""
 
-    name: scalars.Name = Field(description="Name of the wave; `canary` and `fleet` are taken.")
+    name: field_types.Name = Field(description="Name of the wave; `canary` and `fleet` are taken.")
     select: SelectorText = Field(description="Label selector of the wave, among the targets.")
     max_parallel: int = Field(default=ABSENT, ge=1, le=MAX_PARALLEL, description="Nodes of the wave at once.")
-    soak: Duration = span("0s", "Wait after the wave's last node.")
+    soak: Duration = duration_field("0s", "Wait after the wave's last node.")
     gate: Literal["continue"] = Field(default=ABSENT, description="Ask for `continue` again after this wave.")
 
 
-class WindowSpec(Part):
+class WindowSpec(Params):
     """Days and hours in which a node may start."""
 
-    days: scalars.Days = Field(
+    days: field_types.Days = Field(
         default=["mon", "tue", "wed", "thu", "fri", "sat", "sun"],
         description="Days the window begins on.",
         json_schema_extra={"default": "mon-sun"},
     )
-    from_: scalars.ClockText = Field(default="00:00", alias="from", description="First minute.")
-    to: scalars.ClockText = Field(
+    from_: field_types.ClockText = Field(default="00:00", alias="from", description="First minute.")
+    to: field_types.ClockText = Field(
         default="24:00", description="End; when it is not after `from`, it lies on the following day."
     )
-    zone: scalars.Zone = Field(default="UTC", description="IANA time zone of the hours.")
+    zone: field_types.TimeZone = Field(default="UTC", description="IANA time zone of the hours.")
 
 
-class Stage(Part):
+class Stage(Params):
     """One playbook run on the isolated node."""
 
-    name: scalars.Name = Field(
+    name: field_types.Name = Field(
         default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
     )
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[scalars.VariableName, Any] = Field(
+    vars: dict[field_types.VariableName, Any] = Field(
         default={},
         description="Extra variables of the run; Ansible renders templates in them, rolloutd does not.",
     )
-    timeout: Limit = span("30m", "Limit of the run.")
-    expected: Limit = span("15m", "How long the run usually takes; at most `timeout`.")
+    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
+    expected: PositiveDuration = duration_field("15m", "How long the run usually takes; at most `timeout`.")
     on_unknown: Literal["verify", "rerun", "pause"] = Field(
         default="verify", description="What to do when nobody can say how the run ended."
     )
 
 
-class Rollback(Part):
+class Rollback(Params):
     """The playbook that undoes the change, run when a person says so."""
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[scalars.VariableName, Any] = Field(
+    vars: dict[field_types.VariableName, Any] = Field(
         default={}, description="Extra variables of the run, beside and before those of `maintain`."
     )
-    timeout: Limit = span("30m", "Limit of the run.")
+    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
     verify: list[VerifyStep] = Field(
         default=ABSENT,
         min_length=1,
@@ -146,7 +131,7 @@ class Rollback(Part):
     )
 
 
-class Needs(Part):
+class Needs(Params):
     """Who must say yes at a gate."""
 
     owner: int = Field(default=0, ge=0, le=MAX_VOTES, description="Votes of members of the owner team.")
@@ -157,7 +142,7 @@ class Needs(Part):
     per_team: bool = Field(default=False, description="Each team's yes opens the gate for its own nodes.")
 
 
-class Gates(Part):
+class Gates(Params):
     """The places where people must say yes."""
 
     start: Needs = Field(default=Needs(owner=1), description="Before the first node; one owner if not given.")
@@ -169,30 +154,32 @@ class Gates(Part):
     proceed: Needs = Field(default=Needs(owner=1), description="After a failure; one owner if not given.")
 
 
-class Pools(Part):
+class Pools(Params):
     """Further budgets, for this rollout only; the daemon's own pools always hold."""
 
-    by: list[scalars.LabelKey] = Field(
+    by: list[field_types.LabelKey] = Field(
         default=[], max_length=8, description="Label keys; of each value's nodes one at a time."
     )
 
 
-class Limits(Part):
+class Limits(Params):
     """How long things may take that no other key names."""
 
-    isolate: Limit = span("15m", "Until a node is isolated; then it is put back and tried later.")
-    votes: Limit = Field(
+    isolate: PositiveDuration = duration_field(
+        "15m", "Until a node is isolated; then it is put back and tried later."
+    )
+    votes: PositiveDuration = Field(
         default=ABSENT, description="How long a vote holds before its gate opens; for ever if not given."
     )
 
 
 def _one_or_many(value: object) -> object:
-    """Take a single stage for a list of one."""
+    """Accept a single stage as a list of one."""
     return [value] if isinstance(value, dict) else value
 
 
 def _stages_schema(schema: dict[str, Any]) -> None:
-    """Say in the schema that a single stage needs no list."""
+    """Let the schema accept a single stage as well as a list."""
     items = schema.pop("items")
     many = {
         "type": schema.pop("type"),
@@ -205,7 +192,7 @@ def _stages_schema(schema: dict[str, Any]) -> None:
 
 
 def _source_schema(schema: dict[str, Any]) -> None:
-    """Say in the schema that git and path exclude each other."""
+    """Make git and path exclude each other in the schema."""
     schema["anyOf"] = [
         {"required": ["git", "ref"], "not": {"required": ["path"]}},
         {"required": ["path"], "not": {"anyOf": [{"required": ["git"]}, {"required": ["ref"]}]}},
@@ -218,7 +205,7 @@ Source.model_rebuild(force=True)
 Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
 
 
-class Spec(Part):
+class Spec(Params):
     """What is done, where, by whose leave, and how it is judged."""
 
     source: Source = Field(
@@ -240,7 +227,7 @@ class Spec(Part):
         default=ABSENT,
         description="The nodes that go first; if not given, each team's nominated or first node.",
     )
-    soak: Duration = span("0s", "Wait after the last canary.")
+    soak: Duration = duration_field("0s", "Wait after the last canary.")
     waves: list[Wave] = Field(
         default=[],
         max_length=MAX_ITEMS,
@@ -270,12 +257,12 @@ class Spec(Part):
     verify: list[VerifyStep] = Field(
         min_length=1, max_length=MAX_STEPS, description="Checks that every node must pass, in order."
     )
-    probation: Duration = span("0s", "How long a node is watched in service before it is done.")
+    probation: Duration = duration_field("0s", "How long a node is watched in service before it is done.")
     gates: Gates = Field(default=Gates(), description="Who must say yes, and when.")
     limits: Limits = Field(default=Limits(), description="How long things may take.")
 
 
-class PlanDocument(Part):
+class PlanDocument(Params):
     """One change, whole."""
 
     api_version: Literal["rolloutd/v1"] = Field(alias="apiVersion", description="Version of this format.")

@@ -1,39 +1,38 @@
-"""The rules that tie several keys of a plan together.
+"""Rules that concern several keys of a plan.
 
-They look at what was written, not at a checked model: each judges what it can
-read and is silent about the rest, which the types have already named.
+They examine the text as written, not a checked model: each judges what it can read and ignores the rest,
+which the types have already reported.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from zoneinfo import ZoneInfo
 
-from machines.windows import DAYS, Window, longest_opening
-from rolloutd.planfile import scalars
-from rolloutd.planfile.check import Breach
+from machines.model.timefmt import format_duration
+from machines.model.windows import DAYS, Window, longest_opening
+from rolloutd.planfile.diagnostic_text import Path, describe_value
 from rolloutd.planfile.document import Value, walk
-from rolloutd.planfile.model import DEFAULT_EXPECTED_S, MAX_ITEMS
-from rolloutd.planfile.scalars import Unreadable, duration_text, parse_duration
-from rolloutd.planfile.wording import Path, shown
+from rolloutd.planfile.model import DEFAULT_EXPECTED_S
+from rolloutd.planfile.steps import usable_adapters
+from rolloutd.planfile.validation import RuleViolation
+from rolloutd.plugin import field_types
+from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, parse_duration
 
-TAKEN_WAVES = ("canary", "fleet")
+RESERVED_WAVES = ("canary", "fleet")
 """Waves that every plan has."""
 
-_JUDGEMENTS = ("equals", "matches", "exit")
 
-
-def look(root: Value, *path: str | int) -> Value | None:
-    """Return the value at a path, if it is there."""
+def value_at(root: Value, *path: str | int) -> Value | None:
     value: Value | None = root
     for part in path:
         value = value.child(part) if value is not None else None
     return value
 
 
-def items(value: Value | None) -> list[Value]:
-    """Return the items of a list, or the value itself where one item may stand alone."""
+def as_list(value: Value | None) -> list[Value]:
+    """Return the items of a list, or a single value that may replace a list."""
     match value:
         case None:
             return []
@@ -43,147 +42,161 @@ def items(value: Value | None) -> list[Value]:
             return [value]
 
 
-def source_is_one(root: Value) -> Iterator[Breach]:
-    """A source is a git ref or a path."""
-    source = look(root, "spec", "source")
+def source_is_git_or_path(root: Value) -> Iterator[RuleViolation]:
+    source = value_at(root, "spec", "source")
     if source is None or not isinstance(source.children, dict):
         return
     path, keys = ("spec", "source"), source.children.keys()
     allowed = "{git, ref}, or {path}"
     if "path" in keys and keys & {"git", "ref"}:
-        yield Breach(
-            path, shown(source.plain), allowed, "a source is a git ref or a path, not both", at_key=True
+        yield RuleViolation(
+            path,
+            describe_value(source.data),
+            allowed,
+            "a source is a git ref or a path, not both",
+            at_key=True,
         )
     elif not keys & {"path", "git", "ref"}:
-        yield Breach(path, shown(source.plain), allowed, "the source names neither git nor path", at_key=True)
+        yield RuleViolation(
+            path, describe_value(source.data), allowed, "the source names neither git nor path", at_key=True
+        )
     elif "path" not in keys and not {"git", "ref"} <= keys:
         lacking = "ref" if "git" in keys else "git"
-        yield Breach(path, shown(source.plain), allowed, f"the source lacks `{lacking}`", at_key=True)
+        yield RuleViolation(
+            path, describe_value(source.data), allowed, f"the source lacks `{lacking}`", at_key=True
+        )
 
 
-def step_rules(root: Value, path: Path, kinds: Sequence[str]) -> Iterator[Breach]:
-    """Each step of a list has one kind, and an ssh check one judgement."""
-    steps = look(root, *path)
+def steps_are_well_formed(root: Value, path: Path, group: str) -> Iterator[RuleViolation]:
+    """Each step of a list has one kind, and at most one of the keys that exclude each other."""
+    adapters = usable_adapters(group)
+    steps = value_at(root, *path)
     if steps is None or not isinstance(steps.children, list):
         return
-    for index, step in enumerate(items(steps)):
+    for index, step in enumerate(as_list(steps)):
         if not isinstance(step.children, dict):
             continue
-        named = [key for key in step.children if key in kinds]
-        allowed = "one of: " + ", ".join(kinds)
+        named = [key for key in step.children if key in adapters]
+        allowed = "one of: " + ", ".join(adapters)
         if len(named) > 1:
             message = "an item has one kind; begin another item with `- `"
-            yield Breach((*path, index, named[1]), ", ".join(named), allowed, message, at_key=True)
+            yield RuleViolation((*path, index, named[1]), ", ".join(named), allowed, message, at_key=True)
         elif not step.children:
-            yield Breach((*path, index), "an empty mapping", allowed, "the item names no kind")
-        yield from _one_judgement(step, (*path, index))
+            yield RuleViolation((*path, index), "an empty mapping", allowed, "the item names no kind")
+        for kind in named:
+            params, written = adapters[kind].params, step.children[kind].children
+            exclusive = params.exclusive if params is not None else ()
+            given = [key for key in written if key in exclusive] if isinstance(written, dict) else []
+            if len(given) > 1:
+                message = f"`{kind}` takes only one of {', '.join(exclusive)}"
+                place = (*path, index, kind, given[1])
+                yield RuleViolation(place, ", ".join(given), "only one of them", message, at_key=True)
 
 
-def _one_judgement(step: Value, path: Path) -> Iterator[Breach]:
-    ssh = step.child("ssh")
-    if ssh is None or not isinstance(ssh.children, dict):
-        return
-    named = [key for key in ssh.children if key in _JUDGEMENTS]
-    if len(named) > 1:
-        message = f"an ssh check judges by one of {', '.join(_JUDGEMENTS)}"
-        yield Breach((*path, "ssh", named[1]), ", ".join(named), "only one of them", message, at_key=True)
-
-
-def gates_need_somebody(root: Value) -> Iterator[Breach]:
-    """A gate that asks nobody would be open before anybody looked."""
+def gates_need_votes(root: Value) -> Iterator[RuleViolation]:
+    """A gate that requires no vote would open at once."""
     for name in ("start", "continue", "proceed"):
-        gate = look(root, "spec", "gates", name)
+        gate = value_at(root, "spec", "gates", name)
         if gate is None or not isinstance(gate.children, dict):
             continue
-        needs = [look(gate, key) for key in ("owner", "each_team")]
-        if all(need is None or (need.plain == 0 and not isinstance(need.plain, bool)) for need in needs):
-            message = "the gate asks for nobody's vote"
-            yield Breach(
-                ("spec", "gates", name), shown(gate.plain), "owner or each_team of at least 1", message
+        needs = [value_at(gate, key) for key in ("owner", "each_team")]
+        if all(need is None or (need.data == 0 and not isinstance(need.data, bool)) for need in needs):
+            message = "the gate requires no vote"
+            yield RuleViolation(
+                ("spec", "gates", name),
+                describe_value(gate.data),
+                "owner or each_team of at least 1",
+                message,
             )
 
 
-def names_are_single(root: Value) -> Iterator[Breach]:
-    """Waves and stages are told apart by their names."""
-    for path, taken in ((("spec", "waves"), TAKEN_WAVES), (("spec", "maintain"), ())):
+def names_are_unique(root: Value) -> Iterator[RuleViolation]:
+    """Waves and stages are identified by their names."""
+    for path, taken in ((("spec", "waves"), RESERVED_WAVES), (("spec", "maintain"), ())):
         seen = set(taken)
-        listed = look(root, *path)
+        listed = value_at(root, *path)
         if listed is None or not isinstance(listed.children, list):
             continue
-        for index, item in enumerate(items(listed)):
+        for index, item in enumerate(as_list(listed)):
             name = item.child("name")
-            if name is None or not isinstance(name.plain, str):
+            if name is None or not isinstance(name.data, str):
                 continue
-            if name.plain in seen:
+            if name.data in seen:
                 message = "the name is taken already"
-                yield Breach((*path, index, "name"), name.plain, "another name", message)
-            seen.add(name.plain)
+                yield RuleViolation((*path, index, "name"), name.data, "another name", message)
+            seen.add(name.data)
 
 
-def expected_fits_timeout(root: Value) -> Iterator[Breach]:
+def expected_fits_timeout(root: Value) -> Iterator[RuleViolation]:
     """A run that is expected to take longer than its limit is expected to fail."""
-    maintain = look(root, "spec", "maintain")
+    maintain = value_at(root, "spec", "maintain")
     many = maintain is not None and isinstance(maintain.children, list)
-    for index, stage in enumerate(items(maintain)):
+    for index, stage in enumerate(as_list(maintain)):
         expected, timeout = _seconds(stage.child("expected")), _seconds(stage.child("timeout"))
         limit = 1800 if timeout is None and stage.child("timeout") is None else timeout
         if expected is not None and limit is not None and expected > limit:
             path: Path = ("spec", "maintain", *((index,) if many else ()), "expected")
             message = "the run is expected to take longer than its timeout"
-            yield Breach(path, duration_text(expected), f"at most {duration_text(limit)}", message)
+            yield RuleViolation(path, format_duration(expected), f"at most {format_duration(limit)}", message)
 
 
-def windows_are_open(root: Value, path: Path = ("spec", "windows")) -> Iterator[Breach]:
+def windows_are_not_empty(root: Value, path: Path = ("spec", "windows")) -> Iterator[RuleViolation]:
     """A window ends at another time than it begins."""
-    listed = look(root, *path)
+    listed = value_at(root, *path)
     if listed is None or not isinstance(listed.children, list):
         return
-    for index, item in enumerate(items(listed)):
+    for index, item in enumerate(as_list(listed)):
         if (
             isinstance(item.children, dict)
             and _clock(item, "from", "00:00") == _clock(item, "to", "24:00") != ""
         ):
             message = "the window ends when it begins; the whole day is 00:00 to 24:00"
-            yield Breach((*path, index), shown(item.plain), "different `from` and `to`", message)
+            yield RuleViolation(
+                (*path, index), describe_value(item.data), "different `from` and `to`", message
+            )
 
 
-def plan_fits_a_window(root: Value) -> Iterator[Breach]:
+def work_fits_a_window(root: Value) -> Iterator[RuleViolation]:
     """A node whose work fits no window would never start."""
-    listed = look(root, "spec", "windows")
-    maintain = look(root, "spec", "maintain")
+    listed = value_at(root, "spec", "windows")
+    maintain = value_at(root, "spec", "maintain")
     if listed is None or maintain is None or not isinstance(listed.children, list) or not listed.children:
         return
-    windows = [_window(item) for item in items(listed)]
-    expected = [_expected(stage) for stage in items(maintain)]
+    windows = [_window(item) for item in as_list(listed)]
+    expected = [_expected_seconds(stage) for stage in as_list(maintain)]
     longest = longest_opening([window for window in windows if window is not None])
     if None in windows or None in expected or math.isinf(longest):
         return
     total = sum(seconds for seconds in expected if seconds is not None)
     if total > longest:
-        message = f"the work is expected to take {duration_text(total)} and fits no window"
-        allowed = f"a window of at least {duration_text(total)}, or a shorter `maintain.expected`"
-        yield Breach(
-            ("spec", "windows"), f"at most {duration_text(longest)} at a time", allowed, message, at_key=True
+        message = f"the work is expected to take {format_duration(total)} and fits no window"
+        allowed = f"a window of at least {format_duration(total)}, or a shorter `maintain.expected`"
+        yield RuleViolation(
+            ("spec", "windows"),
+            f"at most {format_duration(longest)} at a time",
+            allowed,
+            message,
+            at_key=True,
         )
 
 
-def no_text_is_blank(root: Value) -> Iterator[Breach]:
-    """A name or a command of blanks only is a slip."""
+def text_is_not_blank(root: Value) -> Iterator[RuleViolation]:
+    """A blank name or command is a mistake."""
     for path, value in walk(root):
-        blank = isinstance(value.plain, str) and value.plain.isspace()
+        blank = isinstance(value.data, str) and value.data.isspace()
         if blank and "vars" not in path and path[-1:] not in (("targets",), ("select",)):
-            yield Breach(path, "blanks only", "text", "there is no text between the quotes")
+            yield RuleViolation(path, "blanks only", "text", "there is no text between the quotes")
 
 
 def _seconds(value: Value | None) -> int | None:
     try:
-        return None if value is None else parse_duration(value.plain)
-    except Unreadable:
+        return None if value is None else parse_duration(value.data)
+    except InvalidValue:
         return None
 
 
-def _expected(stage: Value) -> int | None:
-    """Return the seconds a stage is expected to take; None when that cannot be read."""
+def _expected_seconds(stage: Value) -> int | None:
+    """Return the seconds a stage is expected to take, None when they cannot be read."""
     expected, timeout = stage.child("expected"), stage.child("timeout")
     if expected is not None:
         return _seconds(expected)
@@ -194,21 +207,20 @@ def _expected(stage: Value) -> int | None:
 def _clock(window: Value, key: str, default: str) -> str:
     value = window.child(key)
     try:
-        return default if value is None else scalars.parse_clock(value.plain)
-    except Unreadable:
+        return default if value is None else field_types.parse_clock(value.data)
+    except InvalidValue:
         return ""
 
 
 def _window(value: Value) -> Window | None:
-    """Return the window if all of it can be read."""
     if not isinstance(value.children, dict):
         return None
     days, zone = value.child("days"), value.child("zone")
     start, end = _clock(value, "from", "00:00"), _clock(value, "to", "24:00")
     try:
-        names = list(DAYS) if days is None else scalars.parse_days(days.plain)
-        key = "UTC" if zone is None else scalars.parse_zone(str(zone.plain))
+        names = list(DAYS) if days is None else field_types.parse_days(days.data)
+        key = "UTC" if zone is None else field_types.parse_time_zone(str(zone.data))
         numbers = frozenset(DAYS.index(name) for name in names)
-        return Window(numbers, scalars.clock_minute(start), scalars.clock_minute(end), ZoneInfo(key))
+        return Window(numbers, field_types.clock_minute(start), field_types.clock_minute(end), ZoneInfo(key))
     except ValueError:
         return None

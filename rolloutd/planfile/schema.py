@@ -1,18 +1,19 @@
-"""The JSON Schema of a file, made from its types, and ways to look things up in it.
+"""JSON Schema of a file, made from its models, with lookups.
 
-Editors use it (yaml-language-server), the reference in docs/ is drawn from it,
-and mistakes ask it what would have been allowed at a path.  It knows models
-only as pydantic describes them.
+Editors use it (yaml-language-server), the reference in docs/ is made from it, and mistakes quote what it
+allows.  It knows models only as pydantic describes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.wording import Path
+from rolloutd.planfile.diagnostic_text import Path
+from rolloutd.planfile.document import Value
 
 JSON = Any
 
@@ -26,12 +27,12 @@ MAX_REFERENCES = 10
 def schema_of_model(model: type[BaseModel], title: str) -> dict[str, JSON]:
     """Return the JSON Schema of a file; callers must not change it."""
     schema = model.model_json_schema(by_alias=True)
-    _tidy(schema)
+    _drop_noise(schema)
     return {"$schema": DIALECT, "title": title, **schema}
 
 
-def _tidy(node: JSON) -> None:
-    """Drop what pydantic adds for itself: titles, and defaults that say nothing to a person."""
+def _drop_noise(node: JSON) -> None:
+    """Drop pydantic's titles, and defaults that mean nothing to a user."""
     match node:
         case dict():
             if isinstance(node.get("title"), str):
@@ -41,24 +42,24 @@ def _tidy(node: JSON) -> None:
             if "patternProperties" in node:
                 node["additionalProperties"] = False
             for child in node.values():
-                _tidy(child)
+                _drop_noise(child)
         case list():
             for child in node:
-                _tidy(child)
+                _drop_noise(child)
 
 
-def at_path(schema: dict[str, JSON], path: Path) -> dict[str, JSON] | None:
-    """Return what the schema says of a path, references followed; None where it says nothing."""
-    node: JSON = resolved(schema, schema)
+def schema_at(schema: dict[str, JSON], path: Path) -> dict[str, JSON] | None:
+    """Return the schema at a path, references followed; None where there is none."""
+    node: JSON = resolve_reference(schema, schema)
     for part in path:
-        node = _step_into(schema, node, part)
+        node = _child_schema(schema, node, part)
         if node is None:
             return None
     return node if isinstance(node, dict) else None
 
 
-def resolved(schema: dict[str, JSON], node: dict[str, JSON]) -> dict[str, JSON]:
-    """Return the node with its reference followed; what stands beside the reference wins."""
+def resolve_reference(schema: dict[str, JSON], node: dict[str, JSON]) -> dict[str, JSON]:
+    """Return the node with its reference followed; keys next to the reference win."""
     for _ in range(MAX_REFERENCES):
         reference = node.get("$ref")
         if reference is None:
@@ -69,25 +70,41 @@ def resolved(schema: dict[str, JSON], node: dict[str, JSON]) -> dict[str, JSON]:
 
 
 def known_keys(schema: dict[str, JSON], path: Path) -> tuple[str, ...]:
-    """Return the keys that a mapping at the path may have, in the order of the model."""
-    node = at_path(schema, path)
+    node = schema_at(schema, path)
     return tuple(node.get("properties", ())) if node is not None else ()
 
 
-def values_of(node: dict[str, JSON]) -> dict[str, JSON] | None:
-    """Return what the values of a mapping with free keys are; None where the keys are not free."""
+def value_schema(node: dict[str, JSON]) -> dict[str, JSON] | None:
+    """Return the schema of a mapping's values; None where its keys are fixed."""
     for value in (*node.get("patternProperties", {}).values(), node.get("additionalProperties")):
         if isinstance(value, dict):
             return value
     return None
 
 
-def _step_into(schema: dict[str, JSON], node: dict[str, JSON], part: str | int) -> dict[str, JSON] | None:
+def values_of_format(schema: dict[str, JSON], root: Value, name: str) -> Iterator[tuple[Path, Value, Value]]:
+    """Yield the values whose schema has this `format`, each with its path and its parent."""
+    pending: list[tuple[Path, Value, dict[str, JSON]]] = [((), root, schema)]
+    while pending:
+        path, parent, node = pending.pop()
+        items = (
+            parent.children.items() if isinstance(parent.children, dict) else enumerate(parent.children or ())
+        )
+        for part, value in items:
+            child = _child_schema(schema, node, part)
+            if child is None:
+                continue
+            if child.get("format") == name:
+                yield (*path, part), value, parent
+            pending.append(((*path, part), value, child))
+
+
+def _child_schema(schema: dict[str, JSON], node: dict[str, JSON], part: str | int) -> dict[str, JSON] | None:
     for choice in (node, *node.get("anyOf", ())):
-        choice = resolved(schema, choice)
+        choice = resolve_reference(schema, choice)
         child = choice.get("items") if isinstance(part, int) else choice.get("properties", {}).get(part)
         if child is None and isinstance(part, str):
-            child = values_of(choice)
+            child = value_schema(choice)
         if isinstance(child, dict):
-            return resolved(schema, child)
+            return resolve_reference(schema, child)
     return None

@@ -1,79 +1,82 @@
-"""What the daemon asks of the world: one Protocol per kind of outside thing.
+"""Ports: one Protocol per external system of the daemon.
 
-The daemon and the driver know these and never an adapter; adapters know these
-and never the daemon.  Each port has an in-memory twin beside its adapters'
-contract suite (tests/contracts), and the twin and every real adapter pass the
-same suite.  All instants are epoch seconds, all durations seconds.
+The daemon and the drivers import ports and no adapter; adapters import ports and never the daemon.  A port's
+fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
-from rolloutd.ports.clocks import Alarm, Clock
+from rolloutd.ports.artifacts import Artifact, ArtifactStore
+from rolloutd.ports.clocks import Clock, Scheduler
+from rolloutd.ports.context import AdapterContext, InventorySnapshot
 from rolloutd.ports.nodes import (
     GROUPS,
     PROVIDER_ID,
-    Examined,
-    Found,
+    ConnectionDefaults,
+    DiscoveredNode,
     Host,
     Inventory,
     Observer,
     Shell,
     ShellResult,
+    SupportsPreflight,
     Watch,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
-from rolloutd.ports.shelves import Kept, Shelf
-from rolloutd.ports.sources import Notifier, Pinned, Sources, TrafficProbe
+from rolloutd.ports.sources import Notifier, PinnedSource, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
     Check,
     Failed,
+    IsolationStatus,
     Isolator,
-    Keeping,
-    Look,
     Ok,
-    Rehearsal,
     StepContext,
     StepResult,
+    SupportsDryRun,
+    SupportsHoldRelease,
     Unknown,
 )
-from rolloutd.ports.store import ClosedRollout, Entry, Remembered, Store
-from rolloutd.ports.values import JSON
+from rolloutd.ports.store import AuditEntry, ClosedRollout, RolloutRecord, Store
+from rolloutd.ports.types import JSON
 
 __all__ = [
     "GROUPS",
     "JSON",
     "PROVIDER_ID",
-    "Alarm",
+    "AdapterContext",
+    "Artifact",
+    "ArtifactStore",
+    "AuditEntry",
     "Busy",
     "Check",
     "Clock",
     "ClosedRollout",
-    "Entry",
-    "Examined",
+    "ConnectionDefaults",
+    "DiscoveredNode",
     "Failed",
-    "Found",
     "Host",
     "Inventory",
+    "InventorySnapshot",
+    "IsolationStatus",
     "Isolator",
-    "Keeping",
-    "Kept",
-    "Look",
     "Notifier",
     "Observer",
     "Ok",
-    "Pinned",
-    "Rehearsal",
-    "Remembered",
+    "PinnedSource",
+    "RolloutRecord",
     "RunEvent",
     "RunRequest",
     "RunState",
     "Runner",
-    "Shelf",
+    "Scheduler",
     "Shell",
     "ShellResult",
-    "Sources",
+    "SourceStore",
     "StepContext",
     "StepResult",
     "Store",
+    "SupportsDryRun",
+    "SupportsHoldRelease",
+    "SupportsPreflight",
     "TrafficProbe",
     "Unknown",
     "Watch",

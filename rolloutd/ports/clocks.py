@@ -1,4 +1,4 @@
-"""Time as the daemon has it: a clock to read, and an alarm that pokes."""
+"""Ports of time: a clock and a scheduler of callbacks."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The wall clock and the patience of the daemon."""
+    """The wall clock, and sleep."""
 
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
-        ...
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
-        ...
+    async def sleep(self, seconds: float) -> None: ...
 
 
-class Alarm(Protocol):
-    """Calls the daemon back at an instant; it pokes, it decides nothing."""
+class Scheduler(Protocol):
+    """Calls the daemon back at an instant."""
 
-    def at(self, key: str, instant: float, poke: Callable[[], None]) -> None:
-        """Call `poke` at `instant`; a later call with the same key replaces it."""
-        ...
+    def call_at(self, key: str, instant: float, callback: Callable[[], None]) -> None:
+        """Schedule the callback; a later call with the same key replaces it."""
 
-    def every(self, key: str, seconds: float, poke: Callable[[], None]) -> None:
-        """Call `poke` every so many seconds."""
-        ...
+    def call_every(self, key: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call the callback every `seconds`."""
 
     def cancel(self, key: str) -> None:
-        """Forget the key; unknown keys are fine."""
-        ...
+        """Cancel the callback of a key; an unknown key is ignored."""
 
     def close(self) -> None:
-        """Stop; nothing is called any more."""
-        ...
+        """Cancel all callbacks."""

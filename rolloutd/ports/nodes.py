@@ -1,33 +1,32 @@
-"""Where nodes come from, how they are seen, and how a command reaches them."""
+"""Ports of nodes: inventories, watches, observers and the shell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from machines.node import Kind, Observation
-from rolloutd.ports.values import JSON
+from machines.model.node import NodeKind, Observation
+from rolloutd.ports.types import JSON
 
 GROUPS = "group_names"
-"""The key of a connection that holds the inventory's groups of the node, as Ansible calls them."""
+"""Key of a connection with the node's groups, as Ansible names it."""
 
 PROVIDER_ID = "provider_id"
-"""The key of a connection that holds the cloud's name of the node, by which sources agree on it."""
+"""Key of a connection with the cloud's id of the node, by which sources recognise the same node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one inventory source says of one node.
+class DiscoveredNode:
+    """One inventory source's record of a node.
 
-    `connection` holds the node's Ansible variables whole (ansible_host,
-    ansible_port, ansible_user, ansible_ssh_private_key_file, ...), and the
-    names of its groups under `GROUPS`.
+    `connection` holds all of the node's Ansible variables (ansible_host, ...), and its groups under `GROUPS`.
     """
 
     name: str
     source: str
-    kind: Kind = Kind.HOST
+    kind: NodeKind = NodeKind.HOST
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
 
@@ -36,27 +35,21 @@ class Inventory(Protocol):
     """One source of nodes."""
 
     @property
-    def source(self) -> str:
-        """The name under which its findings are known."""
-        ...
+    def source(self) -> str: ...
 
-    async def refresh(self) -> Sequence[Found]:
-        """Return all nodes the source knows; raises SourceFailed, never returns half."""
-        ...
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        """Return all nodes of the source; raises SourceFailed rather than return a part."""
 
 
 @runtime_checkable
-class Examined(Protocol):
-    """What a source offers beside its inventory, when it can say what it lacks."""
+class SupportsPreflight(Protocol):
+    """Optional port of an inventory source that can check its prerequisites."""
 
     @property
-    def source(self) -> str:
-        """The source's name."""
-        ...
+    def source(self) -> str: ...
 
-    async def lacks(self) -> Sequence[str]:
-        """Return one sentence per thing that is missing, asked of the source this moment."""
-        ...
+    async def find_missing_prerequisites(self) -> Sequence[str]:
+        """Query the source and return one sentence per missing prerequisite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +57,46 @@ class Host:
     """A node and how to reach it."""
 
     name: str
-    kind: Kind = Kind.HOST
+    kind: NodeKind = NodeKind.HOST
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionDefaults:
+    """Defaults for values missing in the inventory; None leaves a value to ssh's own configuration."""
+
+    known_hosts: Path | None = None
+    user: str | None = None
+    key_file: Path | None = None
+
+
 class Watch(Protocol):
-    """Sees a source's nodes all the time, so that nobody needs to ask."""
+    """Reports the states of a source's nodes continuously."""
 
     @property
-    def source(self) -> str:
-        """The name of the source, as its inventory has it."""
-        ...
+    def source(self) -> str: ...
 
-    async def run(self, seen: Callable[[Sequence[Observation]], None], changed: Callable[[], None]) -> None:
+    async def run(
+        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+    ) -> None:
         """Observe until cancelled.
 
-        `seen` is told of every change, and of all nodes again well within the
-        time that observations are good for.  `changed` means that nodes
-        appeared, vanished or changed their labels: ask the inventory again.
+        `on_observed` receives every change, and all nodes again well before their observations expire.
+        `on_nodes_changed` means that nodes or labels changed: refresh the inventory.
         """
-        ...
 
 
 class Observer(Protocol):
-    """Says whether nodes are up."""
+    """Reports whether nodes are up."""
 
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
-        """Return one observation per host; a host that cannot be judged is UNKNOWN, never missing."""
-        ...
+        """Return one observation per host; a host of unknown state is UNKNOWN, never missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellResult:
-    """How a command on a node ended; output is cut to the adapter's limit."""
+    """The result of a command on a node; output is cut at the adapter's limit."""
 
     exit_status: int
     stdout: str
@@ -109,12 +108,8 @@ class Shell(Protocol):
 
     async def run(self, host: Host, command: str, *, timeout_s: float, stdin: str = "") -> ShellResult:
         """Run a shell command; raises NodeUnreachable or HostKeyChanged, TimeoutError."""
-        ...
 
-    async def forget(self, node: str) -> None:
+    async def disconnect(self, node: str) -> None:
         """Close the node's connection, if there is one."""
-        ...
 
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
+    async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Playbook runs: started, followed, ended; they outlive whoever started them."""
+"""Port of playbook runs, which outlive the daemon."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from typing import Protocol
 
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.steps import Failed, Ok, Unknown
-from rolloutd.ports.values import JSON
+from rolloutd.ports.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """One playbook run on one node.
 
-    `run` names the run for ever (safe as a file name); `inventory` is the whole
-    static inventory, node name to host variables, and with `groups` the same for
-    every request of one `generation`; `tree` is the working
-    directory; `playbook` is relative to it.  The limit counts from the start of
-    the run and is kept by the run itself.  `fence` is a token `epoch.number WHOSE SECOND` that
-    grows with every run: a node that has seen a greater one refuses the run; it
-    is kept in `fence_dir` on the node, or in the user's home.
+    `run_id` is unique and a valid file name.  `inventory` is the whole static inventory, node name to host
+    variables; all requests of a `generation` have the same `inventory` and `groups`.  `playbook` is relative
+    to `tree`, the working directory.  The run enforces `timeout_s` itself, from its own start.
+    `fencing_token` is `epoch.number OWNER SECOND` and grows with every run: a node that has seen a greater
+    one refuses the run.  The node keeps it in `fence_dir` or in the user's home.
     """
 
-    run: str
+    run_id: str
     node: str
     tree: Path
     playbook: str
@@ -34,13 +32,13 @@ class RunRequest:
     generation: int | None = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
     timeout_s: float = 1800.0
-    fence: str = ""
+    fencing_token: str = ""
     fence_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run stands: `result` is None while it runs."""
+    """The state of a run; `result` is None while it runs."""
 
     result: Ok | Failed | Unknown | None
     percent: float = 0.0
@@ -63,30 +61,31 @@ class Runner(Protocol):
     """Runs playbooks; a run outlives the daemon and is found again by its handle."""
 
     async def start(self, request: RunRequest) -> str:
-        """Start the run and return its handle; a run that has a claim is not started again.
+        """Start the run and return its handle; a claimed run is not started again.
 
-        After a crash it is called again with the same request: the run is found
-        by its claim, or, where none was made, can never begin any more and is
-        begun anew under another handle.
+        After a crash a call with the same request finds the run by its claim.  Without a claim the old run
+        can never begin, and the call starts it again under another handle.
         """
-        ...
 
-    async def observe(self, handle: str) -> RunState:
-        """Say where the run stands."""
-        ...
+    async def get_state(self, handle: str) -> RunState:
+        """Return the state of the run; raises NotFound for an unknown handle."""
 
-    async def wait(self, handle: str) -> RunState:
-        """Return once the run's state has changed (or soon after)."""
-        ...
+    async def wait_for_change(self, handle: str) -> RunState:
+        """Return the state once it has changed, or at once if the run is over."""
 
-    def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        """Yield what the run has said from `offset` on, and end when there is no more for now."""
-        ...
+    def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        """Yield the run's present events from `offset` on."""
 
     async def cancel(self, handle: str) -> None:
-        """End every process of the run, here and on the node, and close its connections."""
-        ...
+        """End every process of the run, here and on the node, and close its connections.
 
-    async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
-        """See to it that no older run's process is left on the node: waited for, then ended."""
-        ...
+        Raises AdapterFailed if processes are or may be left on the node.
+        """
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, keep: str | None, timeout_s: float
+    ) -> Ok | Failed | Unknown:
+        """End the processes of older runs on the node, after a grace period.
+
+        Ok only if everything that a run can leave was inspected and has ended.
+        """

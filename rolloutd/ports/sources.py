@@ -1,4 +1,4 @@
-"""Where playbooks come from, what traffic says of a node, and who is told."""
+"""Ports of playbook sources, traffic probes and notifiers."""
 
 from __future__ import annotations
 
@@ -10,49 +10,43 @@ from rolloutd.ports.steps import Busy, Ok, StepContext, Unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
-    """A source that can no longer change: a commit or a content hash."""
+class PinnedSource:
+    """An immutable source: a commit or a content hash."""
 
     kind: str
     pin: str
 
 
-class Sources(Protocol):
-    """Keeps the trees that plans are run from."""
+class SourceStore(Protocol):
+    """Stores the source trees of plans."""
 
-    async def pin_git(self, url: str, ref: str) -> Pinned:
-        """Resolve the ref to a commit and keep its tree; raises SourceFailed."""
-        ...
+    async def pin_git(self, url: str, ref: str) -> PinnedSource:
+        """Resolve a branch, tag or commit and store its tree; raises SourceFailed and Refused."""
 
-    async def keep_upload(self, archive: bytes) -> Pinned:
-        """Keep an uploaded tar archive under its content hash; raises Refused for a bad one."""
-        ...
+    async def store_upload(self, archive: bytes) -> PinnedSource:
+        """Store a plain or gzipped tar archive under its content hash; raises Refused for an invalid one."""
 
-    def tree(self, pinned: Pinned) -> Path:
-        """Return the directory of a kept tree; raises NotFound."""
-        ...
+    def tree_path(self, pinned: PinnedSource) -> Path:
+        """Return the directory of a stored tree; raises NotFound."""
 
 
 class TrafficProbe(Protocol):
-    """Says whether client traffic runs on a node; it changes nothing there.
+    """Reports whether client traffic runs on a node, without changing it.
 
-    `Busy.text` and `Unknown.text` name the node and what was seen, as a whole
-    sentence: people read it as the reason for which the node waits.
+    `Busy.text` and `Unknown.text` are sentences that name the node: users read them as the reason why it
+    waits.
     """
 
-    async def look(self, ctx: StepContext) -> Ok | Busy | Unknown:
-        """Judge once; Unknown, or an error, where nobody can say: a node is never started on that."""
-        ...
+    async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        """Probe once; a node is never started on Unknown or an error."""
 
 
 class Notifier(Protocol):
-    """One way to reach people who do not look; it is not asked whether they read it."""
+    """A channel of notifications."""
 
     @property
     def name(self) -> str:
-        """What it is called in the log; never with a password in it."""
-        ...
+        """Its name in the log, without a password."""
 
     async def send(self, title: str, text: str) -> None:
         """Send one message; raises NotifyFailed."""
-        ...

@@ -1,4 +1,4 @@
-"""What is done to a node in a step, and the few ways in which a step can end."""
+"""Ports of steps on a node (isolators and checks), and their results."""
 
 from __future__ import annotations
 
@@ -8,55 +8,53 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rolloutd.ports.nodes import Host
-from rolloutd.ports.values import JSON
+from rolloutd.ports.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """All that a step may know while it acts on a node.
+    """The arguments of a step on a node.
 
-    `params` are rendered; `prior` is what the isolator's look recorded before
-    it did anything; `tree` is the pinned source; `key` is unique to
-    (rollout, node, attempt, step) and the same after a restart.  `gentle` asks
-    an isolator to keep new work away without driving running work off; while
-    some is left its look says that it is not done.  `held`
-    says, at a put-back, who wants the node to stay out of service all the same.
-    A check is given as `prior` what the isolator of its own kind recorded.
+    `params` are rendered.  `prior` is the state that the isolator, or for a check the isolator of its kind,
+    recorded before it acted.  `tree` is the pinned source.  `idempotency_key` is unique to (rollout, node,
+    attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away without
+    evicting running work; inspect() reports the node as not isolated while some is left.  `hold_reason` asks
+    for a return that leaves the node out of service.
     """
 
     host: Host
     rollout: str
     attempt: int
     step: str
-    key: str
+    idempotency_key: str
     params: Mapping[str, JSON]
     deadline: float
     tree: Path | None = None
     prior: JSON = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
-    gentle: bool = False
-    held: str = ""
+    cordon_only: bool = False
+    hold_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What an isolator found: is it already done (None: it cannot tell), and what was there before."""
+class IsolationStatus:
+    """The result of an inspection: isolated or not (None: unknown), and the prior state."""
 
-    done: bool | None
+    is_isolated: bool | None
     prior: JSON = None
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Isolation cannot be had now; not a failure: put back, tried later."""
+    """The node cannot be isolated now; it returns to service and is retried later."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """The step did what it should."""
+    """The step succeeded."""
 
     text: str = ""
     output: str = ""
@@ -64,7 +62,7 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The step did not; `text` is a sentence for people, `output` the evidence."""
+    """The step failed; `text` is a sentence for people, `output` the evidence."""
 
     text: str
     output: str = ""
@@ -72,7 +70,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nobody can say how the step ended (a lost answer, a lost process)."""
+    """The result of the step is unknown (a lost response, a lost process)."""
 
     text: str
 
@@ -81,48 +79,38 @@ StepResult = Ok | Failed | Busy | Unknown
 
 
 class Isolator(Protocol):
-    """Takes a node out of service and puts it back exactly as it was.
+    """Takes a node out of service and restores it exactly; all methods are idempotent."""
 
-    All three are safe to repeat.  `undo` restores `ctx.prior`.
-    """
+    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+        """Return whether we isolate the node, and its prior state; Busy if it cannot be inspected now."""
 
-    async def look(self, ctx: StepContext) -> Look | Busy:
-        """Say whether the node is isolated by us, and what was there before; Busy: it cannot be asked now."""
-        ...
+    async def isolate(self, ctx: StepContext) -> StepResult: ...
 
-    async def do(self, ctx: StepContext) -> StepResult:
-        """Isolate the node."""
-        ...
-
-    async def undo(self, ctx: StepContext) -> StepResult:
-        """Put the node back as `ctx.prior` says it was."""
-        ...
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        """Restore `ctx.prior`."""
 
 
 @runtime_checkable
-class Rehearsal(Protocol):
-    """What an isolator offers beside, when it can say beforehand whether a node could be isolated."""
+class SupportsDryRun(Protocol):
+    """Optional port of an isolator that can check in advance whether a node can be isolated."""
 
-    async def could(self, ctx: StepContext) -> Ok | Busy:
-        """Say whether it could be now, changing nothing; raises NodeUnreachable when nobody can say."""
-        ...
+    async def dry_run(self, ctx: StepContext) -> Ok | Busy:
+        """Check without a change; raises NodeUnreachable if the result is unknown."""
 
 
 @runtime_checkable
-class Keeping(Protocol):
-    """What an isolator offers beside, when its `undo` leaves a node out of service for whoever holds it.
+class SupportsHoldRelease(Protocol):
+    """Optional port of an isolator whose return_to_service() leaves a held node out of service.
 
-    Such a node is told of by an observation whose `kept` is the isolator's kind.
+    An observation of such a node has the isolator's kind as `left_isolated_by`.
     """
 
-    async def let_go(self, host: Host) -> StepResult:
-        """Put a kept node back in service, now that nobody holds it; safe to repeat."""
-        ...
+    async def release(self, host: Host) -> StepResult:
+        """Return the node to service after its hold has ended; idempotent."""
 
 
 class Check(Protocol):
-    """Judges a node without changing it; called again until its deadline where it waits."""
+    """Checks a node without changing it; the driver repeats a check until its deadline."""
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        """Judge the node once."""
-        ...
+        """Check the node once; Unknown if the node did not answer."""

@@ -1,4 +1,4 @@
-"""What is remembered, and how it is asked for; no SQL above this."""
+"""Port of the database."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from machines.book import Snapshot
-from machines.events import Actor, Event, StepRecord
-from machines.plan import Digest
-from machines.rollout import Pause, Rollout, Target
-from rolloutd.chain import Verdict
-from rolloutd.ports.values import JSON
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.events import Actor, Event, StepRecord
+from machines.model.plan import Digest
+from machines.model.rollout import Interruption, Rollout, Target
+from rolloutd.audit_chain import ChainVerification
+from rolloutd.ports.types import JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """One line of the audit: `text` is the canonical JSON that was hashed.
 
-    Its keys: `actor {kind,name,uid}`, `at`, `cause`, `digest`, `event` (the
-    name of the event's class), `fields` (the event's own), `node`, `rollout`,
-    `seq`.  `digest`, `node` and `rollout` are null where there is none.
+    Its keys: `actor {kind,name,uid}`, `at`, `cause`, `digest`, `event` (name of the event's class), `fields`
+    (the event's own), `node`, `rollout`, `seq`.  `digest`, `node` and `rollout` may be null.
     """
 
     seq: int
@@ -30,9 +29,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ClosedRollout:
-    """The header of a rollout that load() leaves out, for lists.
+    """The header of a rollout that load_snapshot() omits.
 
-    `tally` counts its targets: done ones by outcome, the others by phase.
+    `counts` counts its targets: done ones by outcome, the others by phase.
     """
 
     id: str
@@ -40,17 +39,17 @@ class ClosedRollout:
     digest: Digest
     submitted_by: Actor
     submitted_at: float
-    cancelled: Pause | None
+    cancelled: Interruption | None
     ended_at: float | None
-    tally: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """A rollout that was ever submitted, for whoever tidies up after it.
+class RolloutRecord:
+    """A rollout of the past or present, for retention.
 
-    `ended_at` is None while something of it is under way, failed, isolated or
-    ordered back; `source` is what was pinned for it.
+    `ended_at` is None while a target is in progress, failed, isolated or ordered to return; `source` is its
+    pin.
     """
 
     id: str
@@ -60,34 +59,30 @@ class Remembered:
 
 
 class Store(Protocol):
-    """What is remembered: rollouts, targets, steps, votes, holds and their audit.
+    """Rollouts, targets, steps, votes, holds and their audit.
 
-    Every method raises StoreFailed when the database cannot be read or written.
+    Every method raises StoreFailed if the database cannot be read or written.
     """
 
-    async def load(self) -> Snapshot:
-        """Return everything the core decides from.
+    async def load_snapshot(self) -> FactsSnapshot:
+        """Return all facts for the core's decisions.
 
-        Rollouts that were deleted are left out, and those that have ended or were
-        cancelled once none of their nodes is in flight, failed, isolated or
-        ordered back: they are in closed_rollouts().  Nodes that the inventory
-        no longer has are left out as well.
+        It omits deleted rollouts and nodes that are no longer in the inventory.  It also omits rollouts that
+        have ended or were cancelled and have no node in flight, failed, isolated or ordered to return: see
+        list_closed_rollouts().
         """
-        ...
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
-    ) -> tuple[Entry, ...]:
-        """Write the events and their audit entries in one transaction, or nothing.
+    ) -> tuple[AuditEntry, ...]:
+        """Write the events and their audit entries in one transaction and return the entries in order.
 
-        Returns the entries, at least one per event and in their order.  Raises
-        Conflict when a row was not as an event says it is, StoreFailed when it
-        could not be written or this daemon's tenure has ended.  A cancelled
-        caller's events are written whole or not at all.
+        There is at least one entry per event.  Raises Conflict if a row differs from an event's precondition,
+        and StoreFailed also if this daemon's term has ended.  A cancellation of the caller does not split the
+        events.
         """
-        ...
 
-    async def audit(
+    async def read_audit(
         self,
         *,
         after: int = 0,
@@ -95,69 +90,46 @@ class Store(Protocol):
         rollout: str | None = None,
         node: str | None = None,
         event: str | None = None,
-    ) -> Sequence[Entry]:
-        """Return entries with a sequence number greater than `after`, oldest first.
+    ) -> Sequence[AuditEntry]:
+        """Return the entries after the sequence number `after`, oldest first; `event` is a class name."""
 
-        `event` is the name of an event's class.
-        """
-        ...
+    async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
+        """Return the connection of each node, also of nodes no longer in the inventory."""
 
-    async def connections(self) -> Mapping[str, Mapping[str, JSON]]:
-        """Return how each node is reached, also those that the inventory no longer has."""
-        ...
+    async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+        """Return a rollout's canonical plan and its pinned source; raises NotFound."""
 
-    async def content(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
-        """Return a rollout's plan in canonical form and what was pinned; raises NotFound."""
-        ...
-
-    async def rollout(self, rollout: str) -> Rollout:
+    async def load_rollout(self, rollout: str) -> Rollout:
         """Return one rollout, also a closed one; raises NotFound."""
-        ...
 
-    async def targets(self, rollout: str) -> Sequence[Target]:
-        """Return the targets of one rollout, also of a closed one, in their order."""
-        ...
+    async def load_targets(self, rollout: str) -> Sequence[Target]:
+        """Return the targets of one rollout, also of a closed one, in order."""
 
-    async def closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
-        """Return the rollouts that load() leaves out and nobody deleted, latest first."""
-        ...
+    async def list_closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
+        """Return the rollouts that load_snapshot() omits and that are not deleted, latest first."""
 
-    async def remembered(self) -> Sequence[Remembered]:
-        """Return every rollout that was ever submitted, deleted ones too."""
-        ...
+    async def list_rollout_records(self) -> Sequence[RolloutRecord]:
+        """Return all rollouts, including deleted ones."""
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
-        """Return the latest rollout of the same content that was neither cancelled nor deleted."""
-        ...
+        """Return the latest rollout of the same content that is neither cancelled nor deleted."""
 
-    async def done_before(self, change: str) -> frozenset[str]:
-        """Return the nodes that some rollout brought to this change, or found there."""
-        ...
+    async def find_nodes_with_change(self, change: str) -> frozenset[str]:
+        """Return the nodes that any rollout brought to this change, or found already there."""
 
-    async def steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
+    async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         """Return the step records of a node, oldest first; of one attempt if named."""
-        ...
 
-    async def unclean(self, node: str) -> bool:
-        """Say whether a run on the node is not known to have ended and was not cleared since.
+    async def has_unfinished_run(self, node: str) -> bool:
+        """Return whether a RUN step on the node is intended, failed or unknown with no later ok CLEAR."""
 
-        True when any rollout's RUN step there is intended, failed or unknown with
-        no later CLEAR that is ok.
-        """
-        ...
+    async def latest_audit_entry(self) -> AuditEntry | None: ...
 
-    async def head(self) -> Entry | None:
-        """Return the latest audit entry."""
-        ...
+    async def verify_audit(self, head: str | None = None) -> ChainVerification:
+        """Verify the audit's chain from its first entry, and that `head` occurs in it."""
 
-    async def verify(self, head: str | None = None) -> Verdict:
-        """Check the audit's chain from its first entry on; with `head`, that it still occurs."""
-        ...
-
-    async def is_spent(self, token: str) -> bool:
-        """Say whether a service spoke by this token already."""
-        ...
+    async def is_token_used(self, token: str) -> bool:
+        """Return whether a service has used this token."""
 
     async def close(self) -> None:
-        """Finish what was handed in, then close."""
-        ...
+        """Finish pending writes, then close."""

@@ -1,4 +1,4 @@
-"""What makes the daemon a good service: its socket, watchdog, reload, logs, metrics.
+"""Service integration: socket, systemd, reload, logs, metrics, preflight.
 
-It reads where the daemon stands and decides nothing about rollouts.
+It reads the daemon's state and decides nothing about rollouts.
 """

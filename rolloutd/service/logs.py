@@ -1,10 +1,9 @@
-"""How log lines leave the process: as fields of the journal, as JSON lines, or as text.
+"""Log output: journal fields, JSON lines, or text.
 
-Whoever logs says what happened in the message and puts what can be searched for
-into `extra`; each form carries both.  Under systemd the journal's own protocol is
-spoken (https://systemd.io/JOURNAL_NATIVE_PROTOCOL), so that `journalctl
-ROLLOUTD_NODE=n3` finds a node's lines.  A line that cannot be delivered is
-dropped: a daemon never stands still for its log.
+The message says what happened, `extra` holds what can be searched for; each form carries both.  Under systemd
+it uses the journal's own protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL), so `journalctl
+ROLLOUTD_NODE=n3` finds a node's lines.  A line that cannot be delivered is dropped: the daemon never blocks
+on its log.
 """
 
 from __future__ import annotations
@@ -16,55 +15,101 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-Form = Literal["auto", "journal", "json", "text"]
-"""`auto` is the journal where our stderr is connected to it, else text."""
+from machines.model.timefmt import format_rfc3339
 
-FORMS: tuple[Form, ...] = ("auto", "journal", "json", "text")
+LogFormat = Literal["auto", "journal", "json", "text"]
+"""`auto` is the journal if our stderr is connected to it, else text."""
 
-JOURNAL = Path("/run/systemd/journal/socket")
+LOG_FORMATS: tuple[LogFormat, ...] = ("auto", "journal", "json", "text")
+
+JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 
 IDENTIFIER = "rolloutd"
 
 MAX_MESSAGE = 8_000
-"""Characters of one message: tracebacks fit, evidence of a step does not belong here."""
+"""Characters of one message: enough for a traceback; the output of a step is not logged."""
 
 SEND_BUFFER_BYTES = 1024 * 1024
-"""What the kernel keeps for us while the journal is busy."""
+"""What the kernel buffers while the journal is busy."""
 
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 """syslog's numbers; below INFO it is 7."""
 
-_OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
-"""What every record carries; all else came with `extra`."""
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
+"""Attributes of every record; all others came with `extra`."""
 
-_QUIET = ("apscheduler", "asyncssh", "aiosqlite", "asyncio")
-"""Libraries that tell of every alarm and connection; their warnings are enough."""
+_NOISY_LOGGERS = ("apscheduler", "asyncssh", "aiosqlite", "asyncio")
+"""Libraries that log every timer and connection; only their warnings are written."""
 
 
-def set_up(form: Form, environ: Mapping[str, str] = os.environ) -> None:
-    """Send all log lines of this process out in one form."""
-    logging.basicConfig(level=logging.INFO, handlers=[handler(form, environ)], force=True)
-    for name in _QUIET:
+REPEAT_WINDOW_S = 60.0
+"""Lines of one place in the code within this time are merged beyond MAX_REPEATS."""
+
+MAX_REPEATS = 20
+"""Equal lines that are written in one window; the filter only counts the others."""
+
+MAX_PLACES = 1024
+"""Distinct lines that the filter keeps; it drops the one that was logged longest ago first."""
+
+
+class RepeatFilter(logging.Filter):
+    """Merges lines of warnings and errors that repeat, so that no fault can fill the disk with its log.
+
+    Lines are equal when they have the same place in the code and the same format string without digits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._windows: dict[tuple[str, str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the line is written; the first of a new window reports how many were suppressed."""
+        if record.levelno < logging.WARNING:
+            return True
+        # Some libraries (asyncio) format before they log: ignore digits, which are addresses or descriptors.
+        words = "".join(each for each in str(record.msg)[:200] if not each.isdigit())
+        key = (record.name, record.pathname, record.lineno, words)
+        started_at, count = self._windows.pop(key, (record.created, 0))
+        suppressed = 0
+        if not 0 <= record.created - started_at < REPEAT_WINDOW_S:
+            started_at, count, suppressed = record.created, 0, max(0, count - MAX_REPEATS)
+        while len(self._windows) >= MAX_PLACES:
+            del self._windows[next(iter(self._windows))]
+        self._windows[key] = (started_at, count + 1)
+        if suppressed:
+            record.msg, record.args = f"{record.getMessage()} ({suppressed} more like this before)", ()
+        return count < MAX_REPEATS
+
+
+def configure_logging(log_format: LogFormat, environ: Mapping[str, str] = os.environ) -> None:
+    logging.basicConfig(level=logging.INFO, handlers=[make_handler(log_format, environ)], force=True)
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def handler(form: Form, environ: Mapping[str, str] = os.environ) -> logging.Handler:
-    """Return the handler of a form; where the journal is not there, stderr takes its place."""
-    if form == "auto":
-        form = "journal" if is_journal(environ) else "text"
-    if form == "journal" and JOURNAL.exists():
-        return JournalHandler(JOURNAL)
-    stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(JsonLines() if form == "json" else Text())
-    return stream
+def make_handler(log_format: LogFormat, environ: Mapping[str, str] = os.environ) -> logging.Handler:
+    """Return the handler of a form; without a journal it writes to stderr."""
+    if log_format == "auto":
+        log_format = "journal" if is_connected_to_journal(environ) else "text"
+    handler: logging.Handler
+    if log_format == "journal" and JOURNAL_SOCKET.exists():
+        handler = JournalHandler(JOURNAL_SOCKET)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.addFilter(RepeatFilter())
+    return handler
 
 
-def is_journal(environ: Mapping[str, str], descriptor: int = 2) -> bool:
-    """Say whether stderr is the stream that systemd connected to the journal (systemd.exec(5))."""
+def is_connected_to_journal(environ: Mapping[str, str], descriptor: int = 2) -> bool:
+    """Return whether stderr is the stream that systemd connected to the journal (systemd.exec(5))."""
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
         stream = os.fstat(descriptor)
@@ -73,37 +118,33 @@ def is_journal(environ: Mapping[str, str], descriptor: int = 2) -> bool:
     return (device, inode) == (str(stream.st_dev), str(stream.st_ino))
 
 
-def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what was given with `extra`."""
-    return {key: value for key, value in vars(record).items() if key not in _OWN}
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_ATTRIBUTES}
 
 
-class Text(logging.Formatter):
-    """One line for people; the fields are in the message already, where they matter."""
+class TextFormatter(logging.Formatter):
+    """One line for people, without the fields: the message names those that matter."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; a traceback follows on lines of its own."""
-        return f"{record.levelname} {record.name}: {_message(record)}"
+        return f"{record.levelname} {record.name}: {_format_message(record)}"
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """One JSON object per line: at, level, logger, message and the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         body = {
-            **fields_of(record),
-            "at": at.replace("+00:00", "Z"),
+            **extra_fields(record),
+            "at": format_rfc3339(record.created, "milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _message(record),
+            "message": _format_message(record),
         }
         return json.dumps(body, default=str, ensure_ascii=True)
 
 
 class JournalHandler(logging.Handler):
-    """Speaks the journal's native protocol over its socket."""
+    """Sends entries to the journal with its native protocol."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -111,27 +152,26 @@ class JournalHandler(logging.Handler):
         self._socket: socket.socket | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one entry; the next one tries again when this one is lost."""
+        """Send one entry; after an error the entry is lost and the next one reconnects."""
         try:
-            entry = b"".join(_encoded(name, value) for name, value in _entry(record))
-            self._connected().send(entry)
+            entry = b"".join(_encode_field(name, value) for name, value in _journal_fields(record))
+            self._connect().send(entry)
         except OSError:
             self.close_socket()
         except (TypeError, ValueError):
             self.handleError(record)
 
     def close(self) -> None:
-        """Close the socket as well."""
         self.close_socket()
         super().close()
 
     def close_socket(self) -> None:
-        """Forget the connection; journald may have been restarted."""
+        """Close the connection; the next entry reconnects, because journald may have been restarted."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def _connected(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
@@ -140,28 +180,28 @@ class JournalHandler(logging.Handler):
         return self._socket
 
 
-def _message(record: logging.LogRecord) -> str:
+def _format_message(record: logging.LogRecord) -> str:
     text = record.getMessage()
     if record.exc_info:
         text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
 
 
-def _entry(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
-    yield "MESSAGE", _message(record)
+def _journal_fields(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    yield "MESSAGE", _format_message(record)
     yield "PRIORITY", str(next((number for level, number in _PRIORITIES if record.levelno >= level), 7))
     yield "SYSLOG_IDENTIFIER", IDENTIFIER
     yield "LOGGER", record.name
     yield "CODE_FILE", record.pathname
     yield "CODE_LINE", str(record.lineno)
     yield "CODE_FUNC", record.funcName or ""
-    for name, value in fields_of(record).items():
-        known = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-        yield f"ROLLOUTD_{known.upper()}", str(value)
+    for name, value in extra_fields(record).items():
+        field_name = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
+        yield f"ROLLOUTD_{field_name.upper()}", str(value)
 
 
-def _encoded(name: str, value: str) -> bytes:
-    """Return one field; a value with line breaks carries its length."""
+def _encode_field(name: str, value: str) -> bytes:
+    """Return one field; a value with line breaks is sent with its length first."""
     raw = value.encode("utf-8", "replace")
     if b"\n" not in raw:
         return b"%s=%s\n" % (name.encode(), raw)

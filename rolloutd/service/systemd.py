@@ -1,9 +1,8 @@
-"""What the service manager and the daemon tell each other: sockets handed over, readiness, status, watchdog.
+"""The systemd protocol: inherited sockets, readiness, status, watchdog.
 
-The protocol is systemd's (sd_notify(3), sd_listen_fds(3)), spoken with the
-standard library: datagrams to `$NOTIFY_SOCKET`, descriptors from 3 on.  Without
-a manager everything here does nothing, so nobody needs to ask whether there is
-one.  It knows no rollout: what is worth a status is said by standing.py.
+sd_notify(3) and sd_listen_fds(3) with the standard library: datagrams to `$NOTIFY_SOCKET`, descriptors from 3
+on.  Without a service manager everything here does nothing.  It does not know rollouts:
+service_manager.py writes the status.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ import socket
 import time
 from collections.abc import Mapping, MutableMapping
 
-from rolloutd.service.binding import CannotListen, adopt
+from rolloutd.service.listen_socket import CannotListen, adopt_socket
 
 log = logging.getLogger("rolloutd.service.systemd")
 
 FIRST_DESCRIPTOR = 3
-"""Where handed-over descriptors begin (SD_LISTEN_FDS_START)."""
+"""The first inherited descriptor (SD_LISTEN_FDS_START)."""
 
 MAX_STATUS = 500
 """Characters of a status: `systemctl status` shows one line, and systemd refuses huge datagrams."""
 
-FEEDS_PER_WATCHDOG = 3
-"""How often within the watchdog's limit the loop is made to turn: two turns may be late."""
+PINGS_PER_WATCHDOG = 3
+"""Iterations of the loop per watchdog timeout: two may be late."""
 
 SEND_TIMEOUT_S = 0.2
-"""How long a full queue of the manager is waited for; a lost line of status is no reason to stand still."""
+"""How long to wait for the manager's full queue; a lost status line must not block the daemon."""
 
 
-def handed_socket(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
-    """Return the listening socket that the service manager made for us; None when there is none.
+def inherited_socket(environ: MutableMapping[str, str] = os.environ) -> socket.socket | None:
+    """Return the listening socket from the service manager; None when there is none.
 
-    The variables are removed, so that no run believes they are meant for it.
-    Raises CannotListen when more than one socket, or no Unix stream socket, was handed over.
+    The variables are removed, so that no child process uses them.  Raises CannotListen for more
+    than one socket, or anything but a Unix stream socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -47,11 +46,11 @@ def handed_socket(environ: MutableMapping[str, str] = os.environ) -> socket.sock
         raise CannotListen(
             f"{count} sockets were handed over, and this daemon listens on one: look at rolloutd.socket"
         )
-    return adopt(FIRST_DESCRIPTOR)
+    return adopt_socket(FIRST_DESCRIPTOR)
 
 
-class Service:
-    """Tells the service manager how the daemon is; does nothing where there is none."""
+class SystemdNotifier:
+    """Reports the daemon's state to the service manager; does nothing without one."""
 
     def __init__(self, address: str = "", *, watchdog_s: float | None = None) -> None:
         self.watchdog_s = watchdog_s
@@ -59,45 +58,44 @@ class Service:
         self._status = ""
 
     @classmethod
-    def of(cls, environ: Mapping[str, str] = os.environ) -> Service:
-        """Return the manager that the environment names.
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> SystemdNotifier:
+        """Return the notifier of the manager that the environment names.
 
-        The variables stay: who else gets the daemon's environment is decided where a run is begun.
+        The variables stay in the environment; the runner decides which of them a run inherits.
         """
-        meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        is_for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         span = environ.get("WATCHDOG_USEC", "")
-        watchdog_s = int(span) / 1e6 if meant and span.isdecimal() and int(span) else None
+        watchdog_s = int(span) / 1e6 if is_for_us and span.isdecimal() and int(span) else None
         return cls(environ.get("NOTIFY_SOCKET", ""), watchdog_s=watchdog_s)
 
     @property
-    def feed_every_s(self) -> float | None:
-        """How often the loop should turn for the watchdog; None when nobody watches."""
-        return None if self.watchdog_s is None else self.watchdog_s / FEEDS_PER_WATCHDOG
+    def watchdog_ping_interval_s(self) -> float | None:
+        """How often the loop should iterate for the watchdog (seconds); None without a watchdog."""
+        return None if self.watchdog_s is None else self.watchdog_s / PINGS_PER_WATCHDOG
 
-    def ready(self, status: str) -> None:
-        """Say that the daemon does its work (again, after a reload)."""
-        self._send(f"READY=1\nSTATUS={self._kept(status)}")
+    def notify_ready(self, status: str) -> None:
+        """Report that the daemon works, also after a reload."""
+        self._send(f"READY=1\nSTATUS={self._remember_status(status)}")
 
-    def reloading(self) -> None:
-        """Say that the settings are being read again; `ready` ends it."""
+    def notify_reloading(self) -> None:
+        """Report that a reload began; notify_ready() ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self, status: str) -> None:
-        """Say that the daemon ends because it was told to."""
-        self._send(f"STOPPING=1\nSTATUS={self._kept(status)}")
+    def notify_stopping(self, status: str) -> None:
+        """Report that the daemon stops because it was asked to."""
+        self._send(f"STOPPING=1\nSTATUS={self._remember_status(status)}")
 
-    def alive(self) -> None:
-        """Feed the watchdog."""
+    def ping_watchdog(self) -> None:
         if self.watchdog_s is not None:
             self._send("WATCHDOG=1")
 
-    def status(self, text: str) -> None:
-        """Say where things stand, in one sentence; the same sentence is not sent twice."""
+    def set_status(self, text: str) -> None:
+        """Report the status in one sentence; an unchanged one is not sent again."""
         before = self._status
-        if self._kept(text) != before:
+        if self._remember_status(text) != before:
             self._send(f"STATUS={self._status}")
 
-    def _kept(self, text: str) -> str:
+    def _remember_status(self, text: str) -> str:
         self._status = " ".join(text.split())[:MAX_STATUS]
         return self._status
 
@@ -110,4 +108,4 @@ class Service:
                 sock.connect(self._address)
                 sock.sendall(message.encode("utf-8", "replace"))
         except OSError as error:
-            log.warning("the service manager at %s cannot be told: %s", self._address, error)
+            log.warning("the service manager at %s cannot be reached: %s", self._address, error)

@@ -1,10 +1,7 @@
-"""What rolloutd remembers, in one SQLite file, written by one task, audited line by line.
+"""The store: one SQLite file, one writer task, an audit entry for every change.
 
-`open_store` is the way in.  Above this package there is no SQL, and in it there
-is no opinion: what an event means is machines.changes, which events happen is
-the daemon's affair.  The map: entries (what the audit says), statements and
-decisions (which rows change), ledger (how a batch is written), reading (rows
-into values), database and lock (the file), executors (the thread), sqlite (the port).
+open_store() is the entry point.  No SQL exists above this package, and no rule inside it:
+machines/facts/apply.py says what an event means.
 """
 
 from rolloutd.store.sqlite import SqliteStore, open_store

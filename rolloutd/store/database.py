@@ -1,9 +1,8 @@
-"""How the database file is opened, recognised and brought up to date.
+"""The database file: opening, identification, migrations.
 
-SQLite in WAL mode with full synchronisation: what was answered survives a power
-cut, and readers never wait for the writer.  The file says by its application id
-that it is ours and by its user version which migrations it has seen; a file of
-another program or of a newer rolloutd is refused, never touched.
+SQLite runs in WAL mode with full synchronisation: a committed transaction survives a power cut, and readers
+never wait for the writer.  The application id marks the file as rolloutd's, the user version counts its
+migrations; a file of another program or of a newer rolloutd is refused and not changed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sqlite3
 from importlib import resources
 from pathlib import Path
 
-from rolloutd.chain import open_read_only
+from rolloutd.audit_chain import open_read_only
 from rolloutd.errors import RolloutdError, StoreFailed
 
 FILE_NAME = "rolloutd.sqlite"
@@ -22,26 +21,26 @@ APPLICATION_ID = 0x726F6C6C
 """The letters `roll` in the file's header, so that file(1) and we know it."""
 
 BUSY_TIMEOUT_S = 5.0
-"""How long a foreign lock (a backup, somebody's shell) is waited for before the caller is told."""
+"""Wait for another process's lock (a backup, a shell) before the caller gets an error."""
 
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
-"""What the WAL is cut back to after a burst, so that one big submit does not keep the disk for ever."""
+"""SQLite truncates a larger WAL to this size: one large submit must not occupy the disk permanently."""
 
-CACHED_STATEMENTS = 256
-"""Prepared statements kept: more than there are different ones."""
+STATEMENT_CACHE_SIZE = 256
+"""Cached prepared statements: more than the store has different ones."""
 
-OLDEST_SQLITE = (3, 38, 0)
-"""STRICT tables came with 3.37, JSON functions that are always there with 3.38."""
+MIN_SQLITE_VERSION = (3, 38, 0)
+"""STRICT tables need 3.37; the JSON functions are built in from 3.38 on."""
 
 
-BESIDE = ("", "-wal", "-shm")
-"""What is added to the database's name for the files that it consists of while a daemon works with it."""
+FILE_SUFFIXES = ("", "-wal", "-shm")
+"""Suffixes of the database's files while a daemon uses it."""
 
-Files = tuple[tuple[int, int] | None, ...]
-"""Device and inode of each of them; None for one that is not there."""
+FileIdentities = tuple[tuple[int, int] | None, ...]
+"""Device and inode of each of these files; None for a missing one."""
 
-BROKEN = (sqlite3.Error, UnicodeError)
-"""What a statement may end with: SQLite quotes damaged bytes in its messages, and Python may fail on them."""
+DATABASE_ERRORS = (sqlite3.Error, UnicodeError)
+"""Errors of a statement: SQLite quotes damaged bytes in its messages, and Python may fail to decode them."""
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -49,7 +48,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
     Raises StoreFailed.
     """
-    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 or newer is needed")
     if not path.exists() and Path(f"{path}-wal").exists():
         raise StoreFailed(
@@ -57,7 +56,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             " SQLite would remove the log"
         )
     try:
-        # SQLite would create the file readable for everybody; it holds how nodes are reached.
+        # SQLite would create a world-readable file; it holds the nodes' connection variables.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         uri = f"{path.absolute().as_uri()}?mode=rw"
         connection = sqlite3.connect(
@@ -65,27 +64,28 @@ def open_writer(path: Path) -> sqlite3.Connection:
             uri=True,
             timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
-            check_same_thread=False,  # opened by one thread, used by another, never by both
-            cached_statements=CACHED_STATEMENTS,
+            check_same_thread=False,  # opened in one thread, then used in another, never in both at once
+            cached_statements=STATEMENT_CACHE_SIZE,
         )
-        return _prepared(connection, path)
-    except (*BROKEN, OSError) as error:
-        raise failure(error, path) from error
+        return _prepare(connection, path)
+    except (*DATABASE_ERRORS, OSError) as error:
+        raise explain_failure(error, path) from error
 
 
-def files_of(path: Path) -> Files:
+def identify_files(path: Path) -> FileIdentities:
     """Return which files a database consists of at this moment."""
-    return tuple(_file(f"{path}{suffix}") for suffix in BESIDE)
+    return tuple(_identify_file(f"{path}{suffix}") for suffix in FILE_SUFFIXES)
 
 
-def mind_files(path: Path, opened: Files) -> None:
-    """Refuse to write into files that have lost their names; raises StoreFailed.
+def check_files_unchanged(path: Path, opened: FileIdentities) -> None:
+    """Raise StoreFailed if the paths no longer lead to the files that were opened.
 
-    SQLite does not notice: it would write on, answer, and all of it would be gone with the process.
+    SQLite does not check this: it would report success, and the data in the unlinked files would be lost when
+    the daemon ends.
     """
-    if files_of(path) == opened:
+    if identify_files(path) == opened:
         return
-    if _file(str(path)) == opened[0]:
+    if _identify_file(str(path)) == opened[0]:
         raise StoreFailed(
             f"nothing was written: somebody removed {path}-wal or {path}-shm, which belong to the database;"
             " stop the daemon, which saves what they held, and start it again"
@@ -97,14 +97,14 @@ def mind_files(path: Path, opened: Files) -> None:
     )
 
 
-def _file(path: str) -> tuple[int, int] | None:
+def _identify_file(path: str) -> tuple[int, int] | None:
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:  # a refused look must not be the end of whoever writes
+    except OSError as error:  # an OSError would end the writer task
         raise StoreFailed(f"nothing was written: {path} cannot be looked at ({error})") from error
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
@@ -112,30 +112,46 @@ def open_reader(path: Path) -> sqlite3.Connection:
     try:
         connection = open_read_only(path)
         try:
-            if not _recognise(connection, path):
+            if not _read_schema_version(connection, path):
                 raise StoreFailed(f"{path} holds nothing yet: start the daemon once")
         except BaseException:
             connection.close()
             raise
-    except (*BROKEN, OSError) as error:
-        raise failure(error, path) from error
+    except (*DATABASE_ERRORS, OSError) as error:
+        raise explain_failure(error, path) from error
     return connection
 
 
-def is_current(connection: sqlite3.Connection) -> bool:
-    """Say whether a database is as this version writes it; a start brings an older one up to date."""
+def has_current_schema(connection: sqlite3.Connection) -> bool:
+    """Return whether no migration is left to run."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return bool(version == len(_migrations()))
 
 
-def failure(error: Exception, path: Path) -> StoreFailed:
-    """Return what a person should know and do about an error of SQLite or the file system."""
+def read_epoch(connection: sqlite3.Connection) -> int:
+    """Return the epoch of the daemon that may write; works before the migrations too."""
+    (epoch,) = connection.execute(f"SELECT epoch FROM {_term_table(connection)}").fetchone()  # noqa: S608  # a constant
+    return int(epoch)
+
+
+def write_epoch(connection: sqlite3.Connection, epoch: int) -> None:
+    """Set the epoch of a database that no daemon uses."""
+    connection.execute(f"UPDATE {_term_table(connection)} SET epoch = ?", (epoch,))  # noqa: S608  # a constant
+
+
+def _term_table(connection: sqlite3.Connection) -> str:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return "term" if version >= 3 else "tenure"  # the name in rolloutd 0.1
+
+
+def explain_failure(error: Exception, path: Path) -> StoreFailed:
+    """Return an error that names the remedy for a failure of SQLite or the file system."""
     unreadable = "SQLITE_CORRUPT" if isinstance(error, UnicodeError) else ""
     name = getattr(error, "sqlite_errorname", None) or unreadable
-    return StoreFailed(f"{_advice(name, error, path)} (SQLite says: {error})")
+    return StoreFailed(f"{_advise(name, error, path)} (SQLite says: {error})")
 
 
-def _advice(name: str, error: Exception, path: Path) -> str:
+def _advise(name: str, error: Exception, path: Path) -> str:
     kind = name.removeprefix("SQLITE_").partition("_")[0]
     match kind:
         case "FULL":
@@ -160,9 +176,9 @@ def _advice(name: str, error: Exception, path: Path) -> str:
     return f"nothing was written: {path} could not take it"
 
 
-def _prepared(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     try:
-        version = _recognise(connection, path)
+        version = _read_schema_version(connection, path)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreFailed(f"{path} cannot be written safely: its file system does not carry SQLite's WAL")
@@ -171,13 +187,13 @@ def _prepared(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         for number, script in _migrations()[version:]:
             _migrate(connection, number, script)
-    except (*BROKEN, RolloutdError):
+    except (*DATABASE_ERRORS, RolloutdError):
         connection.close()
         raise
     return connection
 
 
-def _recognise(connection: sqlite3.Connection, path: Path) -> int:
+def _read_schema_version(connection: sqlite3.Connection, path: Path) -> int:
     """Return the number of migrations that the file has seen."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -201,7 +217,7 @@ def _migrations() -> list[tuple[int, str]]:
 
 
 def _migrate(connection: sqlite3.Connection, number: int, script: str) -> None:
-    """Run one migration and note it, both or neither."""
+    """Run one migration and raise the user version, in one transaction."""
     header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
     try:
         connection.executescript(f"BEGIN IMMEDIATE;\n{script}\n{header}\nCOMMIT;")

@@ -1,8 +1,7 @@
-"""Where the store's synchronous SQL runs: in a thread of its own, or inline.
+"""Executors: where the store's synchronous SQL runs.
 
-An executor is one connection and the only place that uses it.  In the daemon it is
-aiosqlite's connection thread; in a simulation under virtual time, where a
-thread would be an escape from the clock, it is the caller itself.
+An executor is the only user of its connection.  The daemon uses aiosqlite's thread; a simulation under
+virtual time runs the SQL inline, because a thread runs in real time.
 """
 
 from __future__ import annotations
@@ -16,60 +15,50 @@ import aiosqlite
 
 T = TypeVar("T")
 
-Connect = Callable[[], sqlite3.Connection]
+ConnectionFactory = Callable[[], sqlite3.Connection]
 
 
 class Executor(Protocol):
-    """One connection; work on it runs one piece after the other."""
+    """One connection that runs one piece of work at a time."""
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what `work` makes of the connection; a cancelled caller does not stop it."""
+        """Return the result of `work` on the connection; cancelling the caller does not stop it."""
         ...
 
     async def close(self) -> None:
-        """Finish the work that was handed in, then close the connection."""
+        """Finish the work that was submitted, then close the connection."""
         ...
 
 
 class ThreadExecutor(aiosqlite.Connection):
-    """aiosqlite's connection with one more method: a whole function in one hop to its thread.
+    """aiosqlite's connection with one more method, which runs a whole function in its thread.
 
-    aiosqlite's public methods hop once per statement, five hops for the
-    smallest transaction, and between two hops another task's statement may slip
-    into it.  Its own methods are all made of the protected `_execute`, which is
-    what a subclass is left with; the contract suite fails should it ever go.
+    aiosqlite's public methods switch threads once per statement, five times for the smallest transaction, and
+    another task's statement may run in between.  All of them use the protected `_execute`, so a subclass must
+    use it too; the contract suite fails if aiosqlite removes it.
     """
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """See Executor."""
-        # A closure, because aiosqlite logs what it executes with its arguments
-        # when debugging, and a batch may hold how nodes are reached.
+        # The lambda hides the arguments: aiosqlite's debug log prints them, and a batch may hold passwords.
         return cast(T, await self._execute(lambda: work(self._conn)))  # type: ignore[no-untyped-call]
 
 
 class InlineExecutor:
-    """Runs the work at once, in the caller."""
-
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: ConnectionFactory) -> None:
         self.connection = connect()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """See Executor."""
         return work(self.connection)
 
     async def close(self) -> None:
-        """See Executor."""
         self.connection.close()
 
 
-async def open_thread(connect: Connect) -> Executor:
-    """Open a connection in a thread of its own."""
-    # Opened beforehand, because aiosqlite leaves its thread to itself when that
-    # fails, and the thread then stumbles over a loop that may be gone.
+async def open_thread_executor(connect: ConnectionFactory) -> Executor:
+    # Connect outside aiosqlite's thread: aiosqlite does not stop its thread when connecting fails there.
     connection = await asyncio.to_thread(connect)
     return cast(ThreadExecutor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
 
 
-async def open_inline(connect: Connect) -> Executor:
-    """Open a connection that is used in place."""
+async def open_inline_executor(connect: ConnectionFactory) -> Executor:
     return InlineExecutor(connect)

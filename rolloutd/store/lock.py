@@ -1,7 +1,6 @@
-"""One daemon per state directory.
+"""Lock of the state directory: one daemon at a time.
 
-The lock is the kernel's (flock), so it ends with its process however that ends;
-what stands in the file is for people only.
+The lock is the kernel's (flock), so it ends with its process; the file's content is only for people.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
+from machines.model.timefmt import format_rfc3339
 from rolloutd.errors import AlreadyRunning, StoreFailed
 
 FILE_NAME = "lock"
@@ -26,7 +25,7 @@ class StateLock:
         """Take the lock; raises AlreadyRunning, or StoreFailed when the directory cannot be used."""
         path = state_dir / FILE_NAME
         try:
-            # A file object, so that the lock goes with it should nobody release it.
+            # A file object: garbage collection releases a forgotten lock.
             self._file = os.fdopen(os.open(path, _FLAGS, 0o600), "a+", encoding="utf-8")
         except OSError as error:
             raise StoreFailed(
@@ -35,7 +34,7 @@ class StateLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = _holder(self._file.fileno())
+            holder = _describe_holder(self._file.fileno())
             self._file.close()
             raise AlreadyRunning(
                 f"{state_dir} is held by another daemon{holder}: end that one first"
@@ -43,7 +42,7 @@ class StateLock:
         self._write(since)
 
     def release(self) -> None:
-        """Give the directory free; the file stays, for removing it would let two daemons in."""
+        """Unlock the directory; the file stays: after an unlink, two daemons could each lock a file."""
         self._file.close()
 
     def _write(self, since: float) -> None:
@@ -52,15 +51,15 @@ class StateLock:
             self._file.write(json.dumps({"pid": os.getpid(), "since": since}))
             self._file.flush()
         except OSError:
-            # The kernel's lock is what counts; on a full disk only the explanation is missing.
+            # The kernel holds the lock; on a full disk only the pid in the file is missing.
             return
 
 
-def _holder(descriptor: int) -> str:
-    """Say who holds the lock, as far as the file tells."""
+def _describe_holder(descriptor: int) -> str:
+    """Return pid and start of the daemon that holds the lock, or the empty string."""
     try:
-        told = json.loads(os.pread(descriptor, 1024, 0))
-        since = datetime.fromtimestamp(told["since"], UTC).isoformat(timespec="seconds")
-        return f", pid {int(told['pid'])}, since {since}"
+        content = json.loads(os.pread(descriptor, 1024, 0))
+        since = format_rfc3339(content["since"])
+        return f", pid {int(content['pid'])}, since {since}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,12 +1,10 @@
 """The Store port on SQLite: one writer task, one reading connection.
 
-Tasks that share a connection would mix their transactions, and a cancelled
-`execute` still writes.  So callers hand whole transactions to one task, which
-commits what has piled up in one go and answers only then; a caller that is
-cancelled meanwhile misses its answer and nothing else.
+Tasks that share a connection would mix their transactions, and a cancelled `execute` still writes.  So
+callers queue whole transactions for one task.  It commits the queued transactions in one batch and answers
+after the commit.  A transaction of a cancelled caller is still written.
 
-SQL is in statements.py, reading.py and ledger.py; here is only who waits for
-whom.
+The SQL is in statements.py, queries.py and batch_writer.py; this file only queues and answers.
 """
 
 from __future__ import annotations
@@ -20,99 +18,99 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from machines.book import Snapshot
-from machines.events import Actor, Event, RolloutOpened, StepRecord
-from machines.rollout import Rollout, Target
-from rolloutd import chain
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.events import Actor, Event, RolloutOpened, StepRecord
+from machines.model.rollout import Rollout, Target
+from rolloutd import audit_chain
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import JSON, ClosedRollout, Entry, Remembered
-from rolloutd.store import database, reading
-from rolloutd.store.entries import draft, rollout_of
-from rolloutd.store.executors import Connect, Executor, open_inline, open_thread
-from rolloutd.store.ledger import Answer, Ledger, Transaction
+from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
+from rolloutd.store import database, queries
+from rolloutd.store.audit_entries import draft_entries, rollout_of
+from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
+from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
-from rolloutd.store.reading import Compile
-from rolloutd.store.statement import Statement
-from rolloutd.store.statements import statements
+from rolloutd.store.queries import PlanCompiler
+from rolloutd.store.sql_statement import Statement
+from rolloutd.store.statements import build_statements
 
 MAX_BATCH = 256
-"""Transactions per commit: one fsync among so many costs each little, and none waits behind a long batch."""
+"""Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""
 
-MAX_WAITING = 4096
-"""Transactions handed in and not answered; beyond that callers wait, instead of the queue growing."""
+MAX_QUEUED = 4096
+"""Transactions without an answer; beyond that callers wait, and the queue does not grow."""
 
-Committed = Callable[[tuple[Entry, ...]], object]
-"""Is told of the entries of each transaction, in order, once they are on disk."""
+CommitCallback = Callable[[tuple[AuditEntry, ...]], object]
+"""Gets the entries of each transaction, in order, once they are on disk."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """A transaction that waits for its turn, and who waits for the answer."""
+class _PendingWrite:
+    """A transaction in the queue, and the future of its caller."""
 
     transaction: Transaction
     digests: Mapping[str, str]
-    answer: asyncio.Future[tuple[Entry, ...]]
+    future: asyncio.Future[tuple[AuditEntry, ...]]
 
 
 async def open_store(
     state_dir: Path,
     *,
-    compile: Compile,  # noqa: A002  # the word of the port; the builtin has no business here
-    committed: Committed | None = None,
+    compile_plan: PlanCompiler,
+    on_commit: CommitCallback | None = None,
     read_only: bool = False,
     inline: bool = False,
     now: Callable[[], float] = time.time,
-    ready: Callable[[], object] | None = None,
+    check_ready: Callable[[], object] | None = None,
 ) -> SqliteStore:
-    """Open the store of a state directory, and take the tenure over unless `read_only`.
+    """Open the store of a state directory, and begin a term unless `read_only`.
 
-    `compile` makes plans of contents.  `committed` must not raise; it is called
-    by the event loop.  `inline` runs the SQL in the caller, for simulations.
-    `ready` is asked, in a thread, once the directory is ours; what it raises is
-    raised, and whoever has the tenure keeps it.
+    `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
+    runs the SQL in the caller, for simulations.  `check_ready` runs in a thread once the directory is locked;
+    its error is raised, and no new term begins.
     Raises AlreadyRunning when another daemon has the directory, StoreFailed.
     """
     path = state_dir / database.FILE_NAME
-    open_executor = open_inline if inline else open_thread
+    open_executor = open_inline_executor if inline else open_thread_executor
     if read_only:
-        return SqliteStore(path, await open_executor(partial(database.open_reader, path)), compile)
-    lock = _locked(state_dir, now())
+        return SqliteStore(path, await open_executor(partial(database.open_reader, path)), compile_plan)
+    lock = _lock_state_dir(state_dir, now())
     try:
-        if ready is not None:
-            await asyncio.to_thread(ready)
-        return await _open_writing(path, open_executor, compile, committed, lock, now())
+        if check_ready is not None:
+            await asyncio.to_thread(check_ready)
+        return await _open_for_writing(path, open_executor, compile_plan, on_commit, lock, now())
     except BaseException:
         lock.release()
         raise
 
 
 class SqliteStore:
-    """What is remembered, in one SQLite file; see the port for what the methods promise."""
+    """The port Store in one SQLite file."""
 
     def __init__(
-        self, path: Path, reader: Executor, compile_plan: Compile, writer: _Writer | None = None
+        self, path: Path, reader: Executor, compile_plan: PlanCompiler, writer: _Writer | None = None
     ) -> None:
         self.path = path
         self._reader = reader
-        self._compile = compile_plan
+        self._compile_plan = compile_plan
         self._writer = writer
 
     # -- writing
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
-    ) -> tuple[Entry, ...]:
+    ) -> tuple[AuditEntry, ...]:
         """Write the events and their audit entries in one transaction, or nothing."""
         if self._writer is None:
             raise StoreFailed(f"{self.path} was opened for reading only")
         return await self._writer.commit(events, actor, cause, at)
 
     async def close(self) -> None:
-        """Finish what was handed in, then close and give the state directory free."""
+        """Finish the queued transactions, then close and unlock the state directory."""
         try:
             await self._reader.close()
         finally:
@@ -121,53 +119,40 @@ class SqliteStore:
 
     # -- reading
 
-    async def load(self) -> Snapshot:
-        """Return everything the core decides from."""
-        return await self._read(lambda connection: reading.snapshot(connection, self._compile))
+    async def load_snapshot(self) -> FactsSnapshot:
+        return await self._read(queries.load_snapshot, self._compile_plan)
 
-    async def rollout(self, rollout: str) -> Rollout:
-        """Return one rollout, also a closed one."""
-        return await self._read(lambda connection: reading.rollout_of(connection, rollout, self._compile))
+    async def load_rollout(self, rollout: str) -> Rollout:
+        return await self._read(queries.load_rollout, rollout, self._compile_plan)
 
-    async def targets(self, rollout: str) -> Sequence[Target]:
-        """Return the targets of one rollout in their order."""
-        return await self._read(lambda connection: reading.targets_of(connection, rollout))
+    async def load_targets(self, rollout: str) -> Sequence[Target]:
+        return await self._read(queries.load_targets, rollout)
 
-    async def closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
-        """Return closed rollouts, latest first."""
-        return await self._read(lambda connection: reading.closed_of(connection, limit))
+    async def list_closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
+        return await self._read(queries.load_closed_rollouts, limit)
 
-    async def remembered(self) -> Sequence[Remembered]:
-        """Return every rollout that was ever submitted."""
-        return await self._read(reading.remembered_of)
+    async def list_rollout_records(self) -> Sequence[RolloutRecord]:
+        return await self._read(queries.load_rollout_records)
 
-    async def content(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
-        """Return a rollout's content and what was pinned."""
-        return await self._read(lambda connection: reading.content_of(connection, rollout))
+    async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+        return await self._read(queries.load_content, rollout)
 
-    async def connections(self) -> Mapping[str, Mapping[str, JSON]]:
-        """Return how each node is reached."""
-        return await self._read(reading.connections_of)
+    async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
+        return await self._read(queries.load_connections)
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
-        """Return the latest rollout of the same content."""
-        return await self._read(
-            lambda connection: reading.identical_of(connection, change, selector_digest, policy)
-        )
+        return await self._read(queries.find_identical, change, selector_digest, policy)
 
-    async def done_before(self, change: str) -> frozenset[str]:
-        """Return the nodes that some rollout brought to this change, or found there."""
-        return await self._read(lambda connection: reading.done_of(connection, change))
+    async def find_nodes_with_change(self, change: str) -> frozenset[str]:
+        return await self._read(queries.load_done_nodes, change)
 
-    async def steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
-        """Return the step records of a node, oldest first."""
-        return await self._read(lambda connection: reading.steps_of(connection, rollout, node, attempt))
+    async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
+        return await self._read(queries.load_steps, rollout, node, attempt)
 
-    async def unclean(self, node: str) -> bool:
-        """Say whether a run on the node is not known to have ended and was not cleared since."""
-        return await self._read(lambda connection: reading.unclean_of(connection, node))
+    async def has_unfinished_run(self, node: str) -> bool:
+        return await self._read(queries.has_unfinished_run, node)
 
-    async def audit(
+    async def read_audit(
         self,
         *,
         after: int = 0,
@@ -175,34 +160,31 @@ class SqliteStore:
         rollout: str | None = None,
         node: str | None = None,
         event: str | None = None,
-    ) -> Sequence[Entry]:
-        """Return entries with a sequence number greater than `after`, oldest first."""
+    ) -> Sequence[AuditEntry]:
         return await self._read(
-            lambda connection: reading.audit_of(
-                connection, after, limit, rollout=rollout, node=node, event=event
-            )
+            lambda connection: queries.load_audit(connection, after, limit, event, rollout=rollout, node=node)
         )
 
-    async def head(self) -> Entry | None:
-        """Return the latest audit entry."""
-        return await self._read(reading.head_of)
+    async def latest_audit_entry(self) -> AuditEntry | None:
+        return await self._read(queries.load_head)
 
-    async def verify(self, head: str | None = None) -> chain.Verdict:
-        """Check the chain on a connection of its own, beside everything else that is read."""
+    async def verify_audit(self, head: str | None = None) -> audit_chain.ChainVerification:
+        """Check the chain on a connection of its own, so that other reads need not wait."""
         try:
-            return await asyncio.to_thread(chain.verify, self.path, head)
+            return await asyncio.to_thread(audit_chain.verify_chain, self.path, head)
         except FileNotFoundError as error:
             raise StoreFailed(f"{self.path} is gone: stop the daemon and restore a backup") from error
 
-    async def is_spent(self, token: str) -> bool:
-        """Say whether a vote came by this token already."""
-        return await self._read(lambda connection: reading.is_spent(connection, token))
+    async def is_token_used(self, token: str) -> bool:
+        return await self._read(queries.is_token_used, token)
 
-    async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(
+        self, query: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         try:
-            return await self._reader.run(query)
-        except database.BROKEN as error:
-            raise database.failure(error, self.path) from error
+            return await self._reader.run(lambda connection: query(connection, *args, **kwargs))
+        except database.DATABASE_ERRORS as error:
+            raise database.explain_failure(error, self.path) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StoreFailed(
                 f"{self.path} holds something that this version cannot read ({error!r}): start the version"
@@ -211,44 +193,46 @@ class SqliteStore:
 
 
 class _Writer:
-    """The one task that writes, and the queue before it."""
+    """The one task that writes, and its queue."""
 
     def __init__(
         self,
         executor: Executor,
-        ledger: Ledger,
+        batch_writer: BatchWriter,
         digests: dict[str, str],
-        committed: Committed | None,
+        on_commit: CommitCallback | None,
         lock: StateLock,
     ) -> None:
         self._executor = executor
-        self._ledger = ledger
+        self._batch_writer = batch_writer
         self._digests = digests
-        self._committed = committed
+        self._on_commit = on_commit
         self._lock = lock
-        self._room = asyncio.Semaphore(MAX_WAITING)
-        self._bell = asyncio.Event()
-        self._waiting: deque[_Order] = deque()
-        self._closing = False
-        # Its parent is the store: close() waits for it, and what it dies of is what close() raises.
-        self._task = asyncio.create_task(self._write_on(), name="store-writer")
+        self._capacity = asyncio.Semaphore(MAX_QUEUED)
+        self._wakeup = asyncio.Event()
+        self._queue: deque[_PendingWrite] = deque()
+        self._is_closing = False
+        # The store owns this task: close() waits for it and raises its error.
+        self._task = asyncio.create_task(self._run(), name="store-writer")
 
-    async def commit(self, events: Sequence[Event], actor: Actor, cause: str, at: float) -> tuple[Entry, ...]:
-        """Hand a transaction in and wait for its answer."""
-        transaction, digests = self._translated(events, actor, cause, at)
-        await self._room.acquire()
-        if self._closing or self._task.done():
-            self._room.release()
+    async def commit(
+        self, events: Sequence[Event], actor: Actor, cause: str, at: float
+    ) -> tuple[AuditEntry, ...]:
+        """Queue a transaction and wait for its answer."""
+        transaction, digests = self._translate(events, actor, cause, at)
+        await self._capacity.acquire()
+        if self._is_closing or self._task.done():
+            self._capacity.release()
             raise StoreFailed("the store is closed: nothing was written; start the daemon again")
-        answer: asyncio.Future[tuple[Entry, ...]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Order(transaction, digests, answer))
-        self._bell.set()
-        return await answer
+        future: asyncio.Future[tuple[AuditEntry, ...]] = asyncio.get_running_loop().create_future()
+        self._queue.append(_PendingWrite(transaction, digests, future))
+        self._wakeup.set()
+        return await future
 
     async def close(self) -> None:
-        """Write what was handed in, then end."""
-        self._closing = True
-        self._bell.set()
+        """Write the queued transactions, then end."""
+        self._is_closing = True
+        self._wakeup.set()
         try:
             await asyncio.wait((self._task,))
         finally:
@@ -259,7 +243,7 @@ class _Writer:
         if not self._task.cancelled():
             self._task.result()
 
-    def _translated(
+    def _translate(
         self, events: Sequence[Event], actor: Actor, cause: str, at: float
     ) -> tuple[Transaction, dict[str, str]]:
         rows: list[Statement] = []
@@ -271,99 +255,103 @@ class _Writer:
                     opened[event.rollout] = event.digest.whole
                 rollout = rollout_of(event)
                 digest = opened.get(rollout) or self._digests.get(rollout) if rollout else None
-                rows.extend(statements(event, at))
-                drafts.extend(draft(event, actor=actor, cause=cause, at=at, digest=digest))
+                rows.extend(build_statements(event, at))
+                drafts.extend(draft_entries(event, actor=actor, cause=cause, at=at, digest=digest))
         except (TypeError, ValueError) as error:
             raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
         return Transaction(tuple(rows), tuple(drafts)), opened
 
-    async def _write_on(self) -> None:
-        batch: list[_Order] = []
+    async def _run(self) -> None:
+        batch: list[_PendingWrite] = []
         try:
-            while self._waiting or not self._closing:
-                if not self._waiting:
-                    self._bell.clear()
-                    await self._bell.wait()
-                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+            while self._queue or not self._is_closing:
+                if not self._queue:
+                    self._wakeup.clear()
+                    await self._wakeup.wait()
+                batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
                 if batch:
-                    work = partial(self._written, [order.transaction for order in batch])
-                    self._answer(batch, await self._executor.run(work))
+                    work = partial(self._write_batch, [order.transaction for order in batch])
+                    self._resolve(batch, await self._executor.run(work))
                     batch = []
         finally:
-            # Only a cancelled task or a bug leaves anything here; nobody shall wait for ever.
-            self._answer(batch, [_stopped("it may have been written: look at the audit") for _ in batch])
-            left = list(self._waiting)
-            self._waiting.clear()
-            self._answer(left, [_stopped("it was not written") for _ in left])
+            # Something is left only after a cancellation or a bug; its callers must not wait forever.
+            self._resolve(
+                batch, [_make_stopped_error("it may have been written: look at the audit") for _ in batch]
+            )
+            left = list(self._queue)
+            self._queue.clear()
+            self._resolve(left, [_make_stopped_error("it was not written") for _ in left])
 
-    def _written(self, batch: Sequence[Transaction], _: sqlite3.Connection) -> list[Answer]:
-        return self._ledger.write(batch)
+    def _write_batch(self, batch: Sequence[Transaction], _: sqlite3.Connection) -> list[TransactionResult]:
+        return self._batch_writer.write(batch)
 
-    def _answer(self, orders: Sequence[_Order], answers: Sequence[Answer]) -> None:
-        for order, answer in zip(orders, answers, strict=True):
-            self._room.release()
-            if isinstance(answer, StoreFailed):
-                if not order.answer.done():
-                    order.answer.set_exception(answer)
+    def _resolve(self, writes: Sequence[_PendingWrite], results: Sequence[TransactionResult]) -> None:
+        for write, result in zip(writes, results, strict=True):
+            self._capacity.release()
+            if isinstance(result, StoreFailed):
+                if not write.future.done():
+                    write.future.set_exception(result)
                 continue
-            self._digests.update(order.digests)
-            if self._committed is not None and answer:
-                asyncio.get_running_loop().call_soon(self._committed, answer)
-            if not order.answer.done():
-                order.answer.set_result(answer)
+            self._digests.update(write.digests)
+            if self._on_commit is not None and result:
+                asyncio.get_running_loop().call_soon(self._on_commit, result)
+            if not write.future.done():
+                write.future.set_result(result)
 
 
-def _stopped(what: str) -> StoreFailed:
+def _make_stopped_error(what: str) -> StoreFailed:
     return StoreFailed(f"the store was stopped before it could answer; {what}")
 
 
-def _locked(state_dir: Path, since: float) -> StateLock:
+def _lock_state_dir(state_dir: Path, since: float) -> StateLock:
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreFailed(
             f"the state directory {state_dir} cannot be made ({error}): name another one"
         ) from error
-    _mind_owner(state_dir)
+    _require_private_directory(state_dir)
     return StateLock(state_dir, since)
 
 
-def _mind_owner(state_dir: Path) -> None:
-    """Refuse a directory in which others could put playbooks or a database of theirs in the place of ours."""
-    found = state_dir.stat()
-    if found.st_mode & 0o022:
-        mode = f"{found.st_mode & 0o777:o}"
+def _require_private_directory(state_dir: Path) -> None:
+    """Refuse a directory in which other users could replace playbooks or the database."""
+    status = state_dir.stat()
+    if status.st_mode & 0o022:
+        mode = f"{status.st_mode & 0o777:o}"
         raise StoreFailed(
             f"others may write to the state directory {state_dir} (mode {mode}): chmod 700 {state_dir}"
         )
-    if found.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise StoreFailed(
-            f"the state directory {state_dir} belongs to uid {found.st_uid} and we are uid {os.geteuid()}:"
+            f"the state directory {state_dir} belongs to uid {status.st_uid} and we are uid {os.geteuid()}:"
             " start rolloutd as its owner, or name another one"
         )
 
 
-async def _open_writing(
+async def _open_for_writing(
     path: Path,
-    open_executor: Callable[[Connect], Awaitable[Executor]],
-    compile_plan: Compile,
-    committed: Committed | None,
+    open_executor: Callable[[ConnectionFactory], Awaitable[Executor]],
+    compile_plan: PlanCompiler,
+    on_commit: CommitCallback | None,
     lock: StateLock,
     since: float,
 ) -> SqliteStore:
     writing = await open_executor(partial(database.open_writer, path))
     try:
         holder = f"pid {os.getpid()} on {os.uname().nodename}"
-        ledger = await writing.run(lambda connection: Ledger(connection, path, holder=holder, since=since))
+        ledger = await writing.run(
+            lambda connection: BatchWriter(connection, path, holder=holder, since=since)
+        )
         reader = await open_executor(partial(database.open_reader, path))
         store = SqliteStore(path, reader, compile_plan)
         try:
-            digests = await store._read(reading.digests_of)
+            digests = await store._read(queries.load_digests)
         except BaseException:
             await reader.close()
             raise
     except BaseException:
         await writing.close()
         raise
-    store._writer = _Writer(writing, ledger, digests, committed, lock)
+    store._writer = _Writer(writing, ledger, digests, on_commit, lock)
     return store

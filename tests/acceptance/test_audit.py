@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from machines.events import StepRecorded
+from machines.model.events import StepRecorded
 from machines.states import Trigger
 from rolloutd.cli.main import main
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
-from tests.rolloutd.control_house import PEOPLE, PLAN, House, house
+from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
 
 PLAN_TWO = PLAN.replace("name: sysctl", "name: two")
 
@@ -49,12 +49,12 @@ def on_disk(tmp_path: Path) -> Any:
     """Return what opens the house's database."""
 
     async def sqlite(compiled: Any) -> Any:
-        return await open_store(tmp_path / "state", compile=compiled)
+        return await open_store(tmp_path / "state", compile_plan=compiled)
 
     return sqlite
 
 
-async def ask(inside: House, *words: str) -> int:
+async def ask(inside: ControlEnvironment, *words: str) -> int:
     """Run rolloutctl against the house."""
     return await asyncio.to_thread(main, ["--socket", str(inside.server._path), *words])
 
@@ -63,7 +63,7 @@ async def ask(inside: House, *words: str) -> int:
 async def test_a_tampered_entry_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    async with house(tmp_path, store=on_disk(tmp_path)) as inside:
+    async with control_environment(tmp_path, store=on_disk(tmp_path)) as inside:
         rollout = await inside.submit()
         await inside.vote("olga", rollout, "start")
         await inside.submit(text=PLAN_TWO)
@@ -83,7 +83,7 @@ async def test_a_tampered_entry_is_named(
 async def test_a_cut_tail_is_found_with_the_head_that_was_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with house(tmp_path, store=on_disk(tmp_path)) as inside:
+    async with control_environment(tmp_path, store=on_disk(tmp_path)) as inside:
         await inside.submit()
         assert await ask(inside, "audit", "head") == 0
         head, seq = capsys.readouterr().out.split()
@@ -106,15 +106,15 @@ async def test_a_cut_tail_is_found_with_the_head_that_was_kept(
 async def test_an_export_holds_everything_and_no_other_teams_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with house(tmp_path, store=on_disk(tmp_path)) as inside:
+    async with control_environment(tmp_path, store=on_disk(tmp_path)) as inside:
         rollout = await inside.start()
         await inside.isolate(rollout, "p1")
         for name, team in (("verify.0.reachable", None), ("team.payments.0.ssh", "payments")):
             record = inside.step(rollout, "p1", name, output=f"output of {name}", visible_to=team)
             await inside.commit(StepRecorded(record))
-        await inside.move(rollout, "p1", Trigger.MAINTAINED)
+        await inside.transition(rollout, "p1", Trigger.MAINTAINED)
         for who, sees in (("nora", False), ("paul", True), ("adam", True)):
-            inside.people.now = PEOPLE[who]
+            inside.name_service.current = ACCOUNTS[who]
             place = tmp_path / f"{who}.tar.gz"
             assert await ask(inside, "audit", "export", rollout, "--output", str(place)) == 0
             files = unpacked(place, rollout)

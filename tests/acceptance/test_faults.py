@@ -14,46 +14,53 @@ from typing import Any
 import pytest
 import yaml
 
-from rolloutd.control.client import Answer
-from tests.support.world import CHANGE_PLAYBOOK, WAIT_LIMIT_S, World, fleet_labels, plan, world
+from rolloutd.control.client import ApiError
+from tests.support.daemon_environment import (
+    CHANGE_PLAYBOOK,
+    WAIT_LIMIT_S,
+    DaemonEnvironment,
+    daemon_environment,
+    fleet_labels,
+    plan,
+)
 
 pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[World]:
+def made(tmp_path: Path) -> Iterator[DaemonEnvironment]:
     """Two teams of two nodes each, and their daemon, which is alive at the end."""
-    with world(tmp_path, fleet_labels(4, 2, 1), observe_within="3s") as made:
+    with daemon_environment(tmp_path, fleet_labels(4, 2, 1), observe_within="3s") as made:
         yield made
         assert made.client.get("/v1/health")["version"]
 
 
-def test_a_changed_host_key_stops_the_node_and_says_what_to_do(made: World) -> None:
+def test_changed_host_key_fails_node_with_hint(made: DaemonEnvironment) -> None:
     """The check meets another key than known_hosts has; the failure names the file."""
-    made.hold()
+    made.pause_playbooks()
     rollout = begin(made, "hostkey")
-    made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
+    made.wait_until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
     other = made.sshds["n2"].known_hosts.read_text().split()[1:]
     known = (made.directory / "known_hosts").read_text().splitlines()
     port = f":{made.sshds['n1'].port} "
     lines = [f"{line.split()[0]} {' '.join(other)}" if port in line else line for line in known]
     (made.directory / "known_hosts").write_text("\n".join(lines) + "\n")
-    made.release()
-    status = made.until(lambda: paused(made, rollout), "the rollout pauses")
+    made.resume_playbooks()
+    status = made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
     assert "n1" in status["reason"]["text"]
     failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
     assert "host key" in failure["message"]
     assert "known_hosts" in failure["message"]
 
 
-def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> None:
+def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: DaemonEnvironment) -> None:
     """Its sshd dies under the playbook; the node is failed, its slot kept, the reason says unreachable."""
-    made.hold()
+    made.pause_playbooks()
     rollout = begin(made, "silent")
-    made.until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
+    made.wait_until(lambda: any(s.node == "n1" for s in made.spans()), "n1's playbook runs")
     made.sshds["n1"].stop()
-    made.release()
-    status = made.until(lambda: paused(made, rollout), "the rollout pauses")
+    made.resume_playbooks()
+    status = made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
     assert status["failed"] == 1
     assert "n1" in status["reason"]["text"]
     locks = {pool["pool"]: pool for pool in made.client.get("/v1/locks")["pools"]}
@@ -62,12 +69,12 @@ def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: World) -> N
     made.sshds["n1"].start(made.sshds["n1"].directory)
     made.client.post(f"/v1/rollouts/{rollout}/nodes/n1/retry", {"reason": "sshd is back"})
     made.vote(rollout, "proceed", reason="retried")
-    made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done after the retry")
+    made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done after the retry")
 
 
-def test_playbooks_that_are_gone_are_missed_and_come_with_the_same_plan_again(tmp_path: Path) -> None:
+def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> None:
     """As after a restore on another machine: the doctor knows, and the same plan brings them back."""
-    with world(tmp_path, fleet_labels(2, 1, 1)) as made:
+    with daemon_environment(tmp_path, fleet_labels(2, 1, 1)) as made:
         change = plan("gone", maintain={"playbook": "change.yml", "vars": {"log_file": str(made.log_file)}})
         playbooks = {"change.yml": CHANGE_PLAYBOOK}
         rollout = made.submit(change, playbooks)
@@ -77,68 +84,68 @@ def test_playbooks_that_are_gone_are_missed_and_come_with_the_same_plan_again(tm
         shutil.rmtree(tmp_path / "state" / "trees")
         assert f"WRONG playbooks: those of {rollout} are not in" in doctor(made)
         made.vote(rollout, "continue")
-        made.until(lambda: paused(made, rollout), "the rollout pauses")
+        made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
         message = made.client.get(f"/v1/rollouts/{rollout}/nodes/n2")["failure"]["message"]
-        assert "not kept any more" in message
+        assert "no longer stored" in message
         assert "submit the same plan again" in message
         assert made.submit(change, playbooks) == rollout
         made.client.post(f"/v1/rollouts/{rollout}/nodes/n2/retry", {"reason": "they are back"})
         made.vote(rollout, "proceed", reason="retried")
-        made.until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
+        made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
 
 
-def test_bad_plans_and_sources_are_answered_where_the_person_is(made: World) -> None:
+def test_bad_plans_and_sources_are_answered_where_the_person_is(made: DaemonEnvironment) -> None:
     """A missing playbook, one outside the source, a selector over nothing, a huge file, a bad upload."""
     for spec, line in (
         ({"maintain": {"playbook": "nowhere.yml"}}, "no such playbook"),
         ({"maintain": {"playbook": "../../etc/passwd"}}, ""),
         ({"targets": "role=nobody"}, "matches no node"),
     ):
-        with pytest.raises(Answer) as refused:
+        with pytest.raises(ApiError) as refused:
             made.submit(plan("bad", **spec), {"change.yml": CHANGE_PLAYBOOK})
         assert refused.value.status == 422
         mistakes = refused.value.body["errors"]
         assert mistakes
         assert all(m["line"] >= 1 and m["found"] and m["allowed"] for m in mistakes)
         assert line in mistakes[0]["message"]
-    with pytest.raises(Answer) as refused:
+    with pytest.raises(ApiError) as refused:
         made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": "x: y\n" * 2_000_000})
     assert refused.value.status in (413, 422)
-    with pytest.raises(Answer) as refused:
+    with pytest.raises(ApiError) as refused:
         made.client.upload("/v1/uploads", b"no tar at all")
     assert refused.value.status in (400, 409, 422)
 
 
-def test_a_path_in_a_request_is_never_opened(made: World, tmp_path: Path) -> None:
+def test_a_path_in_a_request_is_never_opened(made: DaemonEnvironment, tmp_path: Path) -> None:
     """An upload's name that is a path, and a git source that is a local path, are refused."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "change.yml").write_text(CHANGE_PLAYBOOK)
     subprocess.run(["git", "init", "-q", str(secret)], check=True)
     body = {"file": "/etc/shadow", "text": yaml.safe_dump(plan("path")), "upload": str(secret)}
-    with pytest.raises(Answer) as refused:
+    with pytest.raises(ApiError) as refused:
         made.client.post("/v1/plans/submit", body)
     assert refused.value.status < 500
     for url in (str(secret), f"file://{secret}"):
         text = yaml.safe_dump(plan("path", source={"git": url, "ref": "main"}))
-        with pytest.raises(Answer) as refused:
+        with pytest.raises(ApiError) as refused:
             made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": text})
         assert refused.value.status < 500
 
 
-def test_what_does_not_parse_fails_its_node_with_ansibles_words(made: World) -> None:
+def test_what_does_not_parse_fails_its_node_with_ansibles_words(made: DaemonEnvironment) -> None:
     """The playbook imports a file that Ansible cannot read: that is seen only by running it."""
     variables = {"log_file": str(made.log_file)}
     spec = plan("unparsable", maintain={"playbook": "change.yml", "vars": variables})
     tree = {"change.yml": "- hosts: all\n  tasks: [import_tasks: more.yml]\n", "more.yml": "- [oops\n"}
     rollout = made.submit(spec, tree)
     made.vote(rollout, "start")
-    made.until(lambda: paused(made, rollout), "the rollout pauses")
+    made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
     failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
     assert "more.yml" in failure["message"]
 
 
-def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: World) -> None:
+def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: DaemonEnvironment) -> None:
     """Its nodes stay as they were last known, and everybody can see that it fails."""
     hosts = made.directory / "hosts.yml"
     good = hosts.read_text()
@@ -149,14 +156,16 @@ def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: World) -> Non
         def failing() -> Any:
             return made.client.get("/v1/inventory")["sources"][0]["error"]
 
-        made.until(failing, "the source is known to fail")
+        made.wait_until(failing, "the source is known to fail")
         assert len(made.client.get("/v1/inventory")["nodes"]) == 4
         hosts.write_text(good)
         made.client.post("/v1/inventory/refresh")
-        made.until(lambda: not made.client.get("/v1/inventory")["sources"][0]["error"], "it is well again")
+        made.wait_until(
+            lambda: not made.client.get("/v1/inventory")["sources"][0]["error"], "it is well again"
+        )
 
 
-def test_a_second_daemon_names_the_first_and_ends(made: World) -> None:
+def test_a_second_daemon_names_the_first_and_ends(made: DaemonEnvironment) -> None:
     """Nothing changes for the first."""
     second = subprocess.run(
         [sys.executable, "-m", "rolloutd", "--config", str(made.directory / "config.yaml")],
@@ -172,7 +181,7 @@ def test_a_second_daemon_names_the_first_and_ends(made: World) -> None:
     assert "Traceback" not in second.stderr
 
 
-def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: World) -> None:
+def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: DaemonEnvironment) -> None:
     """Many streams are opened and dropped; the daemon answers as before."""
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as stream:
@@ -182,29 +191,29 @@ def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: World) -> None
     assert made.client.get("/v1/status")["rollouts"] == []
 
 
-def test_sigterm_in_the_middle_leaves_the_run_to_the_next_daemon(made: World) -> None:
+def test_sigterm_leaves_run_to_next_daemon(made: DaemonEnvironment) -> None:
     """An orderly stop ends no run; the next daemon takes the result."""
-    made.hold()
+    made.pause_playbooks()
     rollout = begin(made, "term")
-    made.until(lambda: made.spans(), "a playbook runs")
+    made.wait_until(lambda: made.spans(), "a playbook runs")
     assert made.process is not None
     process = made.process
     made.kill_daemon(signal.SIGTERM)
     assert process.returncode == 0
     assert made.run_processes(), "the run goes on"
-    made.release()
+    made.resume_playbooks()
     made.start_daemon()
-    made.until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done")
+    made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done")
     assert [span.node for span in made.spans()].count("n1") == 1
 
 
-def test_a_socket_whose_directory_was_removed_is_made_again(made: World) -> None:
+def test_a_socket_whose_directory_was_removed_is_made_again(made: DaemonEnvironment) -> None:
     """The daemon notices by itself that nobody can reach it."""
     (made.directory / "s").unlink()
-    made.until(lambda: made.client.get("/v1/health"), "the socket is there again")
+    made.wait_until(lambda: made.client.get("/v1/health"), "the socket is there again")
 
 
-def begin(made: World, name: str) -> str:
+def begin(made: DaemonEnvironment, name: str) -> str:
     """Submit a plan of one wave and open its start gate."""
     variables = {"log_file": str(made.log_file)}
     spec = plan(
@@ -218,13 +227,13 @@ def begin(made: World, name: str) -> str:
     return rollout
 
 
-def paused(made: World, rollout: str) -> dict[str, Any] | None:
+def paused(made: DaemonEnvironment, rollout: str) -> dict[str, Any] | None:
     """Return the status of a paused rollout."""
     status = made.status(rollout)
     return status if status["state"] == "paused" else None
 
 
-def doctor(made: World) -> str:
+def doctor(made: DaemonEnvironment) -> str:
     """Return what the doctor says."""
     command = [
         sys.executable,

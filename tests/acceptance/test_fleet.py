@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.world import CHANGE_PLAYBOOK, Span, World, fleet_labels, plan, world
+from tests.support.daemon_environment import (
+    CHANGE_PLAYBOOK,
+    DaemonEnvironment,
+    RunSpan,
+    daemon_environment,
+    fleet_labels,
+    plan,
+)
 
 pytestmark = pytest.mark.servers
 
@@ -16,15 +23,15 @@ NODES, TEAMS, RACKS = 24, 6, 2
 
 
 @pytest.fixture
-def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def playground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonEnvironment]:
     """24 nodes, 6 teams, 2 racks, and a daemon without rack budgets."""
     directory = tmp_path_factory.mktemp("w")
-    with world(directory, fleet_labels(NODES, TEAMS, RACKS), ansible={"parallel": 6}) as made:
+    with daemon_environment(directory, fleet_labels(NODES, TEAMS, RACKS), ansible={"parallel": 6}) as made:
         yield made
 
 
 @pytest.mark.long
-def test_24_nodes_within_all_budgets(playground: World) -> None:
+def test_24_nodes_within_all_budgets(playground: DaemonEnvironment) -> None:
     """Never two of a team or rack at once; then, with room in the racks, teams side by side."""
     playground.kill_daemon()
     playground.write_settings(
@@ -53,43 +60,43 @@ def test_24_nodes_within_all_budgets(playground: World) -> None:
         assert playground.labels[one]["team"] != playground.labels[other]["team"], (one, other)
     canaries_go_first(playground, spans)
     assert len(overlapping(spans)) > NODES / 2, "teams were not side by side"
-    playground.until(lambda: playground.run_processes() == [], "no process is left")
+    playground.wait_until(lambda: playground.run_processes() == [], "no process is left")
 
 
-def test_a_dead_mate_that_is_no_target_keeps_its_pool_waiting(
+def test_down_peer_outside_rollout_blocks_pool(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Nobody of the pool of a dead node starts, and the reason names it; the others go on."""
     labels = fleet_labels(6, 2, 1)
     labels["n5"]["role"] = "spare"
-    with world(tmp_path_factory.mktemp("w"), labels, observe_within="3s") as made:
+    with daemon_environment(tmp_path_factory.mktemp("w"), labels, observe_within="3s") as made:
         made.sshds["n5"].stop()
         rollout = made.submit(spec(made, "mates"), {"change.yml": CHANGE_PLAYBOOK})
         made.vote(rollout, "start")
-        made.until(lambda: made.status(rollout)["done"] == 1, "the other team's canary is done")
+        made.wait_until(lambda: made.status(rollout)["done"] == 1, "the other team's canary is done")
         mine = [name for name, node in made.nodes(rollout).items() if labels[name]["team"] == "t1"]
         for name in mine:
             assert made.nodes(rollout)[name]["phase"] == "pending"
         # Not at once: the mate may not have been looked at yet since the daemon began.
-        made.until(
+        made.wait_until(
             lambda: "n5" in made.nodes(rollout)["n1"]["reason"]["text"], "its reason names the dead mate"
         )
         assert {span.node for span in made.spans()}.isdisjoint(mine)
         made.sshds["n5"].start(made.sshds["n5"].directory)
-        made.until(lambda: made.status(rollout)["done"] == 2, "its canary goes once the mate is back")
+        made.wait_until(lambda: made.status(rollout)["done"] == 2, "its canary goes once the mate is back")
 
 
-def walk(made: World, name: str) -> None:
+def walk(made: DaemonEnvironment, name: str) -> None:
     """Take a plan from submit to done, voting where it asks."""
     rollout = made.submit(spec(made, name), {"change.yml": CHANGE_PLAYBOOK})
     made.vote(rollout, "start")
     made.wait_for_gate(rollout, "continue")
     made.vote(rollout, "continue")
-    status = made.until(lambda: finished(made.status(rollout)), "the rollout ends")
+    status = made.wait_until(lambda: finished(made.status(rollout)), "the rollout ends")
     assert (status["state"], status["percent"], status["done"]) == ("done", 100, NODES)
 
 
-def spec(made: World, name: str) -> dict[str, Any]:
+def spec(made: DaemonEnvironment, name: str) -> dict[str, Any]:
     """Return the plan: a second of work on each node."""
     return plan(
         name,
@@ -108,14 +115,14 @@ def finished(status: dict[str, Any]) -> dict[str, Any] | None:
     return status if status["state"] == "done" else None
 
 
-def overlapping(spans: list[Span]) -> list[tuple[str, str]]:
+def overlapping(spans: list[RunSpan]) -> list[tuple[str, str]]:
     """Return the pairs of nodes whose playbooks ran at the same time."""
     ended = [(span.node, span.begin, span.end) for span in spans if span.end is not None]
     assert len(ended) == len(spans), "every playbook that began has ended"
     return [(a, b) for (a, a0, a1), (b, b0, b1) in combinations(ended, 2) if a0 < b1 and b0 < a1]
 
 
-def canaries_go_first(made: World, spans: list[Span]) -> None:
+def canaries_go_first(made: DaemonEnvironment, spans: list[RunSpan]) -> None:
     """The canaries ran before all others, one at a time."""
     first = [span for span in spans if made.labels[span.node]["canary"] == "true"]
     rest = [span for span in spans if made.labels[span.node]["canary"] != "true"]

@@ -14,15 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.chain import verify
-from tests.support.world import CHANGE_PLAYBOOK, World, fleet_labels, plan, world
+from rolloutd.audit_chain import verify_chain
+from tests.support.daemon_environment import (
+    CHANGE_PLAYBOOK,
+    DaemonEnvironment,
+    daemon_environment,
+    fleet_labels,
+    plan,
+)
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]
 
 KILLS = int(os.environ.get("ROLLOUTD_TEST_KILLS", "8"))
 SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 LONGEST_LIFE_S = 2.5
-CROWD = 4
+MAX_RUN_PROCESSES = 4
 WORK_PER_KILL_S = 0.55  # five rounds of nodes then last about as long as all the lives and restarts
 NODES, TEAMS = 24, 6
 
@@ -30,14 +36,14 @@ NODES, TEAMS = 24, 6
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     """SIGKILL at moments spread over every step, with runs in flight."""
     draw = random.Random(SEED)
-    with world(tmp_path, fleet_labels(NODES, TEAMS, 2), ansible={"parallel": TEAMS}) as made:
+    with daemon_environment(tmp_path, fleet_labels(NODES, TEAMS, 2), ansible={"parallel": TEAMS}) as made:
         rollout = submit(made, work_s=KILLS * WORK_PER_KILL_S)
         made.vote(rollout, "start")
         crowded = 0
         for number in range(KILLS):
             live(made, rollout, draw.uniform(0.0, LONGEST_LIFE_S))
             in_flight = len(unfinished(made))
-            crowded += in_flight >= CROWD
+            crowded += in_flight >= MAX_RUN_PROCESSES
             made.kill_daemon()
             print(f"kill {number + 1}: {in_flight} runs in flight")
             made.start_daemon()
@@ -45,18 +51,21 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         assert (status["percent"], status["done"], status["failed"]) == (100, NODES, 0)
         ran = sorted(span.node for span in made.spans())
         assert ran == sorted(made.labels), "each node exactly once"
-        verdict = verify(tmp_path / "state" / "rolloutd.sqlite")
+        verdict = verify_chain(tmp_path / "state" / "rolloutd.sqlite")
         assert verdict.ok, verdict.message
         votes = [vote for gate in status["gates"] for vote in gate["votes"]]
         assert {vote["withdrawn"] for vote in votes} == {None}
         assert len(votes) == 2, "no vote is lost or doubled"
-        made.until(lambda: made.run_processes() == [], "no process is left")
-        print(f"{KILLS} kills, {crowded} of them with {CROWD} or more runs in flight: 0 lost, 0 doubled")
+        made.wait_until(lambda: made.run_processes() == [], "no process is left")
+        print(
+            f"{KILLS} kills, {crowded} of them with {MAX_RUN_PROCESSES} or more runs in flight: "
+            "0 lost, 0 doubled"
+        )
         if KILLS >= 50:
             assert crowded >= 5
 
 
-def submit(made: World, *, work_s: float) -> str:
+def submit(made: DaemonEnvironment, *, work_s: float) -> str:
     """Submit a plan whose playbook works so long on each node."""
     variables = {"log_file": str(made.log_file), "work_s": round(work_s, 1)}
     stage = {"playbook": "change.yml", "vars": variables, "on_unknown": "pause"}
@@ -66,7 +75,7 @@ def submit(made: World, *, work_s: float) -> str:
     )
 
 
-def live(made: World, rollout: str, seconds: float) -> None:
+def live(made: DaemonEnvironment, rollout: str, seconds: float) -> None:
     """Let the daemon work for a while, voting when it asks."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
@@ -74,7 +83,7 @@ def live(made: World, rollout: str, seconds: float) -> None:
         time.sleep(min(0.05, left))
 
 
-def finish(made: World, rollout: str) -> dict[str, object]:
+def finish(made: DaemonEnvironment, rollout: str) -> dict[str, object]:
     """Let the rollout end, and return its status."""
 
     def over() -> dict[str, object] | None:
@@ -82,11 +91,11 @@ def finish(made: World, rollout: str) -> dict[str, object]:
         assert status["state"] != "paused", status["reason"]
         return status if status["state"] == "done" else None
 
-    ended: dict[str, object] = made.until(over, "the rollout ends", 600)
+    ended: dict[str, object] = made.wait_until(over, "the rollout ends", 600)
     return ended
 
 
-def vote_if_asked(made: World, rollout: str) -> dict[str, object]:
+def vote_if_asked(made: DaemonEnvironment, rollout: str) -> dict[str, object]:
     """Vote at the continue gate as soon as it asks."""
     status = made.status(rollout)
     if any(gate["gate"] == "continue" and gate["state"] == "waiting" for gate in status["gates"]):
@@ -94,6 +103,6 @@ def vote_if_asked(made: World, rollout: str) -> dict[str, object]:
     return status
 
 
-def unfinished(made: World) -> list[str]:
+def unfinished(made: DaemonEnvironment) -> list[str]:
     """Return the nodes whose playbook has begun and not ended."""
     return [span.node for span in made.spans() if span.end is None]

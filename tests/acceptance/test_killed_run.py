@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.world import World, fleet_labels, plan, world
+from tests.support.daemon_environment import DaemonEnvironment, daemon_environment, fleet_labels, plan
 
 pytestmark = pytest.mark.servers
 
@@ -29,47 +29,49 @@ PLAYBOOK = """\
 """
 
 
-def test_a_killed_run_is_gone_from_the_node_before_the_next_begins(tmp_path: Path) -> None:
+def test_killed_run_cleared_before_next_run(tmp_path: Path) -> None:
     """SIGKILL of a run in the middle of a remote command, then a retry."""
-    with world(tmp_path, fleet_labels(1, 1, 1)) as made:
+    with daemon_environment(tmp_path, fleet_labels(1, 1, 1)) as made:
         rollout = submit(made)
         made.vote(rollout, "start")
-        made.until(lambda: asleep(made), "the command runs on the node")
+        made.wait_until(lambda: asleep(made), "the command runs on the node")
         for pid in made.run_processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        made.until(lambda: made.status(rollout)["state"] == "paused", "the lost run pauses the rollout")
+        made.wait_until(lambda: made.status(rollout)["state"] == "paused", "the lost run pauses the rollout")
         status = made.status(rollout)
         assert status["failed"] == 1
         assert "n1" in status["reason"]["text"]
         Path(f"{made.log_file}.quick").touch()
         made.client.post(f"/v1/rollouts/{rollout}/nodes/n1/retry", {"reason": "the machine was rebooted"})
         made.vote(rollout, "proceed", reason="retried")
-        made.until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
+        made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
         assert [span.node for span in made.spans()] == ["n1", "n1"]
         counted = Path(f"{made.log_file}.asleep").read_text().split()
         assert counted == ["0", "0"], "the first run's command was still there when the second began"
         assert not asleep(made)
         # The last run's wrapper ends a moment after it has said how the run ended.
-        made.until(lambda: made.run_processes() == [] == ssh_processes(made), "nothing of a run is left here")
+        made.wait_until(
+            lambda: made.run_processes() == [] == ssh_processes(made), "nothing of a run is left here"
+        )
 
 
-def submit(made: World) -> str:
+def submit(made: DaemonEnvironment) -> str:
     """Submit a plan that leaves a lost run to people."""
     variables = {"log_file": str(made.log_file), "mark": made.sshds["n1"].port}
     stage: dict[str, Any] = {"playbook": "change.yml", "vars": variables, "on_unknown": "pause"}
     return made.submit(plan("killed", maintain=stage), {"change.yml": PLAYBOOK})
 
 
-def asleep(made: World) -> bool:
+def asleep(made: DaemonEnvironment) -> bool:
     """Whether the command runs on the node."""
     mark = f"sleep\x0015.{made.sshds['n1'].port}\x00".encode()
     return any(mark in command for command in commands())
 
 
-def ssh_processes(made: World) -> list[bytes]:
+def ssh_processes(made: DaemonEnvironment) -> list[bytes]:
     """Return ssh clients that still talk to a node of this world."""
     ports = [str(sshd.port).encode() for sshd in made.sshds.values()]
     return [

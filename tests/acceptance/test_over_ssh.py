@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.control.identity import NameService
-from tests.rolloutd.control_house import House, house
-from tests.support.people import Person, may_make_users, people
+from rolloutd.control.identity import CachedNameService
+from tests.rolloutd.control_environment import ControlEnvironment, control_environment
 from tests.support.sshd import Sshd
+from tests.support.unix_users import UnixUser, can_create_users, temporary_users
 
 pytestmark = [
     pytest.mark.servers,
-    pytest.mark.skipif(not may_make_users(), reason="needs root and useradd: real users are made"),
+    pytest.mark.skipif(not can_create_users(), reason="needs root and useradd: real users are made"),
 ]
 
 LIMIT_S = 120.0
@@ -69,10 +69,10 @@ def rolloutctl(environment: dict[str, str], host: str, *words: str) -> subproces
 async def test_a_vote_over_ssh_is_of_the_account_there(place: Path, server: Sshd) -> None:
     """The client claims nothing: whoever ssh let in votes, and whoever it did not, does not."""
     environment = client(place, server)
-    with people({"ops": ["socket"], "guest": ["socket"], "stranger": []}) as (cast, groups):
+    with temporary_users({"ops": ["socket"], "guest": ["socket"], "stranger": []}) as (cast, groups):
         settings = {"teams": {"infra": {"members": [cast["ops"].name]}}, "admins": ["root"]}
-        names = NameService(lambda: 0.0)
-        async with house(place, names=names, group=groups["socket"], **settings) as inside:
+        names = CachedNameService(lambda: 0.0)
+        async with control_environment(place, names=names, group=groups["socket"], **settings) as inside:
             rollout = await inside.submit()
             said = await vote_as(inside, environment, server, cast["ops"], rollout)
             assert said.returncode == 0, said.stderr
@@ -88,8 +88,10 @@ async def test_a_vote_over_ssh_is_of_the_account_there(place: Path, server: Sshd
 
 async def test_reading_over_ssh_and_a_host_that_is_not_there(place: Path, server: Sshd) -> None:
     environment = client(place, server)
-    with people({"ops": ["socket"]}) as (cast, groups):
-        async with house(place, names=NameService(lambda: 0.0), group=groups["socket"]) as inside:
+    with temporary_users({"ops": ["socket"]}) as (cast, groups):
+        async with control_environment(
+            place, names=CachedNameService(lambda: 0.0), group=groups["socket"]
+        ) as inside:
             path = str(inside.server._path)
             host = f"ssh://{cast['ops'].name}@127.0.0.1:{server.port}"
             said = await asyncio.to_thread(
@@ -104,7 +106,7 @@ async def test_reading_over_ssh_and_a_host_that_is_not_there(place: Path, server
 
 
 async def vote_as(
-    inside: House, environment: dict[str, str], server: Sshd, who: Person, rollout: str
+    inside: ControlEnvironment, environment: dict[str, str], server: Sshd, who: UnixUser, rollout: str
 ) -> subprocess.CompletedProcess[str]:
     """Approve the start, logged in as somebody."""
     host = f"ssh://{who.name}@127.0.0.1:{server.port}"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.daemon_environment import DaemonEnvironment, daemon_environment, fleet_labels, plan
 from tests.support.sshd import Sshd
-from tests.support.world import World, fleet_labels, plan, world
 
 pytestmark = pytest.mark.servers
 
@@ -44,7 +44,7 @@ exec sleep 600
 
 
 @dataclass(slots=True)
-class Machine:
+class RebootableNode:
     """What a reboot changes on a node, and what it is told by."""
 
     directory: Path
@@ -115,11 +115,11 @@ class Machine:
 
 
 @contextmanager
-def machine(made: World, *, is_honest: bool = True) -> Iterator[Machine]:
+def machine(made: DaemonEnvironment, *, is_honest: bool = True) -> Iterator[RebootableNode]:
     """Let n1 be a machine that can be rebooted."""
     directory = made.directory / "machine"
     directory.mkdir()
-    there = Machine(directory, made.sshds["n1"], is_honest)
+    there = RebootableNode(directory, made.sshds["n1"], is_honest)
     power = threading.Thread(target=there.reboot)
     power.start()
     try:
@@ -129,7 +129,7 @@ def machine(made: World, *, is_honest: bool = True) -> Iterator[Machine]:
         power.join()
 
 
-def begin(made: World, there: Machine, **more: object) -> str:
+def begin(made: DaemonEnvironment, there: RebootableNode, **more: object) -> str:
     """Start the rollout of the packages on the one node."""
     spec = plan(
         "packages",
@@ -142,8 +142,11 @@ def begin(made: World, there: Machine, **more: object) -> str:
     return rollout
 
 
-def test_a_node_that_asks_for_it_is_rebooted_once_and_proves_it(tmp_path: Path) -> None:
-    with world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made, machine(made) as there:
+def test_required_reboot_happens_once_and_is_verified(tmp_path: Path) -> None:
+    with (
+        daemon_environment(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made,
+        machine(made) as there,
+    ):
         rollout = begin(made, there)
         made.wait_for_gate(rollout, "continue")
         assert made.nodes(rollout)["n1"]["outcome"] == "changed"
@@ -154,13 +157,13 @@ def test_a_node_that_asks_for_it_is_rebooted_once_and_proves_it(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_node_that_comes_back_as_the_boot_of_before_is_failed(tmp_path: Path) -> None:
+def test_unchanged_boot_id_fails_node(tmp_path: Path) -> None:
     with (
-        world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made,
+        daemon_environment(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made,
         machine(made, is_honest=False) as there,
     ):
         rollout = begin(made, there, packages_reboot_timeout_s=5)
-        made.until(lambda: made.status(rollout)["state"] == "paused", "the rollout pauses")
+        made.wait_until(lambda: made.status(rollout)["state"] == "paused", "the rollout pauses")
         failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
         assert failure["step"] == "run.configure"
         assert "Reboot" in failure["message"]
@@ -169,7 +172,10 @@ def test_a_node_that_comes_back_as_the_boot_of_before_is_failed(tmp_path: Path) 
 
 @pytest.mark.long
 def test_never_is_never(tmp_path: Path) -> None:
-    with world(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made, machine(made) as there:
+    with (
+        daemon_environment(tmp_path, fleet_labels(1, 1, 1), observe_within="1s") as made,
+        machine(made) as there,
+    ):
         rollout = begin(made, there, packages_reboot="never")
         made.wait_for_gate(rollout, "continue")
         assert there.boots == 1

@@ -19,23 +19,23 @@ from typing import Any
 
 import pytest
 
-from machines.events import GateOpened
-from machines.node import Node, Observation, Sight
-from machines.plan import GateName
+from machines.model.events import GateOpened
+from machines.model.node import Node, NodeHealth, Observation
+from machines.model.plan import GateName
+from rolloutd.commands import tokens
 from rolloutd.control.handlers import ROUTES
-from rolloutd.control.identity import NameService
-from rolloutd.orders import tokens
-from tests.rolloutd.control_house import NODES, PLAN, House, house
-from tests.rolloutd.test_control_routes import archive
-from tests.support.people import Person, may_make_users, people
+from rolloutd.control.identity import CachedNameService
+from tests.rolloutd.control.test_routes import archive
+from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
+from tests.support.unix_users import UnixUser, can_create_users, temporary_users
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 ROLES = ("nobody", "reader", "team", "owner", "submitter", "admin", "service")
-BECAUSE = {"reason": "because"}
+REASON = {"reason": "because"}
 SECRET = b"0123456789abcdef0123456789abcdef"
 Key = tuple[str, str]
 
-pytestmark = pytest.mark.skipif(not may_make_users(), reason="needs root and useradd: real users are made")
+pytestmark = pytest.mark.skipif(not can_create_users(), reason="needs root and useradd: real users are made")
 
 
 def documented() -> dict[Key, dict[str, str]]:
@@ -51,7 +51,7 @@ def documented() -> dict[Key, dict[str, str]]:
 
 
 @dataclass(slots=True)
-class Ask:
+class ApiCall:
     """A request; `status` is what refuses it where it is refused."""
 
     path: str
@@ -60,21 +60,21 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Scene:
+class RoleScenario:
     """A house with real people before it, and one rollout."""
 
-    inside: House
+    inside: ControlEnvironment
     path: Path
-    cast: dict[str, Person]
+    cast: dict[str, UnixUser]
     rollout: str = ""
 
-    async def ask(self, role: str, method: str, ask: Ask) -> tuple[int, Any]:
+    async def ask(self, role: str, method: str, ask: ApiCall) -> tuple[int, Any]:
         """Ask as somebody."""
-        return await asyncio.to_thread(self.cast[role].ask, self.path, method, ask.path, ask.body)
+        return await asyncio.to_thread(self.cast[role].request, self.path, method, ask.path, ask.body)
 
     async def do(self, role: str, method: str, path: str, body: Any = None) -> Any:
         """Ask as somebody who is not refused."""
-        status, told = await self.ask(role, method, Ask(path, body))
+        status, told = await self.ask(role, method, ApiCall(path, body))
         assert status in (200, 201), told
         return told
 
@@ -85,7 +85,7 @@ class Scene:
 
     async def start(self) -> None:
         """Open the start gate."""
-        body = {"gate": "start", "yes": True, **BECAUSE}
+        body = {"gate": "start", "yes": True, **REASON}
         await self.do("owner", "POST", f"{self.at}/votes", body)
         await self.inside.commit(GateOpened(self.rollout, GateName.START, "", self.inside.clock.now()))
 
@@ -99,58 +99,58 @@ FLEET = (*NODES, Node("i1", sources=("hosts",), labels={"team": "infra", "rack":
 MINE = {"team": ("payments", "p2"), "owner": ("infra", "i1"), "submitter": ("infra", "i1")}
 """Whose things are one's own, by role; admins and strangers ask for those of payments."""
 
-Arrange = Callable[[Scene, str, bool], Awaitable[Ask]]
+Arrange = Callable[[RoleScenario, str, bool], Awaitable[ApiCall]]
 
 
 def plain(path: str, body: Any = None) -> Arrange:
     """Ask for something that needs no more than a rollout."""
 
-    async def arrange(scene: Scene, role: str, own: bool) -> Ask:
-        return Ask(path.replace("{r}", scene.rollout).replace("{n}", "p1").replace("{t}", "search"), body)
+    async def arrange(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+        return ApiCall(path.replace("{r}", scene.rollout).replace("{n}", "p1").replace("{t}", "search"), body)
 
     return arrange
 
 
-def after(prepare: Callable[[Scene], Awaitable[Any]], path: str, body: Any = None) -> Arrange:
+def after(prepare: Callable[[RoleScenario], Awaitable[Any]], path: str, body: Any = None) -> Arrange:
     """Ask for something once this was done."""
 
-    async def arrange(scene: Scene, role: str, own: bool) -> Ask:
+    async def arrange(scene: RoleScenario, role: str, own: bool) -> ApiCall:
         await prepare(scene)
         return await plain(path, body)(scene, role, own)
 
     return arrange
 
 
-async def paused(scene: Scene) -> None:
-    await scene.do("admin", "POST", f"{scene.at}/pause", BECAUSE)
+async def paused(scene: RoleScenario) -> None:
+    await scene.do("admin", "POST", f"{scene.at}/pause", REASON)
 
 
-async def cancelled(scene: Scene) -> None:
-    await scene.do("admin", "POST", f"{scene.at}/cancel", BECAUSE)
+async def cancelled(scene: RoleScenario) -> None:
+    await scene.do("admin", "POST", f"{scene.at}/cancel", REASON)
 
 
-async def skipped(scene: Scene) -> None:
+async def skipped(scene: RoleScenario) -> None:
     await scene.fail()
-    await scene.do("owner", "POST", f"{scene.at}/nodes/p1/skip", {**BECAUSE, "put_back": "leave"})
+    await scene.do("owner", "POST", f"{scene.at}/nodes/p1/skip", {**REASON, "put_back": "leave"})
 
 
-async def submitting(scene: Scene, role: str, own: bool) -> Ask:
+async def submitting(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     mine, _ = MINE.get(role, ("infra", ""))
     owner = mine if own else "search"
     text = PLAN.replace("name: sysctl, owner: infra", f"name: other, owner: {owner}")
-    return Ask("/v1/plans/submit", {"file": "p", "text": text})
+    return ApiCall("/v1/plans/submit", {"file": "p", "text": text})
 
 
-async def voting(scene: Scene, role: str, own: bool) -> Ask:
+async def voting(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     if role != "team" or not own:
-        return Ask(f"{scene.at}/votes", {"gate": "start", "yes": True, **BECAUSE})
+        return ApiCall(f"{scene.at}/votes", {"gate": "start", "yes": True, **REASON})
     await scene.start()
     for node in ("i1", "p1", "s1"):
         await scene.inside.finish(scene.rollout, node)
-    return Ask(f"{scene.at}/votes", {"gate": "continue", "yes": True, **BECAUSE})
+    return ApiCall(f"{scene.at}/votes", {"gate": "continue", "yes": True, **REASON})
 
 
-async def withdrawing(scene: Scene, role: str, own: bool) -> Ask:
+async def withdrawing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     if role != "team":
         # One vote does not open this one's start gate, so it can be taken back.
         text = PLAN.replace("start: {owner: 1}", "start: {owner: 2}").replace("name: sysctl", "name: two")
@@ -160,18 +160,18 @@ async def withdrawing(scene: Scene, role: str, own: bool) -> Ask:
     gate = ask.body["gate"]
     if own and role in MINE:
         await scene.do(role, "POST", ask.path, ask.body)
-        return Ask(f"{scene.at}/withdraw", {"gate": gate, **BECAUSE})
+        return ApiCall(f"{scene.at}/withdraw", {"gate": gate, **REASON})
     other = "owner" if role == "submitter" else "submitter"
     await scene.do(other, "POST", ask.path, ask.body)
     # An owner has a say there, and is told that there is no vote of theirs.
-    return Ask(
+    return ApiCall(
         f"{scene.at}/withdraw",
-        {"gate": gate, **BECAUSE},
+        {"gate": gate, **REASON},
         status=409 if role in ("owner", "submitter") else 403,
     )
 
 
-async def carrying(scene: Scene, role: str, own: bool) -> Ask:
+async def carrying(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     rollout = scene.inside.state.index.rollout(scene.rollout)
     claims = {
         "service": "jira",
@@ -185,39 +185,39 @@ async def carrying(scene: Scene, role: str, own: bool) -> Ask:
         "reason": "CHG-4711",
     }
     token = tokens.sign(claims, SECRET if own else SECRET[::-1])
-    return Ask(f"{scene.at}/votes/token", {"token": token})
+    return ApiCall(f"{scene.at}/votes/token", {"token": token})
 
 
-async def ruling(scene: Scene, role: str, own: bool) -> Ask:
+async def ruling(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     team, node = MINE.get(role, ("payments", "p2"))
-    body = {"canaries": [node if own else "s2"], **BECAUSE}
-    return Ask(f"/v1/teams/{team if own else 'search'}", body)
+    body = {"canaries": [node if own else "s2"], **REASON}
+    return ApiCall(f"/v1/teams/{team if own else 'search'}", body)
 
 
-async def advancing(scene: Scene, role: str, own: bool) -> Ask:
-    return Ask(f"{scene.at}/nodes/{'p2' if own else 's2'}/advance", BECAUSE)
+async def advancing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    return ApiCall(f"{scene.at}/nodes/{'p2' if own else 's2'}/advance", REASON)
 
 
-async def holding(scene: Scene, role: str, own: bool) -> Ask:
+async def holding(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     _, node = MINE.get(role, ("payments", "p2"))
-    return Ask("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **BECAUSE})
+    return ApiCall("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **REASON})
 
 
-async def releasing(scene: Scene, role: str, own: bool) -> Ask:
+async def releasing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     ask = await holding(scene, role, own)
     await scene.do(role if own and role in MINE else "admin", "PUT", ask.path, ask.body)
-    return Ask("/v1/holds", {"node": ask.body["node"], "id": "maint-1"})
+    return ApiCall("/v1/holds", {"node": ask.body["node"], "id": "maint-1"})
 
 
-async def freezing(scene: Scene, role: str, own: bool) -> Ask:
+async def freezing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     team, _ = MINE.get(role, ("payments", ""))
-    return Ask("/v1/freezes", {"scope": f"team/{team if own else 'search'}", **BECAUSE})
+    return ApiCall("/v1/freezes", {"scope": f"team/{team if own else 'search'}", **REASON})
 
 
-async def thawing(scene: Scene, role: str, own: bool) -> Ask:
+async def thawing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     ask = await freezing(scene, role, own)
     await scene.do("admin", "POST", ask.path, ask.body)
-    return Ask("/v1/freezes", {"scope": ask.body["scope"]})
+    return ApiCall("/v1/freezes", {"scope": ask.body["scope"]})
 
 
 _R, _N = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
@@ -246,14 +246,14 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_R}/votes"): voting,
     ("POST", f"{_R}/votes/token"): carrying,
     ("POST", f"{_R}/withdraw"): withdrawing,
-    ("POST", f"{_R}/pause"): plain(f"{_R}/pause", BECAUSE),
-    ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", BECAUSE),
-    ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", BECAUSE),
+    ("POST", f"{_R}/pause"): plain(f"{_R}/pause", REASON),
+    ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", REASON),
+    ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", REASON),
     ("DELETE", _R): after(cancelled, _R),
     ("POST", f"{_N}/advance"): advancing,
-    ("POST", f"{_N}/retry"): after(Scene.fail, f"{_N}/retry", BECAUSE),
-    ("POST", f"{_N}/rollback"): after(Scene.fail, f"{_N}/rollback", BECAUSE),
-    ("POST", f"{_N}/skip"): after(Scene.fail, f"{_N}/skip", {**BECAUSE, "put_back": "leave"}),
+    ("POST", f"{_N}/retry"): after(RoleScenario.fail, f"{_N}/retry", REASON),
+    ("POST", f"{_N}/rollback"): after(RoleScenario.fail, f"{_N}/rollback", REASON),
+    ("POST", f"{_N}/skip"): after(RoleScenario.fail, f"{_N}/skip", {**REASON, "put_back": "leave"}),
     ("POST", "/v1/nodes/{n}/return"): after(skipped, "/v1/nodes/{n}/return", {}),
     ("PUT", "/v1/teams/{t}"): ruling,
     ("PUT", "/v1/holds"): holding,
@@ -264,18 +264,18 @@ ASKS: dict[Key, Arrange] = {
 
 
 @pytest.fixture(scope="module")
-def cast() -> Iterator[tuple[dict[str, Person], dict[str, str]]]:
+def cast() -> Iterator[tuple[dict[str, UnixUser], dict[str, str]]]:
     """Make one user per role; all but `nobody` are in the socket's group."""
     groups: dict[str, list[str]] = {role: ["socket"] for role in ROLES}
     groups["nobody"] = []
     groups["team"].append("pay")
     groups["admin"].append("wheel")
-    with people(groups) as made:
+    with temporary_users(groups) as made:
         yield made
 
 
 @asynccontextmanager
-async def scene(cast: tuple[dict[str, Person], dict[str, str]]) -> Any:
+async def scene(cast: tuple[dict[str, UnixUser], dict[str, str]]) -> Any:
     """Open a house whose teams are made of real users and groups."""
     persons, groups = cast
     place = Path(tempfile.mkdtemp(prefix="roles-"))
@@ -292,19 +292,21 @@ async def scene(cast: tuple[dict[str, Person], dict[str, str]]) -> Any:
     (place / "jira.key").touch(mode=0o600)
     (place / "jira.key").write_bytes(SECRET)
     try:
-        async with house(
-            place, nodes=FLEET, names=NameService(lambda: 0.0), group=groups["socket"], **settings
+        async with control_environment(
+            place, nodes=FLEET, names=CachedNameService(lambda: 0.0), group=groups["socket"], **settings
         ) as inside:
             now = inside.clock.now()
-            inside.state.index.observed([Observation(node.name, Sight.UP, now) for node in FLEET], now)
-            made = Scene(inside, inside.server._path, persons)
+            inside.state.index.record_observations(
+                [Observation(node.name, NodeHealth.UP, now) for node in FLEET], now
+            )
+            made = RoleScenario(inside, inside.server._path, persons)
             answer = await made.do("submitter", "POST", "/v1/plans/submit", FILE)
             made.rollout = answer["rollout"]
             try:
                 yield made
             finally:
                 for person in persons.values():
-                    await asyncio.to_thread(person.leave, made.path)
+                    await asyncio.to_thread(person.disconnect, made.path)
     finally:
         shutil.rmtree(place)
 
@@ -322,12 +324,14 @@ def test_the_document_says_who_may_as_the_routes_do() -> None:
     for route in ROUTES:
         row = documented()[route.method, route.path]
         open_to_all = all(row[role] == "yes" for role in everybody)
-        assert {"token"} not in ({row[role]} for role in everybody) or route.who.startswith("whoever carries")
-        assert open_to_all == route.who.startswith("everybody"), (route.method, route.path)
+        assert {"token"} not in ({row[role]} for role in everybody) or route.allowed_callers.startswith(
+            "any caller with a token"
+        )
+        assert open_to_all == route.allowed_callers.startswith("everybody"), (route.method, route.path)
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, id=" ".join(key)) for key in ASKS])
-async def test_a_call_in_every_role(key: Key, cast: tuple[dict[str, Person], dict[str, str]]) -> None:
+async def test_a_call_in_every_role(key: Key, cast: tuple[dict[str, UnixUser], dict[str, str]]) -> None:
     """Allowed or refused as documented; a refusal changes nothing and is audited."""
     row = documented()[key]
     reading = key[0] == "GET"
@@ -342,17 +346,17 @@ async def test_a_call_in_every_role(key: Key, cast: tuple[dict[str, Person], dic
                 await judge(made, key, role, row[role] if own else "no", own=own)
 
 
-async def judge(made: Scene, key: Key, role: str, cell: str, *, own: bool) -> None:
+async def judge(made: RoleScenario, key: Key, role: str, cell: str, *, own: bool) -> None:
     """Ask once, and compare with the table."""
     ask = await ASKS[key](made, role, own)
     before = made.inside.state.index.snapshot()
-    seq = made.inside.state.feed.latest
+    seq = made.inside.state.changes.latest_seq
     status, told = await made.ask(role, key[0], ask)
     if cell != "no":
         assert status in (200, 201), (role, told)
         return
     assert made.inside.state.index.snapshot() == before, "a refusal changes nothing"
-    entries = [json.loads(entry.text) for entry in await made.inside.state.store.audit(after=seq)]
+    entries = [json.loads(entry.text) for entry in await made.inside.state.store.read_audit(after=seq)]
     if role == "nobody":
         assert (status, told) == (0, "PermissionError")
         assert entries == []
@@ -363,7 +367,7 @@ async def judge(made: Scene, key: Key, role: str, cell: str, *, own: bool) -> No
         assert told["code"] == "not-allowed"
         assert person.name in told["error"] or "token" in told["error"]
         (entry,) = entries
-        assert entry["event"] == "CallRefused"
+        assert entry["event"] == "RequestDenied"
         assert entry["actor"] == {"kind": "person", "name": person.name, "uid": person.uid}
         assert entry["fields"]["call"] == f"{key[0]} {ask.path}"
 

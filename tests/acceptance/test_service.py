@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from rolloutd import __version__
-from rolloutd.control.client import Client, NoDaemon
+from rolloutd.control.client import Client, DaemonUnreachable
+from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, plan
 from tests.support.systemd import SYSTEMD, Systemd
-from tests.support.world import CHANGE_PLAYBOOK, World, plan
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEPLOY = CHECKOUT / "deploy"
@@ -77,7 +77,7 @@ def test_the_service_is_hardly_exposed(units: Path) -> None:
 # -- the real thing -----------------------------------------------------------
 
 
-class Serviced(World):
+class SystemdEnvironment(DaemonEnvironment):
     """Nodes of this machine, and a daemon that a systemd of its own runs as shipped."""
 
     def __init__(self, directory: Path, names: tuple[str, ...]) -> None:
@@ -192,13 +192,13 @@ def drop_in() -> str:
 
 
 @pytest.fixture
-def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serviced]:
+def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnvironment]:
     """Three nodes and a systemd with our socket."""
     if os.geteuid() != 0:
         left_out("only root can make the namespaces")
     if not SYSTEMD.exists() or shutil.which("unshare") is None:
         left_out("there is no systemd or no unshare (Debian: apt-get install systemd util-linux)")
-    made = Serviced(tmp_path_factory.mktemp("v"), ("n1", "n2", "n3"))
+    made = SystemdEnvironment(tmp_path_factory.mktemp("v"), ("n1", "n2", "n3"))
     try:
         made.start_nodes()
         try:
@@ -211,41 +211,41 @@ def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serviced]:
 
 
 @pytest.mark.servers
-def test_a_rollout_under_systemd_survives_a_restart(serviced: Serviced) -> None:
+def test_a_rollout_under_systemd_survives_a_restart(serviced: SystemdEnvironment) -> None:
     """The socket starts the daemon; a restart in the middle of a run loses and doubles nothing."""
     systemd = serviced.systemd
     assert systemd.show("rolloutd.service", "ActiveState") == "inactive"
     inode = serviced.socket.stat().st_ino
-    serviced.until(serviced.has_nodes, "the socket has started the daemon, which knows its nodes")
-    serviced.until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
-    serviced.until(
+    serviced.wait_until(serviced.has_nodes, "the socket has started the daemon, which knows its nodes")
+    serviced.wait_until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
+    serviced.wait_until(
         lambda: "No rollout is live; 3 nodes known" in serviced.status_text(), "its status says so"
     )
-    under_hardening(serviced)
+    is_hardened(serviced)
 
     rollout = serviced.submit(spec(serviced), {"change.yml": CHANGE_PLAYBOOK})
     serviced.vote(rollout, "start")
     serviced.wait_for_gate(rollout, "continue")
-    serviced.until(
+    serviced.wait_until(
         lambda: {"waits", "continue"} <= set(re.findall(r"\w+", serviced.status_text())),
         "the status names the gate",
     )
-    serviced.hold()
+    serviced.pause_playbooks()
     serviced.vote(rollout, "continue")
-    serviced.until(lambda: in_work(serviced), "a playbook is in the middle of its work")
+    serviced.wait_until(lambda: in_work(serviced), "a playbook is in the middle of its work")
     before, runs = serviced.main_pid(), runs_of(serviced)
     assert runs
     systemd.ctl("restart", "rolloutd.service")
     assert serviced.main_pid() not in ("0", before)
     assert serviced.socket.stat().st_ino == inode, "the socket is the same one"
     assert in_work(serviced), "the restart was in the middle of it"
-    serviced.release()
+    serviced.resume_playbooks()
 
-    serviced.until(lambda: serviced.status(rollout)["state"] == "done", "the rollout ends")
+    serviced.wait_until(lambda: serviced.status(rollout)["state"] == "done", "the rollout ends")
     assert sorted(span.node for span in serviced.spans()) == ["n1", "n2", "n3"], "each node exactly once"
     assert serviced.client.get("/v1/audit/verify")["ok"]
     moved = ("ROLLOUTD_EVENT=PhaseMoved", "ROLLOUTD_NODE=n2")
-    serviced.until(
+    serviced.wait_until(
         lambda: "maintaining -> verifying (maintained)" in serviced.journal(*moved),
         "the journal has the move",
     )
@@ -253,31 +253,31 @@ def test_a_rollout_under_systemd_survives_a_restart(serviced: Serviced) -> None:
     systemd.ctl("stop", "rolloutd.service")
     assert serviced.socket.stat().st_ino == inode
     assert systemd.show("rolloutd.socket", "ActiveState") == "active"
-    serviced.until(lambda: serviced.status(rollout)["done"] == 3, "the socket starts the daemon again")
+    serviced.wait_until(lambda: serviced.status(rollout)["done"] == 3, "the socket starts the daemon again")
 
 
 @pytest.mark.servers
-def test_a_reload_takes_up_what_is_right_and_refuses_what_is_not(serviced: Serviced) -> None:
+def test_reload_applies_valid_and_rejects_invalid_settings(serviced: SystemdEnvironment) -> None:
     """Settings with a mistake fail the reload and leave the old ones; status and journal say so."""
-    serviced.until(serviced.has_nodes, "the daemon knows its nodes")
+    serviced.wait_until(serviced.has_nodes, "the daemon knows its nodes")
     systemd, pid = serviced.systemd, serviced.main_pid()
-    serviced.until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
+    serviced.wait_until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
     serviced.configure(max_parallel="many")
     with pytest.raises(RuntimeError):
         systemd.ctl("reload", "rolloutd.service")
-    serviced.until(
+    serviced.wait_until(
         lambda: "max_parallel" in serviced.journal("-u", "rolloutd.service"), "the journal says why"
     )
     systemd.ctl("kill", "--signal=HUP", "--kill-who=main", "rolloutd.service")
-    serviced.until(lambda: "the old ones stay" in serviced.status_text(), "the status says it")
-    serviced.until(
+    serviced.wait_until(lambda: "the old ones stay" in serviced.status_text(), "the status says it")
+    serviced.wait_until(
         lambda: "max_parallel" in (serviced.client.get("/v1/status")["trouble"] or ""), "so does the API"
     )
 
     serviced.configure(max_parallel=2, teams={"infra": {"members": ["root"]}, "t9": {"members": ["root"]}})
     systemd.ctl("reload", "rolloutd.service")
-    serviced.until(lambda: "mistakes" not in serviced.status_text(), "the trouble is over")
-    entries = serviced.until(
+    serviced.wait_until(lambda: "mistakes" not in serviced.status_text(), "the trouble is over")
+    entries = serviced.wait_until(
         lambda: serviced.client.get("/v1/audit?kind=SettingsChanged")["entries"], "the change is audited"
     )
     assert [entry["entry"]["fields"]["changed"] for entry in entries] == [["max_parallel", "teams"]]
@@ -285,25 +285,25 @@ def test_a_reload_takes_up_what_is_right_and_refuses_what_is_not(serviced: Servi
 
 
 @pytest.mark.servers
-def test_settings_with_a_mistake_are_tried_once_and_not_for_ever(serviced: Serviced) -> None:
+def test_invalid_settings_do_not_restart_forever(serviced: SystemdEnvironment) -> None:
     """Whoever asks is told at once that nobody answers; once they are mended the next question starts it."""
     serviced.configure(max_parallel="many")
-    with pytest.raises(NoDaemon):
+    with pytest.raises(DaemonUnreachable):
         serviced.client.get("/v1/health")
     systemd = serviced.systemd
-    serviced.until(
+    serviced.wait_until(
         lambda: systemd.show("rolloutd.service", "ActiveState") == "failed", "the service has given up"
     )
     assert systemd.show("rolloutd.socket", "SubState") == "listening"
     assert len(re.findall("(?m)^Failed to start", serviced.journal("-u", "rolloutd.service"))) == 1
     serviced.configure()
-    serviced.until(serviced.has_nodes, "the next question starts it")
+    serviced.wait_until(serviced.has_nodes, "the next question starts it")
 
 
 @pytest.mark.servers
-def test_the_doctor_that_root_calls_speaks_with_the_daemon(serviced: Serviced) -> None:
+def test_the_doctor_that_root_calls_speaks_with_the_daemon(serviced: SystemdEnvironment) -> None:
     """Files are examined as the daemon's user, who may not open its own socket: that root does."""
-    serviced.until(serviced.has_nodes, "the daemon knows its nodes")
+    serviced.wait_until(serviced.has_nodes, "the daemon knows its nodes")
     said = serviced.doctor()
     assert f"ok    daemon: {__version__}, pid {serviced.main_pid()}, epoch 1" in said, said
     assert "3 nodes, as the daemon sees it" in said
@@ -318,7 +318,7 @@ def test_the_doctor_that_root_calls_speaks_with_the_daemon(serviced: Serviced) -
         os.chown(ledger, owner, owner)
 
 
-def under_hardening(serviced: Serviced) -> None:
+def is_hardened(serviced: SystemdEnvironment) -> None:
     """The daemon is nobody special, has its token, and its socket is for its group alone."""
     status = (serviced.systemd.root / "proc" / serviced.main_pid() / "status").read_text()
     assert re.search(r"^CapEff:\s+0+$", status, re.M)
@@ -333,19 +333,19 @@ def under_hardening(serviced: Serviced) -> None:
         sock.connect(str(serviced.socket))
 
 
-def spec(serviced: Serviced) -> dict[str, Any]:
+def spec(serviced: SystemdEnvironment) -> dict[str, Any]:
     """Return the plan: one node after the other."""
     variables = {"log_file": str(serviced.log_file)}
     return plan("serviced", soak="0s", maintain={"playbook": "change.yml", "vars": variables})
 
 
-def in_work(serviced: Serviced) -> bool:
+def in_work(serviced: SystemdEnvironment) -> bool:
     """Say whether the second playbook has begun and not ended."""
     spans = serviced.spans()
     return len(spans) == 2 and spans[-1].end is None
 
 
-def runs_of(serviced: Serviced) -> list[str]:
+def runs_of(serviced: SystemdEnvironment) -> list[str]:
     """Return the runs that the daemon keeps."""
     runs = serviced.systemd.root / "var/lib/rolloutd/runs"
     return [entry.name for entry in runs.iterdir() if not entry.name.startswith(".")]

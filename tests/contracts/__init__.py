@@ -1,1 +1,1 @@
-"""One suite per port, passed by its in-memory twin and by every real adapter."""
+"""One suite per port, passed by its in-memory fake and by every real adapter."""

@@ -1,128 +1,103 @@
-"""The contract of ports.Check, for its twin, `ssh` and `reachable` against a real sshd."""
+"""The contract of ports.Check, for its fake, `ssh` and `reachable` against a real sshd."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ssh.check import SshCheck, judge
-from rolloutd.adapters.ssh.pool import SshShell
+from rolloutd.adapters.ssh.check import SshCheck, find_mismatch
 from rolloutd.adapters.ssh.reachable import ReachableCheck
-from rolloutd.ports import Check, Failed, Host, Ok, Shell, ShellResult, Unknown
-from tests.contracts.twins.check import FakeCheck
-from tests.contracts.twins.clock import FakeClock
-from tests.contracts.twins.shell import HANG, FakeShell
-from tests.contracts.worlds import context, host_of, real_sshd
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.contracts import CheckBackend, CheckContract
+from rolloutd.ports import Check, Failed, Host, Shell, ShellResult, Unknown
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.shell import HANG, FakeShell
+from tests.contracts.ssh_fixtures import host_of, real_sshd, step_context
 from tests.support.sshd import Sshd
 
 
-class World(Protocol):
-    """A check with its parameters, and a node that can be made well or not."""
-
-    check: Check
-    host: Host
-    params: Mapping[str, Any]
-
-    def break_node(self) -> None: ...
-
-    def mend_node(self) -> None: ...
-
-    def changes(self) -> Any: ...
-
-
-class TwinWorld:
-    """The twin."""
+class FakeBackend:
+    """The fake."""
 
     def __init__(self) -> None:
-        self.host, self.params = Host("n1"), {}
-        self._check = FakeCheck()
-        self.check: Check = self._check
+        self.host, self.params, self.clock = Host("n1"), {}, FakeClock()
+        self.check = FakeCheck()
 
-    def break_node(self) -> None:
-        self._check.answers["n1"] = [Failed("n1: the service answers 503")]
+    async def break_node(self) -> None:
+        self.check.results["n1"] = [Failed("n1: the service answers 503")]
 
-    def mend_node(self) -> None:
-        self._check.answers.clear()
+    async def repair_node(self) -> None:
+        self.check.results.clear()
 
-    def changes(self) -> Any:
+    async def state(self) -> object:
         return None
 
 
-class SshWorld:
-    """The check `ssh`: a file on the node says whether it is well."""
+class SshBackend:
+    """The check `ssh`: a file on the node says whether it is healthy."""
 
     def __init__(self, shell: Shell, sshd: Sshd) -> None:
-        self.host = host_of(sshd)
+        self.host, self.clock = host_of(sshd), FakeClock()
         self._file = sshd.directory / "state"
+        self._file.write_text("well\n")
         self.params = {"run": f"cat {self._file}", "equals": "well"}
-        self.check: Check = SshCheck(shell, FakeClock())
-        self.mend_node()
+        self.check: Check = SshCheck(shell, self.clock)
 
-    def break_node(self) -> None:
+    async def break_node(self) -> None:
         self._file.write_text("ill\n")
 
-    def mend_node(self) -> None:
+    async def repair_node(self) -> None:
         self._file.write_text("well\n")
 
-    def changes(self) -> Any:
+    async def state(self) -> object:
         return self._file.stat().st_mtime_ns
 
 
-class ReachableWorld:
+class ReachableBackend:
     """The check `reachable`: the node's sshd runs or does not."""
 
     def __init__(self, shell: Shell, sshd: Sshd) -> None:
-        self.host, self.params = host_of(sshd), {"within": "5m"}
+        self.host, self.params, self.clock = host_of(sshd), {"within": "5m"}, FakeClock()
         self._sshd = sshd
         self.check: Check = ReachableCheck(shell)
 
-    def break_node(self) -> None:
+    async def break_node(self) -> None:
         self._sshd.stop()
 
-    def mend_node(self) -> None:
+    async def repair_node(self) -> None:
         self._sshd.start(self._sshd.directory)
 
-    def changes(self) -> Any:
+    async def state(self) -> object:
         return None
 
 
-REAL = {"ssh": SshWorld, "reachable": ReachableWorld}
+class TestFakeCheck(CheckContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[CheckBackend]:
+        yield FakeBackend()
 
 
-@pytest.fixture(params=["twin", *(pytest.param(kind, marks=pytest.mark.servers) for kind in REAL)])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """Each world in turn."""
-    if request.param == "twin":
-        yield TwinWorld()
-        return
-    shell = SshShell()
-    with real_sshd(tmp_path / "sshd") as sshd:
-        yield REAL[request.param](shell, sshd)
-        await shell.close()
+@pytest.mark.servers
+class TestSshCheck(CheckContract):
+    backend: Callable[[Shell, Sshd], CheckBackend] = SshBackend
+
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[CheckBackend]:
+        shell = SshShell()
+        with real_sshd(directory / "sshd") as sshd:
+            try:
+                yield type(self).backend(shell, sshd)
+            finally:
+                await shell.close()
 
 
-async def test_a_well_node_passes_as_often_as_it_is_asked(world: World) -> None:
-    before = world.changes()
-    for _ in range(2):
-        assert isinstance(await world.check.check(context(world.host, world.params)), Ok)
-    assert world.changes() == before
-
-
-async def test_an_ill_node_fails_with_a_sentence_that_names_it(world: World) -> None:
-    world.break_node()
-    result = await world.check.check(context(world.host, world.params))
-    assert isinstance(result, Failed)
-    assert "n1" in result.text
-
-
-async def test_a_mended_node_passes_again(world: World) -> None:
-    world.break_node()
-    await world.check.check(context(world.host, world.params))
-    world.mend_node()
-    assert isinstance(await world.check.check(context(world.host, world.params)), Ok)
+class TestReachableCheck(TestSshCheck):
+    backend = ReachableBackend
 
 
 # -- the check `ssh` alone ----------------------------------------------------
@@ -150,22 +125,22 @@ async def test_a_mended_node_passes_again(world: World) -> None:
     ],
 )
 def test_judges_the_answer(params: Mapping[str, Any], status: int, stdout: str, wrong: str | None) -> None:
-    found = judge(ShellResult(status, stdout, "first\nboom\n"), params)
+    found = find_mismatch(ShellResult(status, stdout, "first\nboom\n"), params)
     assert found == wrong if wrong is None else found is not None and found.startswith(wrong)
 
 
-async def test_a_node_that_cannot_be_asked_is_unknown_and_a_changed_key_fails() -> None:
+async def test_unreachable_node_unknown_and_changed_key_fails() -> None:
     shell = FakeShell({"stuck": HANG})
     check = SshCheck(shell, FakeClock())
     shell.down.add("n1")
-    assert isinstance(await check.check(context(Host("n1"), {"run": "true"})), Unknown)
-    shell.changed.add("n1")
-    assert isinstance(await check.check(context(Host("n1"), {"run": "true"})), Failed)
+    assert isinstance(await check.check(step_context(Host("n1"), {"run": "true"})), Unknown)
+    shell.changed_host_keys.add("n1")
+    assert isinstance(await check.check(step_context(Host("n1"), {"run": "true"})), Failed)
 
 
-async def test_a_long_answer_is_cut_in_the_sentence_and_kept_in_the_output() -> None:
+async def test_long_output_truncated_in_message_only() -> None:
     check = SshCheck(FakeShell({"long": ShellResult(0, "x" * 5000, "")}), FakeClock())
-    result = await check.check(context(Host("n1"), {"run": "long", "equals": "y"}))
+    result = await check.check(step_context(Host("n1"), {"run": "long", "equals": "y"}))
     assert isinstance(result, Failed)
     assert len(result.text) < 400
     assert len(result.output) == 5000
@@ -175,7 +150,7 @@ async def test_reachable_does_not_trust_a_pooled_connection() -> None:
     shell = FakeShell()
     await shell.run(Host("n1"), "true", timeout_s=1)
     shell.down.add("n1")
-    result = await ReachableCheck(shell).check(context(Host("n1"), {}))
+    result = await ReachableCheck(shell).check(step_context(Host("n1"), {}))
     assert isinstance(result, Failed)
     assert result.text.startswith("not reachable: n1")
     assert not shell.connections

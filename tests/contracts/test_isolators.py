@@ -1,124 +1,85 @@
-"""The contract of ports.Isolator, for its twin, `command` against a real sshd, and `playbook`."""
+"""The contract of ports.Isolator, for its fake, `command` against a real sshd, and `playbook`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
-from rolloutd.adapters.kit import InventorySnapshot
 from rolloutd.adapters.playbook_isolator import PlaybookIsolator, run_name
 from rolloutd.adapters.ssh.command import CommandIsolator
-from rolloutd.adapters.ssh.pool import SshShell
-from rolloutd.ports import Busy, Failed, Host, Isolator, Ok, Shell, ShellResult, StepContext, Unknown
-from tests.contracts.twins.clock import FakeClock
-from tests.contracts.twins.isolator import FakeIsolator
-from tests.contracts.twins.runner import FakeRunner, FakeWorld, Script
-from tests.contracts.twins.shell import FakeShell
-from tests.contracts.worlds import context, host_of, real_sshd
+from rolloutd.adapters.ssh.registration import COMMAND_ISOLATOR
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.contracts import IsolatorBackend, IsolatorContract
+from rolloutd.ports import (
+    Busy,
+    Failed,
+    Host,
+    InventorySnapshot,
+    Ok,
+    Shell,
+    ShellResult,
+    Unknown,
+)
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.shell import FakeShell
+from tests.contracts.ssh_fixtures import host_of, real_sshd, step_context
 from tests.support.sshd import Sshd
 
 
-class World(Protocol):
-    """An isolator that can tell, its parameters, and a node whose state the test sees."""
-
-    isolator: Isolator
-    host: Host
-    params: Mapping[str, Any]
-
-    def is_isolated(self) -> bool: ...
-
-    def isolate_from_outside(self) -> None: ...
-
-
-class TwinWorld:
-    """The twin."""
+class FakeBackend:
+    """The fake."""
 
     def __init__(self) -> None:
-        self.host, self.params = Host("n1"), {}
-        self._isolator = FakeIsolator()
-        self.isolator: Isolator = self._isolator
+        self.host, self.params, self.clock = Host("n1"), {}, FakeClock()
+        self.isolator = FakeIsolator()
 
-    def is_isolated(self) -> bool:
-        return "n1" in self._isolator.isolated
+    async def is_isolated(self) -> bool:
+        return "n1" in self.isolator.isolated
 
-    def isolate_from_outside(self) -> None:
-        self._isolator.isolated.add("n1")
+    async def isolate_from_outside(self) -> None:
+        self.isolator.isolated.add("n1")
 
 
-class CommandWorld:
+class CommandBackend:
     """The isolator `command`: a file on the node takes it out of service."""
 
     def __init__(self, shell: Shell, sshd: Sshd) -> None:
-        self.host = host_of(sshd)
-        self._file = sshd.directory / "drained"
-        file = self._file
+        self.host, self.clock = host_of(sshd), FakeClock()
+        self._file = file = sshd.directory / "drained"
         self.params = {"look": f"test -e {file}", "do": f"touch {file}", "undo": f"rm -f {file}"}
-        self.isolator: Isolator = CommandIsolator(shell, FakeClock())
+        self.isolator = CommandIsolator(shell, self.clock)
 
-    def is_isolated(self) -> bool:
+    async def is_isolated(self) -> bool:
         return self._file.exists()
 
-    def isolate_from_outside(self) -> None:
+    async def isolate_from_outside(self) -> None:
         self._file.touch()
 
 
-@pytest.fixture(params=["twin", pytest.param("command", marks=pytest.mark.servers)])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """Each world in turn."""
-    if request.param == "twin":
-        yield TwinWorld()
-        return
-    shell = SshShell()
-    with real_sshd(tmp_path / "sshd") as sshd:
-        yield CommandWorld(shell, sshd)
-        await shell.close()
+class TestFakeIsolator(IsolatorContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[IsolatorBackend]:
+        yield FakeBackend()
 
 
-async def looked(world: World, ctx: StepContext) -> StepContext:
-    """Return the context with what a look records, as the driver does."""
-    return replace(ctx, prior=(await world.isolator.look(ctx)).prior)
+@pytest.mark.servers
+class TestCommandIsolator(IsolatorContract):
+    registration = COMMAND_ISOLATOR
 
-
-async def test_isolates_and_puts_back(world: World) -> None:
-    ctx = await looked(world, context(world.host, world.params))
-    assert not (await world.isolator.look(ctx)).done
-    assert isinstance(await world.isolator.do(ctx), Ok)
-    assert world.is_isolated()
-    assert (await world.isolator.look(ctx)).done
-    assert isinstance(await world.isolator.undo(ctx), Ok)
-    assert not world.is_isolated()
-    assert not (await world.isolator.look(ctx)).done
-
-
-async def test_repeats_do_no_harm(world: World) -> None:
-    ctx = await looked(world, context(world.host, world.params))
-    for _ in range(2):
-        assert isinstance(await world.isolator.do(ctx), Ok)
-        assert world.is_isolated()
-    for _ in range(2):
-        assert isinstance(await world.isolator.undo(ctx), Ok)
-        assert not world.is_isolated()
-
-
-async def test_what_we_did_not_isolate_stays_isolated(world: World) -> None:
-    world.isolate_from_outside()
-    ctx = await looked(world, context(world.host, world.params))
-    assert (await world.isolator.look(ctx)).done
-    assert isinstance(await world.isolator.do(ctx), Ok)
-    assert isinstance(await world.isolator.undo(ctx), Ok)
-    assert world.is_isolated()
-
-
-async def test_a_look_after_a_crash_keeps_the_first_prior(world: World) -> None:
-    ctx = await looked(world, context(world.host, world.params))
-    await world.isolator.do(ctx)
-    again = await world.isolator.look(ctx)
-    assert again.done
-    assert again.prior == ctx.prior
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[IsolatorBackend]:
+        shell = SshShell()
+        with real_sshd(directory / "sshd") as sshd:
+            try:
+                yield CommandBackend(shell, sshd)
+            finally:
+                await shell.close()
 
 
 # -- `command` alone ----------------------------------------------------------
@@ -127,71 +88,76 @@ async def test_a_look_after_a_crash_keeps_the_first_prior(world: World) -> None:
 async def test_a_command_without_look_is_always_run() -> None:
     shell = FakeShell({"drain": ShellResult(0, "drained\n", ""), "undrain": ShellResult(0, "", "")})
     isolator = CommandIsolator(shell, FakeClock())
-    ctx = context(Host("n1"), {"do": "drain", "undo": "undrain"})
-    found = await isolator.look(ctx)
+    ctx = step_context(Host("n1"), {"do": "drain", "undo": "undrain"})
+    found = await isolator.inspect(ctx)
     ctx = replace(ctx, prior=found.prior)
-    assert not found.done
-    assert await isolator.do(ctx) == Ok("`drain` ended with 0", output="drained\n")
-    assert not (await isolator.look(ctx)).done
-    assert isinstance(await isolator.undo(ctx), Ok)
+    assert not found.is_isolated
+    assert await isolator.isolate(ctx) == Ok("`drain` ended with 0", output="drained\n")
+    assert not (await isolator.inspect(ctx)).is_isolated
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
     assert [command for _, command, _ in shell.calls] == ["drain", "undrain"]
 
 
 async def test_undo_gets_what_look_said_before() -> None:
     shell = FakeShell({"weight": ShellResult(1, "weight 40\n", ""), "restore": ShellResult(0, "", "")})
     isolator = CommandIsolator(shell, FakeClock())
-    ctx = context(Host("n1"), {"look": "weight", "do": "x", "undo": "restore"})
-    ctx = replace(ctx, prior=(await isolator.look(ctx)).prior)
-    await isolator.undo(ctx)
+    ctx = step_context(Host("n1"), {"look": "weight", "do": "x", "undo": "restore"})
+    ctx = replace(ctx, prior=(await isolator.inspect(ctx)).prior)
+    await isolator.return_to_service(ctx)
     assert shell.calls[-1] == ("n1", "restore", "weight 40\n")
 
 
 @pytest.mark.parametrize("status", [126, 127, 137, 255])
-async def test_a_look_that_gave_no_answer_is_no_word_on_the_node(status: int) -> None:
+async def test_unanswered_inspect_says_nothing_about_node(status: int) -> None:
     shell = FakeShell({"look": ShellResult(status, "", "no such tool\n")})
-    looked = await CommandIsolator(shell, FakeClock()).look(context(Host("n1"), {"look": "look", "do": "x"}))
+    looked = await CommandIsolator(shell, FakeClock()).inspect(
+        step_context(Host("n1"), {"look": "look", "do": "x"})
+    )
     assert isinstance(looked, Busy)
-    assert "`look` did not say whether n1 is isolated" in looked.text
+    assert "`look` on n1 did not report whether the node is isolated" in looked.text
     assert f"(exit status {status}) (no such tool)" in looked.text
 
 
-async def test_a_command_that_fails_is_failed_and_one_nobody_heard_of_unknown() -> None:
+async def test_failed_command_fails_and_lost_command_unknown() -> None:
     shell = FakeShell({"drain": ShellResult(5, "", "no such service\n")})
     isolator = CommandIsolator(shell, FakeClock())
-    ctx = context(Host("n1"), {"do": "drain", "undo": "undrain"})
-    failed = await isolator.do(ctx)
+    ctx = step_context(Host("n1"), {"do": "drain", "undo": "undrain"})
+    failed = await isolator.isolate(ctx)
     assert isinstance(failed, Failed)
     assert (failed.text, failed.output) == ("`drain` on n1 ended with 5", "no such service\n")
     shell.down.add("n1")
-    assert isinstance(await isolator.do(ctx), Unknown)
+    assert isinstance(await isolator.isolate(ctx), Unknown)
 
 
 # -- `playbook` alone ---------------------------------------------------------
 
 
-def playbook_isolator(world: FakeWorld) -> PlaybookIsolator:
+def playbook_isolator(backend: FakeRunHost) -> PlaybookIsolator:
     """Return the isolator as a daemon that has just started makes it."""
-    return PlaybookIsolator(FakeRunner(world), lambda: InventorySnapshot({"n1": {}}), FakeClock())
+    return PlaybookIsolator(FakeRunner(backend), lambda: InventorySnapshot({"n1": {}}), FakeClock())
 
 
 PLAYBOOKS = {"file": "isolate.yml", "undo": "deisolate.yml"}
 
 
 async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> None:
-    world = FakeWorld({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
-    ctx = replace(context(Host("n1"), PLAYBOOKS), tree=tmp_path)
-    assert not (await playbook_isolator(world).look(ctx)).done
+    backend = FakeRunHost({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    assert not (await playbook_isolator(backend).inspect(ctx)).is_isolated
     for _ in range(2):
-        assert isinstance(await playbook_isolator(world).do(ctx), Ok)
-    assert isinstance(await playbook_isolator(world).undo(ctx), Ok)
-    assert world.starts == [run_name(ctx.key, "do"), run_name(ctx.key, "undo")]
+        assert isinstance(await playbook_isolator(backend).isolate(ctx), Ok)
+    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Ok)
+    assert backend.started_runs == [
+        run_name(ctx.idempotency_key, "do"),
+        run_name(ctx.idempotency_key, "undo"),
+    ]
 
 
 async def test_a_playbook_that_fails_fails_the_step(tmp_path: Path) -> None:
-    world = FakeWorld({"isolate.yml": Script.FAIL})
-    ctx = replace(context(Host("n1"), PLAYBOOKS), tree=tmp_path)
-    assert isinstance(await playbook_isolator(world).do(ctx), Failed)
-    assert isinstance(await playbook_isolator(world).undo(ctx), Failed)
+    backend = FakeRunHost({"isolate.yml": Script.FAIL})
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    assert isinstance(await playbook_isolator(backend).isolate(ctx), Failed)
+    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Failed)
 
 
 def test_run_names_are_safe_and_tell_keys_apart() -> None:

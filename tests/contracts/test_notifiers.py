@@ -1,4 +1,4 @@
-"""The contract of the Notifier port: the twin, and apprise against a real web server."""
+"""The contract of the Notifier port: the fake, and apprise against a real web server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters import notices
+from rolloutd.adapters import apprise_notifier
 from rolloutd.errors import InvalidFile, NotifyFailed
 from rolloutd.ports import Notifier
-from tests.contracts.twins.notifier import FakeNotifier
+from tests.contracts.fakes.notifier import FakeNotifier
 
 # apprise looks through all its services when the first is used; one of them imports what Python 3.13 drops.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
 
 
-class Hook:
+class WebhookServer:
     """A web hook on this machine: keeps what it is sent, and refuses when it is told to."""
 
     def __init__(self) -> None:
@@ -57,62 +57,62 @@ class Hook:
 
 
 @pytest.fixture
-def hook() -> Iterator[Hook]:
+def hook() -> Iterator[WebhookServer]:
     """Serve one hook."""
-    made = Hook()
+    made = WebhookServer()
     yield made
     made.close()
 
 
-class World:
+class NotifierBackend:
     """A notifier, and the people at its other end."""
 
-    def __init__(self, kind: str, hook: Hook) -> None:
-        self._twin = FakeNotifier()
+    def __init__(self, kind: str, hook: WebhookServer) -> None:
+        self._fake = FakeNotifier()
         self._hook = hook
-        self.notifier: Notifier = self._twin if kind == "twin" else notices.AppriseNotifier(hook.url)
+        self.notifier: Notifier = self._fake if kind == "fake" else apprise_notifier.AppriseNotifier(hook.url)
         self.kind = kind
 
     def refuse(self) -> None:
         """Let the next message be refused."""
-        self._twin.failures, self._hook.refuses = 1, True
+        self._fake.failures, self._hook.refuses = 1, True
 
     def accept(self) -> None:
         """Take messages again."""
-        self._twin.failures, self._hook.refuses = 0, False
+        self._fake.failures, self._hook.refuses = 0, False
 
     @property
     def read(self) -> list[tuple[str, str]]:
         """What people have read."""
-        return self._twin.sent if self.kind == "twin" else self._hook.got
+        return self._fake.sent if self.kind == "fake" else self._hook.got
 
 
-@pytest.fixture(params=["twin", "apprise"])
-def world(request: pytest.FixtureRequest, hook: Hook) -> World:
-    """Return the twin and the real one in turn."""
-    return World(request.param, hook)
+@pytest.fixture(params=["fake", "apprise"])
+def backend(request: pytest.FixtureRequest, hook: WebhookServer) -> NotifierBackend:
+    """Return the fake and the real one in turn."""
+    return NotifierBackend(request.param, hook)
 
 
-async def test_a_message_arrives_whole(world: World) -> None:
-    await world.notifier.send("n1 failed in sysctl-x", "run.configure: broken\nrolloutctl status sysctl-x")
-    assert world.read == [("n1 failed in sysctl-x", "run.configure: broken\nrolloutctl status sysctl-x")]
+async def test_a_message_arrives_whole(backend: NotifierBackend) -> None:
+    await backend.notifier.send("n1 failed in sysctl-x", "run.configure: broken\nrolloutctl status sysctl-x")
+    assert backend.read == [("n1 failed in sysctl-x", "run.configure: broken\nrolloutctl status sysctl-x")]
 
 
-async def test_a_message_without_a_text_arrives(world: World) -> None:
-    await world.notifier.send("sysctl-x has ended", "")
-    assert [title for title, _ in world.read] == ["sysctl-x has ended"]
+async def test_a_message_without_a_text_arrives(backend: NotifierBackend) -> None:
+    await backend.notifier.send("sysctl-x has ended", "")
+    assert [title for title, _ in backend.read] == ["sysctl-x has ended"]
 
 
-async def test_a_message_that_is_not_taken_is_said_to_be(world: World) -> None:
-    world.refuse()
+async def test_a_message_that_is_not_taken_is_said_to_be(backend: NotifierBackend) -> None:
+    backend.refuse()
     with pytest.raises(NotifyFailed):
-        await world.notifier.send("title", "text")
-    world.accept()
-    await world.notifier.send("title", "text")
-    assert len(world.read) == 1
+        await backend.notifier.send("title", "text")
+    backend.accept()
+    await backend.notifier.send("title", "text")
+    assert len(backend.read) == 1
 
 
-async def test_sending_holds_nobody_up(world: World) -> None:
+async def test_sending_holds_nobody_up(backend: NotifierBackend) -> None:
     turns = 0
 
     async def count() -> None:
@@ -122,33 +122,33 @@ async def test_sending_holds_nobody_up(world: World) -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    await world.notifier.send("title", "text")
+    await backend.notifier.send("title", "text")
     await asyncio.sleep(0)
     counting.cancel()
     assert turns
 
 
-async def test_no_secret_is_in_a_name_or_in_what_is_said(world: World) -> None:
-    world.refuse()
+async def test_secret_absent_from_names_and_messages(backend: NotifierBackend) -> None:
+    backend.refuse()
     with pytest.raises(NotifyFailed) as failed:
-        await world.notifier.send("title", "text")
-    for told in (world.notifier.name, str(failed.value)):
+        await backend.notifier.send("title", "text")
+    for told in (backend.notifier.name, str(failed.value)):
         assert "s3cret" not in told
         assert "t0ken" not in told
 
 
-def test_urls_come_from_a_file_that_nobody_else_reads(hook: Hook, tmp_path: Path) -> None:
+def test_urls_come_from_a_file_that_nobody_else_reads(hook: WebhookServer, tmp_path: Path) -> None:
     file = tmp_path / "notify.urls"
     file.touch(mode=0o600)
     file.write_text(f"# people\n\n{hook.url}\n")
-    assert [each.name for each in notices.load(file)] == ["json (line 3 of notify.urls)"]
+    assert [each.name for each in apprise_notifier.load_notifiers(file)] == ["json (line 3 of notify.urls)"]
     file.write_text(f"{hook.url}\nnonsense://s3cret\n")
     with pytest.raises(InvalidFile) as invalid:
-        notices.load(file)
-    assert [mistake.line for mistake in invalid.value.mistakes] == [2]
+        apprise_notifier.load_notifiers(file)
+    assert [mistake.line for mistake in invalid.value.diagnostics] == [2]
     assert "s3cret" not in str(invalid.value)
     file.chmod(0o644)
     with pytest.raises(InvalidFile, match="mode 644"):
-        notices.load(file)
+        apprise_notifier.load_notifiers(file)
     with pytest.raises(InvalidFile):
-        notices.load(tmp_path / "nothing")
+        apprise_notifier.load_notifiers(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""The contract of ports.Shell, for its twin and for asyncssh against a real sshd."""
+"""The contract of ports.Shell, for its fake and for asyncssh against a real sshd."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Protocol
 
 import pytest
 
-from rolloutd.adapters.ssh.pool import Limits, SshShell
+from rolloutd.adapters.ssh.shell import SshLimits, SshShell
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.ports import Host, Shell, ShellResult
-from tests.contracts.twins.shell import HANG, FakeShell
-from tests.contracts.worlds import LIMIT_S, host_of, listening, real_sshd
+from tests.contracts.fakes.shell import HANG, FakeShell
+from tests.contracts.ssh_fixtures import LIMIT_S, host_of, real_sshd, serve_connections
 from tests.support.sshd import Sshd
 
 HANGING = "sleep 3600"
 FLOOD = "head -c 200000 /dev/zero | tr '\\0' x"
 
 
-class World(Protocol):
+class ShellBackend(Protocol):
     """A shell and the one node n1 that it reaches."""
 
     shell: Shell
@@ -37,8 +37,8 @@ class World(Protocol):
     def change_host_key(self) -> None: ...
 
 
-class TwinWorld:
-    """The twin, with the answers that a POSIX node would give."""
+class FakeBackend:
+    """The fake, with the answers that a POSIX node would give."""
 
     def __init__(self) -> None:
         self.host = Host("n1")
@@ -60,10 +60,10 @@ class TwinWorld:
         self._shell.down.discard("n1")
 
     def change_host_key(self) -> None:
-        self._shell.changed.add("n1")
+        self._shell.changed_host_keys.add("n1")
 
 
-class SshdWorld:
+class SshdBackend:
     """asyncssh and a real sshd."""
 
     def __init__(self, sshd: Sshd) -> None:
@@ -86,88 +86,88 @@ class SshdWorld:
 
 
 @asynccontextmanager
-async def make_world(kind: str, directory: Path) -> AsyncIterator[World]:
+async def make_backend(kind: str, directory: Path) -> AsyncIterator[ShellBackend]:
     """Make one of the worlds that pass this suite."""
-    if kind == "twin":
-        yield TwinWorld()
+    if kind == "fake":
+        yield FakeBackend()
         return
     with real_sshd(directory / "sshd") as sshd:
-        world = SshdWorld(sshd)
+        backend = SshdBackend(sshd)
         try:
-            yield world
+            yield backend
         finally:
-            await world.shell.close()
+            await backend.shell.close()
 
 
-@pytest.fixture(params=["twin", pytest.param("asyncssh", marks=pytest.mark.servers)])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """Each world in turn."""
-    async with make_world(request.param, tmp_path) as made:
+@pytest.fixture(params=["fake", pytest.param("asyncssh", marks=pytest.mark.servers)])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ShellBackend]:
+    """Each backend in turn."""
+    async with make_backend(request.param, tmp_path) as made:
         yield made
 
 
-async def test_tells_output_and_exit_status(world: World) -> None:
-    result = await world.shell.run(world.host, "echo out; echo err >&2; exit 3", timeout_s=LIMIT_S)
+async def test_tells_output_and_exit_status(backend: ShellBackend) -> None:
+    result = await backend.shell.run(backend.host, "echo out; echo err >&2; exit 3", timeout_s=LIMIT_S)
     assert result == ShellResult(3, "out\n", "err\n")
 
 
-async def test_death_by_signal_is_128_and_its_number(world: World) -> None:
-    result = await world.shell.run(world.host, "kill -KILL $$", timeout_s=LIMIT_S)
+async def test_death_by_signal_is_128_and_its_number(backend: ShellBackend) -> None:
+    result = await backend.shell.run(backend.host, "kill -KILL $$", timeout_s=LIMIT_S)
     assert result.exit_status == 137
 
 
-async def test_hands_over_the_input(world: World) -> None:
+async def test_hands_over_the_input(backend: ShellBackend) -> None:
     text = "zwölf\n" * 10_000
-    result = await world.shell.run(world.host, "cat", timeout_s=LIMIT_S, stdin=text[:3000])
+    result = await backend.shell.run(backend.host, "cat", timeout_s=LIMIT_S, stdin=text[:3000])
     assert result.stdout == text[:3000]
 
 
-async def test_unread_input_is_no_error(world: World) -> None:
-    result = await world.shell.run(world.host, "true", timeout_s=LIMIT_S, stdin="x" * 500_000)
+async def test_unread_input_is_no_error(backend: ShellBackend) -> None:
+    result = await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S, stdin="x" * 500_000)
     assert result.exit_status == 0
 
 
-async def test_output_is_cut_with_a_note(world: World) -> None:
-    result = await world.shell.run(world.host, FLOOD, timeout_s=LIMIT_S)
+async def test_output_is_cut_with_a_note(backend: ShellBackend) -> None:
+    result = await backend.shell.run(backend.host, FLOOD, timeout_s=LIMIT_S)
     assert len(result.stdout) < 66_000
     assert result.stdout.endswith("[cut: the first 65536 of 200000 bytes]")
 
 
-async def test_a_command_that_does_not_end_is_a_timeout_that_names_it(world: World) -> None:
-    await world.shell.run(world.host, "true", timeout_s=LIMIT_S)
+async def test_endless_command_raises_named_timeout(backend: ShellBackend) -> None:
+    await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)
     with pytest.raises(TimeoutError, match=r"n1: `sleep 3600` did not end within 0\.5s"):
-        await world.shell.run(world.host, HANGING, timeout_s=0.5)
-    assert (await world.shell.run(world.host, "true", timeout_s=LIMIT_S)).exit_status == 0
+        await backend.shell.run(backend.host, HANGING, timeout_s=0.5)
+    assert (await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)).exit_status == 0
 
 
-async def test_a_node_that_is_off_is_unreachable_by_name(world: World) -> None:
-    world.stop_node()
+async def test_a_node_that_is_off_is_unreachable_by_name(backend: ShellBackend) -> None:
+    backend.stop_node()
     with pytest.raises(NodeUnreachable, match=r"n1: tcp connect .*refused"):
-        await world.shell.run(world.host, "true", timeout_s=LIMIT_S)
+        await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)
 
 
-async def test_a_node_that_was_away_is_reached_again(world: World) -> None:
-    await world.shell.run(world.host, "true", timeout_s=LIMIT_S)
-    world.stop_node()
-    world.start_node()
-    assert (await world.shell.run(world.host, "true", timeout_s=LIMIT_S)).exit_status == 0
+async def test_a_node_that_was_away_is_reached_again(backend: ShellBackend) -> None:
+    await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)
+    backend.stop_node()
+    backend.start_node()
+    assert (await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)).exit_status == 0
 
 
-async def test_a_changed_host_key_is_not_spoken_to(world: World) -> None:
-    world.change_host_key()
+async def test_a_changed_host_key_is_not_spoken_to(backend: ShellBackend) -> None:
+    backend.change_host_key()
     with pytest.raises(HostKeyChanged, match=r"n1: the host key .*has changed"):
-        await world.shell.run(world.host, "true", timeout_s=LIMIT_S)
+        await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)
 
 
-async def test_a_forgotten_connection_is_made_anew(world: World) -> None:
-    await world.shell.run(world.host, "true", timeout_s=LIMIT_S)
-    await world.shell.forget("n1")
-    await world.shell.forget("n2")
-    assert (await world.shell.run(world.host, "true", timeout_s=LIMIT_S)).exit_status == 0
+async def test_a_forgotten_connection_is_made_anew(backend: ShellBackend) -> None:
+    await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)
+    await backend.shell.disconnect("n1")
+    await backend.shell.disconnect("n2")
+    assert (await backend.shell.run(backend.host, "true", timeout_s=LIMIT_S)).exit_status == 0
 
 
-async def test_commands_run_side_by_side(world: World) -> None:
-    runs = (world.shell.run(world.host, "cat", timeout_s=LIMIT_S, stdin=str(n)) for n in range(20))
+async def test_commands_run_side_by_side(backend: ShellBackend) -> None:
+    runs = (backend.shell.run(backend.host, "cat", timeout_s=LIMIT_S, stdin=str(n)) for n in range(20))
     assert [result.stdout for result in await asyncio.gather(*runs)] == [str(n) for n in range(20)]
 
 
@@ -177,10 +177,10 @@ pytest_servers = pytest.mark.servers
 
 
 @pytest.fixture
-async def real(tmp_path: Path) -> AsyncIterator[SshdWorld]:
+async def real(tmp_path: Path) -> AsyncIterator[SshdBackend]:
     """asyncssh and a real sshd."""
-    async with make_world("asyncssh", tmp_path) as made:
-        assert isinstance(made, SshdWorld)
+    async with make_backend("asyncssh", tmp_path) as made:
+        assert isinstance(made, SshdBackend)
         yield made
 
 
@@ -190,15 +190,15 @@ def logins(sshd: Sshd) -> int:
 
 
 @pytest_servers
-async def test_a_node_has_one_connection(real: SshdWorld) -> None:
+async def test_a_node_has_one_connection(real: SshdBackend) -> None:
     await asyncio.gather(*(real.shell.run(real.host, "true", timeout_s=LIMIT_S) for _ in range(20)))
     await real.shell.run(real.host, "true", timeout_s=LIMIT_S)
     assert logins(real.sshd) == 1
 
 
 @pytest_servers
-async def test_connections_are_limited_and_idle_ones_closed(real: SshdWorld) -> None:
-    shell = SshShell(limits=Limits(connections=2, idle_s=0.05))
+async def test_connections_are_limited_and_idle_ones_closed(real: SshdBackend) -> None:
+    shell = SshShell(limits=SshLimits(max_connections=2, idle_timeout_s=0.05))
     hosts = [host_of(real.sshd, f"n{number}") for number in range(6)]
     await asyncio.gather(*(shell.run(host, "true", timeout_s=LIMIT_S) for host in hosts))
     assert logins(real.sshd) == 6
@@ -209,12 +209,12 @@ async def test_connections_are_limited_and_idle_ones_closed(real: SshdWorld) -> 
 
 
 @pytest_servers
-async def test_a_node_that_falls_silent_in_the_middle_is_noticed(real: SshdWorld) -> None:
+async def test_a_node_that_falls_silent_in_the_middle_is_noticed(real: SshdBackend) -> None:
     async with silenceable(real.sshd.port) as (port, silence):
         key = real.sshd.known_hosts.read_text().split(None, 1)[1]
         with real.sshd.known_hosts.open("a") as known:
             known.write(f"[127.0.0.1]:{port} {key}")
-        shell = SshShell(limits=Limits(keepalive_s=0.1, keepalives_lost=2))
+        shell = SshShell(limits=SshLimits(keepalive_interval_s=0.1, max_missed_keepalives=2))
         host = host_of(real.sshd, ansible_port=port)
         await shell.run(host, "true", timeout_s=LIMIT_S)
         running = asyncio.create_task(shell.run(host, "sleep 3600", timeout_s=LIMIT_S))
@@ -248,12 +248,12 @@ async def silenceable(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
             with contextlib.suppress(OSError):
                 await to_behind.wait_closed()
 
-    async with listening(serve) as own_port:
+    async with serve_connections(serve) as own_port:
         yield own_port, silence
 
 
 @pytest_servers
-async def test_goes_by_a_jump_host(real: SshdWorld) -> None:
+async def test_goes_by_a_jump_host(real: SshdBackend) -> None:
     host = host_of(real.sshd)
     arguments = f"{host.connection['ansible_ssh_common_args']} -J {real.sshd.user}@127.0.0.1:{real.sshd.port}"
     jumped = Host("n1", connection={**host.connection, "ansible_ssh_common_args": arguments})
@@ -262,7 +262,7 @@ async def test_goes_by_a_jump_host(real: SshdWorld) -> None:
 
 
 @pytest_servers
-async def test_goes_by_a_proxy_command(real: SshdWorld) -> None:
+async def test_goes_by_a_proxy_command(real: SshdBackend) -> None:
     if shutil.which("ssh") is None:
         pytest.skip("needs the ssh client")
     host = host_of(real.sshd)
@@ -274,7 +274,7 @@ async def test_goes_by_a_proxy_command(real: SshdWorld) -> None:
 
 
 @pytest_servers
-async def test_an_unknown_host_key_says_what_to_do(real: SshdWorld) -> None:
+async def test_an_unknown_host_key_says_what_to_do(real: SshdBackend) -> None:
     real.sshd.known_hosts.write_text("")
     with pytest.raises(HostKeyChanged) as told:
         await real.shell.run(real.host, "true", timeout_s=LIMIT_S)
@@ -283,7 +283,7 @@ async def test_an_unknown_host_key_says_what_to_do(real: SshdWorld) -> None:
 
 @pytest_servers
 @pytest.mark.parametrize("hashed", [False, True])
-async def test_a_changed_host_key_names_the_line_and_the_remedy(real: SshdWorld, hashed: bool) -> None:
+async def test_a_changed_host_key_names_the_line_and_the_remedy(real: SshdBackend, hashed: bool) -> None:
     real.change_host_key()
     known = real.sshd.known_hosts
     known.write_text(f"# nodes\n\n{known.read_text()}")
@@ -299,7 +299,7 @@ async def test_a_changed_host_key_names_the_line_and_the_remedy(real: SshdWorld,
 
 
 @pytest_servers
-async def test_switching_the_host_key_check_off_is_not_obeyed(real: SshdWorld, tmp_path: Path) -> None:
+async def test_switching_the_host_key_check_off_is_not_obeyed(real: SshdBackend, tmp_path: Path) -> None:
     arguments = "-F /dev/null -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     host = host_of(real.sshd, ansible_ssh_common_args=arguments)
     empty = tmp_path / "empty"
@@ -313,7 +313,7 @@ async def test_switching_the_host_key_check_off_is_not_obeyed(real: SshdWorld, t
 
 
 @pytest_servers
-async def test_a_refused_key_is_named(real: SshdWorld, tmp_path: Path) -> None:
+async def test_a_refused_key_is_named(real: SshdBackend, tmp_path: Path) -> None:
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     host = host_of(real.sshd, ansible_ssh_private_key_file=str(other))
@@ -326,8 +326,8 @@ async def test_a_node_that_accepts_and_says_nothing_is_unreachable() -> None:
     async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    async with listening(stay_silent) as port:
-        shell = SshShell(limits=Limits(connect_timeout_s=0.3))
+    async with serve_connections(stay_silent) as port:
+        shell = SshShell(limits=SshLimits(connect_timeout_s=0.3))
         host = Host("n1", connection={"ansible_host": "127.0.0.1", "ansible_port": port})
         with pytest.raises(NodeUnreachable, match=rf"n1: no answer from 127.0.0.1:{port} within 0.3s"):
             await shell.run(host, "true", timeout_s=LIMIT_S)

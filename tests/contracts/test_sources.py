@@ -1,4 +1,4 @@
-"""The contract of ports.Sources, for its twin and for git and a disk."""
+"""The contract of ports.Sources, for its fake and for git and a disk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Protocol
 
 import pytest
 
-from rolloutd.adapters.sources import TreeSources, make
+from rolloutd.adapters.sources import TreeStore, make
 from rolloutd.errors import NotFound, Refused, SourceFailed
-from rolloutd.packing import MAX_TREE_BYTES, pack, tree_hash
-from rolloutd.ports import Pinned, Sources
-from tests.contracts.twins.sources import FakeSources
+from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
+from tests.contracts.fakes.sources import FakeSourceStore
 
 MISSING = "0" * 40
 
@@ -57,34 +57,34 @@ class Repository:
         return self.git("rev-parse", "HEAD")
 
 
-class World(Protocol):
+class SourcesBackend(Protocol):
     """Sources, and a remote repository with commits, branches and tags."""
 
-    sources: Sources
+    sources: SourceStore
     url: str
 
     def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str: ...
 
 
-class TwinWorld:
-    """The twin."""
+class FakeBackend:
+    """The fake."""
 
     def __init__(self, directory: Path) -> None:
         self.url = "https://git.example/playbooks.git"
-        self._sources = FakeSources(directory / "trees")
-        self.sources: Sources = self._sources
+        self._sources = FakeSourceStore(directory / "trees")
+        self.sources: SourceStore = self._sources
 
     def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str:
         return self._sources.commit(self.url, {"site.yml": text}, [branch, *([tag] if tag else [])])
 
 
-class GitWorld:
+class GitBackend:
     """git on a local repository."""
 
     def __init__(self, directory: Path) -> None:
         self.repository = Repository(directory / "playbooks")
         self.url = self.repository.url
-        self.sources: Sources = TreeSources(directory / "state", allow_local=True)
+        self.sources: SourceStore = TreeStore(directory / "state", allow_local=True)
 
     def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str:
         self.repository.git("checkout", "--quiet", "-B", branch)
@@ -94,51 +94,51 @@ class GitWorld:
         return commit
 
 
-WORLDS: list[Callable[[Path], World]] = [TwinWorld, GitWorld]
+BACKENDS: list[Callable[[Path], SourcesBackend]] = [FakeBackend, GitBackend]
 
 
-@pytest.fixture(params=WORLDS, ids=["twin", "git"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Each world in turn."""
-    made: World = request.param(tmp_path)
+@pytest.fixture(params=BACKENDS, ids=["fake", "git"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> SourcesBackend:
+    """Each backend in turn."""
+    made: SourcesBackend = request.param(tmp_path)
     return made
 
 
-async def test_a_branch_is_pinned_to_its_commit_and_stays_there(world: World) -> None:
-    first = world.commit("one\n")
-    pinned = await world.sources.pin_git(world.url, "main")
-    assert pinned == Pinned("git", first)
-    second = world.commit("two\n")
-    assert await world.sources.pin_git(world.url, "main") == Pinned("git", second)
-    assert (world.sources.tree(pinned) / "site.yml").read_text() == "one\n"
-    assert (world.sources.tree(Pinned("git", second)) / "site.yml").read_text() == "two\n"
+async def test_a_branch_is_pinned_to_its_commit_and_stays_there(backend: SourcesBackend) -> None:
+    first = backend.commit("one\n")
+    pinned = await backend.sources.pin_git(backend.url, "main")
+    assert pinned == PinnedSource("git", first)
+    second = backend.commit("two\n")
+    assert await backend.sources.pin_git(backend.url, "main") == PinnedSource("git", second)
+    assert (backend.sources.tree_path(pinned) / "site.yml").read_text() == "one\n"
+    assert (backend.sources.tree_path(PinnedSource("git", second)) / "site.yml").read_text() == "two\n"
 
 
-async def test_a_tag_is_pinned_to_the_commit_it_names(world: World) -> None:
-    tagged = world.commit("one\n", tag="v1.0")
-    world.commit("two\n")
-    assert await world.sources.pin_git(world.url, "v1.0") == Pinned("git", tagged)
+async def test_a_tag_is_pinned_to_the_commit_it_names(backend: SourcesBackend) -> None:
+    tagged = backend.commit("one\n", tag="v1.0")
+    backend.commit("two\n")
+    assert await backend.sources.pin_git(backend.url, "v1.0") == PinnedSource("git", tagged)
 
 
-async def test_a_commit_is_its_own_pin(world: World) -> None:
-    first = world.commit("one\n")
-    world.commit("two\n")
-    assert await world.sources.pin_git(world.url, first) == Pinned("git", first)
-    assert (world.sources.tree(Pinned("git", first)) / "site.yml").read_text() == "one\n"
+async def test_a_commit_is_its_own_pin(backend: SourcesBackend) -> None:
+    first = backend.commit("one\n")
+    backend.commit("two\n")
+    assert await backend.sources.pin_git(backend.url, first) == PinnedSource("git", first)
+    assert (backend.sources.tree_path(PinnedSource("git", first)) / "site.yml").read_text() == "one\n"
 
 
 @pytest.mark.parametrize("ref", ["nowhere", "v9", MISSING])
-async def test_a_ref_that_is_not_there_fails_by_name(world: World, ref: str) -> None:
-    world.commit("one\n")
+async def test_a_ref_that_is_not_there_fails_by_name(backend: SourcesBackend, ref: str) -> None:
+    backend.commit("one\n")
     with pytest.raises(SourceFailed) as told:
-        await world.sources.pin_git(world.url, ref)
-    assert world.url in str(told.value)
+        await backend.sources.pin_git(backend.url, ref)
+    assert backend.url in str(told.value)
 
 
 @pytest.mark.parametrize("ref", ["--upload-pack=touch x", "-x", "a..b", "main@{1}", "", "a b", "x.lock"])
-async def test_a_ref_that_could_be_an_option_is_refused(world: World, ref: str) -> None:
+async def test_a_ref_that_could_be_an_option_is_refused(backend: SourcesBackend, ref: str) -> None:
     with pytest.raises(Refused):
-        await world.sources.pin_git(world.url, ref)
+        await backend.sources.pin_git(backend.url, ref)
 
 
 @pytest.mark.parametrize(
@@ -158,31 +158,36 @@ async def test_a_ref_that_could_be_an_option_is_refused(world: World, ref: str) 
     ],
 )
 async def test_what_is_no_server_is_refused(tmp_path: Path, url: str) -> None:
-    for sources in (FakeSources(tmp_path / "fake"), make(tmp_path / "state")):
+    for sources in (FakeSourceStore(tmp_path / "fake"), make(tmp_path / "state")):
         with pytest.raises(Refused):
             await sources.pin_git(url, "main")
 
 
-async def test_an_upload_is_kept_under_its_content(world: World, tmp_path: Path) -> None:
+async def test_an_upload_is_kept_under_its_content(backend: SourcesBackend, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "mine")
-    pinned = await world.sources.keep_upload(pack(tree))
-    assert pinned == Pinned("tree", tree_hash(tree))
-    kept = world.sources.tree(pinned)
+    pinned = await backend.sources.store_upload(pack_tree(tree))
+    assert pinned == PinnedSource("tree", tree_hash(tree))
+    kept = backend.sources.tree_path(pinned)
     assert (kept / "roles/web/run.sh").read_text() == "#!/bin/sh\n"
     assert os.access(kept / "roles/web/run.sh", os.X_OK)
     assert not os.access(kept / "site.yml", os.X_OK)
     assert (kept / "link.yml").readlink() == Path("site.yml")
     assert tree_hash(kept) == pinned.pin
-    assert await world.sources.keep_upload(pack(tree)) == pinned
+    assert await backend.sources.store_upload(pack_tree(tree)) == pinned
 
 
 @pytest.mark.parametrize(
     "pinned",
-    [Pinned("git", MISSING), Pinned("tree", "0" * 64), Pinned("tree", "../../etc"), Pinned("x", "y")],
+    [
+        PinnedSource("git", MISSING),
+        PinnedSource("tree", "0" * 64),
+        PinnedSource("tree", "../../etc"),
+        PinnedSource("x", "y"),
+    ],
 )
-async def test_a_tree_that_is_not_kept_is_not_found(world: World, pinned: Pinned) -> None:
+async def test_a_tree_that_is_not_kept_is_not_found(backend: SourcesBackend, pinned: PinnedSource) -> None:
     with pytest.raises(NotFound):
-        world.sources.tree(pinned)
+        backend.sources.tree_path(pinned)
 
 
 def make_tree(directory: Path) -> Path:
@@ -249,54 +254,54 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_upload_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
-    sources = TreeSources(tmp_path / "state")
+    sources = TreeStore(tmp_path / "state")
     with pytest.raises(Refused):
-        await sources.keep_upload(BAD[name])
+        await sources.store_upload(BAD[name])
     assert not [
         path for path in (tmp_path / "state").glob("trees/*") if path.is_file() or any(path.iterdir())
     ]
 
 
 async def test_the_hash_does_not_know_owners_times_order_or_compression(tmp_path: Path) -> None:
-    sources = TreeSources(tmp_path)
+    sources = TreeStore(tmp_path)
     one = archive(regular("a"), regular("b/c", b"y"))
     two = archive(("b", None, tarfile.DIRTYPE, ""), regular("./b/c", b"y"), regular("./a"))
-    pins = [await sources.keep_upload(data) for data in (one, two, gzip.compress(one))]
+    pins = [await sources.store_upload(data) for data in (one, two, gzip.compress(one))]
     assert len(set(pins)) == 1
-    assert await sources.keep_upload(archive(regular("a"), regular("b/c", b"z"))) not in pins
+    assert await sources.store_upload(archive(regular("a"), regular("b/c", b"z"))) not in pins
 
 
 async def test_trees_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
-    sources = TreeSources(tmp_path)
+    sources = TreeStore(tmp_path)
     data = archive(regular("a"))
-    pins = await asyncio.gather(*(sources.keep_upload(data) for _ in range(8)))
+    pins = await asyncio.gather(*(sources.store_upload(data) for _ in range(8)))
     assert len(set(pins)) == 1
     assert [path.name for path in (tmp_path / "trees").iterdir()] == [f"tree-{pins[0].pin}"]
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="is not a directory"):
-        pack(tmp_path / "nowhere")
+        pack_tree(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(Refused, match="pipe is neither a file nor a link"):
-        pack(tmp_path)
+        pack_tree(tmp_path)
     (tmp_path / "pipe").unlink()
     (tmp_path / "out").symlink_to("/etc/passwd")
-    with pytest.raises(Refused, match="out is a link to '/etc/passwd', outside"):
-        pack(tmp_path)
+    with pytest.raises(Refused, match="out: links to '/etc/passwd', outside"):
+        pack_tree(tmp_path)
     (tmp_path / "out").unlink()
     with (tmp_path / "big").open("wb") as big:
         big.truncate(MAX_TREE_BYTES + 1)
     with pytest.raises(Refused, match="larger than 64 MiB"):
-        pack(tmp_path)
+        pack_tree(tmp_path)
 
 
 def test_packing_is_the_same_bytes_for_the_same_content(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "one")
-    first = pack(tree)
+    first = pack_tree(tree)
     os.utime(tree / "site.yml", (1, 1))
     (tree / "site.yml").chmod(0o600)
-    assert pack(tree) == first
+    assert pack_tree(tree) == first
 
 
 # -- git alone ----------------------------------------------------------------
@@ -316,10 +321,10 @@ async def test_git_gives_short_commits_files_modes_and_links(tmp_path: Path) -> 
     (repository.directory / "run.sh").chmod(0o755)
     (repository.directory / "link").symlink_to("run.sh")
     commit = repository.commit("site.yml", "x")
-    sources = TreeSources(tmp_path / "state", allow_local=True)
+    sources = TreeStore(tmp_path / "state", allow_local=True)
     pinned = await sources.pin_git(repository.url, commit[:10])
     assert pinned.pin == commit
-    tree = sources.tree(pinned)
+    tree = sources.tree_path(pinned)
     assert sorted(path.name for path in tree.iterdir()) == ["link", "run.sh", "site.yml"]
     assert os.access(tree / "run.sh", os.X_OK)
     assert (tree / "link").readlink() == Path("run.sh")
@@ -329,9 +334,9 @@ async def test_git_finds_an_old_commit_after_a_shallow_fetch(tmp_path: Path) -> 
     repository = Repository(tmp_path / "playbooks")
     old = repository.commit("site.yml", "one")
     repository.commit("site.yml", "two")
-    sources = TreeSources(tmp_path / "state", allow_local=True)
+    sources = TreeStore(tmp_path / "state", allow_local=True)
     await sources.pin_git(repository.url, "main")
-    assert await sources.pin_git(repository.url, old[:12]) == Pinned("git", old)
+    assert await sources.pin_git(repository.url, old[:12]) == PinnedSource("git", old)
 
 
 async def test_git_says_that_submodules_are_not_fetched(tmp_path: Path) -> None:
@@ -340,7 +345,7 @@ async def test_git_says_that_submodules_are_not_fetched(tmp_path: Path) -> None:
     outer.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", inner.url, "roles")
     outer.git("commit", "--quiet", "-m", "roles")
     with pytest.raises(SourceFailed, match="roles is a git submodule"):
-        await TreeSources(tmp_path / "state", allow_local=True).pin_git(outer.url, "main")
+        await TreeStore(tmp_path / "state", allow_local=True).pin_git(outer.url, "main")
 
 
 async def test_git_is_not_led_astray_by_a_hooks_environment(
@@ -350,8 +355,8 @@ async def test_git_is_not_led_astray_by_a_hooks_environment(
     commit = repository.commit("site.yml", "x")
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
-    sources = TreeSources(tmp_path / "state", allow_local=True)
-    assert await sources.pin_git(repository.url, "main") == Pinned("git", commit)
+    sources = TreeStore(tmp_path / "state", allow_local=True)
+    assert await sources.pin_git(repository.url, "main") == PinnedSource("git", commit)
 
 
 async def test_git_that_fails_tells_no_password(tmp_path: Path) -> None:
@@ -369,13 +374,13 @@ async def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
     assert list((tmp_path / "trees").iterdir()) == []
 
 
-async def test_the_locks_of_a_killed_git_do_not_stop_the_next(tmp_path: Path) -> None:
+async def test_stale_git_locks_do_not_block(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "playbooks")
     repository.commit("site.yml", "one")
-    sources = TreeSources(tmp_path / "state", allow_local=True)
+    sources = TreeStore(tmp_path / "state", allow_local=True)
     await sources.pin_git(repository.url, "main")
     (cache,) = (tmp_path / "state" / "git").iterdir()
     for lock in ("shallow.lock", "HEAD.lock", "refs/rolloutd/x.lock"):
         (cache / lock).touch()
     second = repository.commit("site.yml", "two")
-    assert await sources.pin_git(repository.url, "main") == Pinned("git", second)
+    assert await sources.pin_git(repository.url, "main") == PinnedSource("git", second)

@@ -1,6 +1,6 @@
-"""The contract of the Store port: the twin and SQLite pass it alike.
+"""The contract of the Store port; the fake and SQLite pass it.
 
-Longer than 400 lines: one contract, one file.
+Longer than 500 lines: one contract, one file.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from machines import changes
-from machines.events import (
-    CallRefused,
+from machines.facts import apply
+from machines.model.events import (
+    ChangeNeeded,
     DaemonStarted,
     Event,
-    Frozen,
+    FreezeLifted,
+    FreezeStarted,
     GateOpened,
     HoldReleased,
     HoldTaken,
-    LookedCurrent,
     NodeOrdered,
-    NodesGone,
-    NodesSeen,
+    NodesDiscovered,
+    NodesRemoved,
+    RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
@@ -38,93 +39,92 @@ from machines.events import (
     StepState,
     TargetChanged,
     TargetsJoined,
-    Unfrozen,
     VoteCast,
     VoteWithdrawn,
 )
-from machines.plan import Digest, GateName
-from machines.rollout import Hold, Opened, Order, Pause, Target
-from machines.states import TABLE, Edge, Outcome, Phase, Trigger
-from machines.windows import Freeze
-from rolloutd.chain import GENESIS, entry_hash
+from machines.model.plan import Digest, GateName
+from machines.model.rollout import GateOpening, Hold, Interruption, NodeOrder, Target
+from machines.model.windows import Freeze
+from machines.states import EDGES, Edge, Outcome, Phase, Trigger
+from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.ports import Store
-from tests.contracts.store_worlds import (
+from tests.contracts.store_backends import (
     ALICE,
     BOB,
     DIGEST,
-    Inline,
-    InMemory,
-    OnDisk,
-    World,
-    moved,
+    InlineSqliteBackend,
+    MemoryBackend,
+    SqliteBackend,
+    StoreBackend,
+    moves_to_done,
     node,
-    opened,
+    phase_moved,
     plan_of,
+    rollout_opened,
     step,
     target,
     vote,
-    whole_way,
     write,
 )
 
-ADMITTED = moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
+ADMITTED = phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
 HOLD = Hold("n1", "person", "alice", ALICE, "new disk", 7.0, until=99.0)
 FREEZE = Freeze("f1", "team/payments", "sale", "alice", 8.0)
 
 
-@pytest.fixture(params=[InMemory, OnDisk, Inline])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    made: World = request.param(tmp_path / "state")
+@pytest.fixture(params=[MemoryBackend, SqliteBackend, InlineSqliteBackend])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
+    made: StoreBackend = request.param(tmp_path / "state")
     return made
 
 
 @pytest.fixture
-async def store(world: World) -> AsyncIterator[Store]:
-    opened_store = await world.open()
+async def store(backend: StoreBackend) -> AsyncIterator[Store]:
+    opened_store = await backend.open()
     yield opened_store
     await opened_store.close()
 
 
 async def the_target(store: Store, name: str = "n1") -> Target:
-    return next(found for found in await store.targets("r1") if found.node == name)
+    return next(found for found in await store.load_targets("r1") if found.node == name)
 
 
 # -- what was written is what is loaded -------------------------------------------
 
 
 async def test_an_empty_store_remembers_nothing(store: Store) -> None:
-    snapshot = await store.load()
+    snapshot = await store.load_snapshot()
     assert snapshot.rollouts == snapshot.targets == snapshot.nodes == ()
     assert snapshot.epoch == 1
-    assert await store.head() is None
-    assert await store.audit() == ()
+    assert await store.latest_audit_entry() is None
+    assert await store.read_audit() == ()
 
 
 async def test_a_submit_is_loaded_as_it_was_made(store: Store) -> None:
-    event = opened()
+    event = rollout_opened()
     await write(store, event, actor=ALICE)
-    snapshot = await store.load()
-    assert snapshot.rollouts == (changes.opened(event, plan_of(event.content)),)
+    snapshot = await store.load_snapshot()
+    assert snapshot.rollouts == (apply.new_rollout(event, plan_of(event.content)),)
     assert snapshot.targets == event.targets
-    assert await store.content("r1") == (event.content, event.source)
-    assert await store.rollout("r1") == snapshot.rollouts[0]
+    assert await store.load_plan("r1") == (event.content, event.source)
+    assert await store.load_rollout("r1") == snapshot.rollouts[0]
 
 
-@pytest.mark.parametrize("way", TABLE, ids=lambda way: f"{way.trigger}-{way.source}")
+@pytest.mark.parametrize("way", EDGES, ids=lambda way: f"{way.trigger}-{way.source}")
 async def test_every_edge_of_the_table_is_kept(store: Store, way: Edge) -> None:
     start = target(
         "n1",
         phase=way.source,
         outcome=Outcome.CHANGED if way.source is Phase.DONE else None,
         attempt=2,
-        put_backs=3,
+        aborted_isolations=3,
         since=3.0,
         isolated=True,
         maybe_current=True,
     )
-    await write(store, replace(opened(), targets=(start,)))
-    event = moved(
+    await write(store, replace(rollout_opened(), targets=(start,)))
+    event = phase_moved(
         "n1",
         way.trigger,
         way.source,
@@ -137,153 +137,153 @@ async def test_every_edge_of_the_table_is_kept(store: Store, way: Edge) -> None:
         text="why it moved",
     )
     await write(store, event)
-    assert await the_target(store) == changes.target_after(start, event)
-    assert (await store.rollout("r1")).failures == ((event.failure,) if event.failure else ())
+    assert await the_target(store) == apply.apply_to_target(start, event)
+    assert (await store.load_rollout("r1")).failures == ((event.failure,) if event.failure else ())
 
 
 async def test_a_whole_way_and_back_again(store: Store) -> None:
-    expected = opened().targets[0]
-    await write(store, opened())
+    expected = rollout_opened().targets[0]
+    await write(store, rollout_opened())
     t, p = Trigger, Phase
     way = (
-        moved("n1", t.ADMITTED, p.PENDING, p.ISOLATING, 1, at=11.0),
-        moved("n1", t.PUT_BACK, p.ISOLATING, p.PENDING, 1, at=12.0, not_before=50.0, text="busy"),
-        moved("n1", t.ADMITTED, p.PENDING, p.ISOLATING, 2, at=13.0),
-        moved("n1", t.FAILED, p.ISOLATING, p.FAILED, 2, at=14.0),
-        moved("n1", t.ROLLBACK_ORDERED, p.FAILED, p.ISOLATING, 3, at=15.0, rolling_back=True),
-        moved("n1", t.FAILED, p.ISOLATING, p.FAILED, 3, at=16.0),
-        moved("n1", t.RETRIED, p.FAILED, p.PENDING, 3, at=17.0),
+        phase_moved("n1", t.ADMITTED, p.PENDING, p.ISOLATING, 1, at=11.0),
+        phase_moved(
+            "n1", t.ISOLATION_ABORTED, p.ISOLATING, p.PENDING, 1, at=12.0, not_before=50.0, text="busy"
+        ),
+        phase_moved("n1", t.ADMITTED, p.PENDING, p.ISOLATING, 2, at=13.0),
+        phase_moved("n1", t.FAILED, p.ISOLATING, p.FAILED, 2, at=14.0),
+        phase_moved("n1", t.ROLLBACK_ORDERED, p.FAILED, p.ISOLATING, 3, at=15.0, rolling_back=True),
+        phase_moved("n1", t.FAILED, p.ISOLATING, p.FAILED, 3, at=16.0),
+        phase_moved("n1", t.RETRIED, p.FAILED, p.PENDING, 3, at=17.0),
     )
     for event in way:
         await write(store, event)
-        expected = changes.target_after(expected, event)
+        expected = apply.apply_to_target(expected, event)
         assert await the_target(store) == expected
-    assert [failure.id for failure in (await store.load()).rollouts[0].failures] == ["n1#2", "n1#3"]
+    assert [failure.id for failure in (await store.load_snapshot()).rollouts[0].failures] == ["n1#2", "n1#3"]
 
 
 async def test_orders_looks_and_amendments_are_kept(store: Store) -> None:
     first, joiner = target("n1", maybe_current=True), target("n3", 9, joined=True, needs_vote_of="search")
-    await write(store, replace(opened(), targets=(first,)))
+    await write(store, replace(rollout_opened(), targets=(first,)))
     events: tuple[Any, ...] = (
-        LookedCurrent("r1", "n1", 30.0, "needs it"),
-        NodeOrdered("r1", "n1", Order.RETURN, BOB, "need it back", 31.0),
+        ChangeNeeded("r1", "n1", 30.0, "needs it"),
+        NodeOrdered("r1", "n1", NodeOrder.RETURN, BOB, "need it back", 31.0),
         TargetChanged("r1", "n1", "search", ("team/search", "rack/none"), None, 32.0),
-        LookedCurrent("r1", "n1", 33.0),
+        ChangeNeeded("r1", "n1", 33.0),
     )
     expected = first
     for event in events:
         await write(store, event)
-        expected = changes.target_after(expected, event)
+        expected = apply.apply_to_target(expected, event)
         assert await the_target(store) == expected
     over = NodeOrdered("r1", "n1", None, BOB, "", 34.0)
     await write(store, TargetsJoined("r1", (joiner,), 35.0), over)
-    assert await store.targets("r1") == (changes.target_after(expected, over), joiner)
-    assert (await store.rollout("r1")).amendments == 2
+    assert await store.load_targets("r1") == (apply.apply_to_target(expected, over), joiner)
+    assert (await store.load_rollout("r1")).amendments == 2
 
 
 async def test_votes_gates_and_pauses_are_kept(store: Store) -> None:
     wide = vote("v2", wave="fleet", shown=("n1#1",), nodes=("n2",), more=3, until=200.0)
-    await write(store, opened())
+    await write(store, rollout_opened())
     await write(store, VoteCast("r1", vote()), VoteCast("r1", wide))
     await write(store, VoteWithdrawn("r1", "v1", ALICE, "changed my mind", 40.0))
     await write(
         store, GateOpened("r1", GateName.START, "", 41.0), GateOpened("r1", GateName.CONTINUE, "w", 42.0)
     )
     await write(store, RolloutPaused("r1", BOB, "wait", 43.0))
-    found = await store.rollout("r1")
+    found = await store.load_rollout("r1")
     assert found.votes == (replace(vote(), withdrawn_at=40.0), wide)
-    assert found.opened == (Opened(GateName.START, "", 41.0), Opened(GateName.CONTINUE, "w", 42.0))
-    assert found.paused == Pause(BOB, "wait", 43.0)
+    assert found.opened == (GateOpening(GateName.START, "", 41.0), GateOpening(GateName.CONTINUE, "w", 42.0))
+    assert found.paused == Interruption(BOB, "wait", 43.0)
     await write(store, RolloutResumed("r1", BOB, "go", 44.0))
-    assert (await store.rollout("r1")).paused is None
+    assert (await store.load_rollout("r1")).paused is None
 
 
 async def test_holds_and_freezes_are_kept(store: Store) -> None:
-    await write(store, HoldTaken(HOLD), Frozen(FREEZE))
+    await write(store, HoldTaken(HOLD), FreezeStarted(FREEZE))
     longer = replace(HOLD, until=None, reason="no disk yet")
     await write(store, HoldTaken(longer), HoldTaken(replace(HOLD, id="other")))
-    snapshot = await store.load()
+    snapshot = await store.load_snapshot()
     assert set(snapshot.holds) == {longer, replace(HOLD, id="other")}
     assert snapshot.freezes == (FREEZE,)
-    await write(store, HoldReleased("n1", "person", "alice", BOB, 9.0), Unfrozen("f1", ALICE, 9.0))
-    snapshot = await store.load()
+    await write(store, HoldReleased("n1", "person", "alice", BOB, 9.0), FreezeLifted("f1", ALICE, 9.0))
+    snapshot = await store.load_snapshot()
     assert snapshot.holds == (replace(HOLD, id="other"),)
     assert snapshot.freezes == ()
 
 
 async def test_nodes_come_change_go_and_stay_reachable(store: Store) -> None:
-    await write(store, NodesSeen((node("n1", team="a"), node("n2")), {"n1": {"ansible_host": "::1"}}))
-    await write(store, NodesSeen((node("n1", team="b"),)))
-    assert (await store.load()).nodes == (node("n1", team="b"), node("n2"))
-    await write(store, NodesGone(("n1", "never-seen")))
-    assert (await store.load()).nodes == (node("n2"),)
-    assert await store.connections() == {"n1": {"ansible_host": "::1"}, "n2": {}}
-    await write(store, NodesSeen((node("n1"),), {"n1": {"ansible_port": 22}}))
-    assert (await store.load()).nodes == (node("n1"), node("n2"))
-    assert (await store.connections())["n1"] == {"ansible_port": 22}
+    await write(store, NodesDiscovered((node("n1", team="a"), node("n2")), {"n1": {"ansible_host": "::1"}}))
+    await write(store, NodesDiscovered((node("n1", team="b"),)))
+    assert (await store.load_snapshot()).nodes == (node("n1", team="b"), node("n2"))
+    await write(store, NodesRemoved(("n1", "never-seen")))
+    assert (await store.load_snapshot()).nodes == (node("n2"),)
+    assert await store.load_connections() == {"n1": {"ansible_host": "::1"}, "n2": {}}
+    await write(store, NodesDiscovered((node("n1"),), {"n1": {"ansible_port": 22}}))
+    assert (await store.load_snapshot()).nodes == (node("n1"), node("n2"))
+    assert (await store.load_connections())["n1"] == {"ansible_port": 22}
 
 
 # -- steps --------------------------------------------------------------------------
 
 
-async def test_a_step_is_intended_then_ended_and_may_be_told_twice(store: Store) -> None:
-    await write(store, opened(), ADMITTED)
+async def test_step_recorded_idempotently(store: Store) -> None:
+    await write(store, rollout_opened(), ADMITTED)
     prior = {"cordoned": False, "taints": ["a", None]}
     intent = step(StepState.INTENDED, prior=prior, handle="run-1", stage="configure", visible_to="payments")
     result = replace(intent, state=StepState.OK, at=25.0, text="done", output="all of it")
     await write(store, StepRecorded(intent, isolated=True))
     await write(store, StepRecorded(intent))
-    assert await store.steps("r1", "n1") == (intent,)
+    assert await store.load_steps("r1", "n1") == (intent,)
     assert (await the_target(store)).isolated
     await write(store, StepRecorded(result))
     await write(store, StepRecorded(replace(result, at=26.0)))
-    assert await store.steps("r1", "n1") == (replace(result, at=26.0),)
+    assert await store.load_steps("r1", "n1") == (replace(result, at=26.0),)
     assert (await the_target(store)).isolated
     await write(store, StepRecorded(step(StepState.OK, number=2), isolated=False))
     assert not (await the_target(store)).isolated
 
 
 async def test_another_result_for_an_ended_step_is_a_conflict(store: Store) -> None:
-    await write(store, opened(), ADMITTED)
+    await write(store, rollout_opened(), ADMITTED)
     done = step(StepState.OK)
     await write(store, StepRecorded(done))
     for other in (replace(done, state=StepState.FAILED), step(StepState.INTENDED), replace(done, text="no")):
         with pytest.raises(Conflict):
             await write(store, StepRecorded(other))
-    assert await store.steps("r1", "n1") == (done,)
+    assert await store.load_steps("r1", "n1") == (done,)
 
 
 async def test_what_an_isolator_found_is_never_forgotten(store: Store) -> None:
-    await write(store, opened(), ADMITTED)
+    await write(store, rollout_opened(), ADMITTED)
     await write(store, StepRecorded(step(StepState.INTENDED, prior={"was": "up"}, began_at=1.0)))
     await write(store, StepRecorded(step(StepState.UNKNOWN, began_at=2.0, text="no answer")))
-    (kept,) = await store.steps("r1", "n1")
+    (kept,) = await store.load_steps("r1", "n1")
     assert kept.prior == {"was": "up"}
     assert kept.began_at == 1.0
     assert kept.text == "no answer"
 
 
 async def test_steps_come_oldest_first_and_by_attempt(store: Store) -> None:
-    await write(store, opened(), ADMITTED)
+    await write(store, rollout_opened(), ADMITTED)
     records = [step(StepState.OK, number=n, attempt=a) for a, n in ((1, 1), (1, 2), (2, 1))]
     await write(store, *map(StepRecorded, records))
     await write(store, StepRecorded(step(StepState.OK, node="n2")))
-    assert list(await store.steps("r1", "n1")) == records
-    assert list(await store.steps("r1", "n1", 2)) == records[2:]
+    assert list(await store.load_steps("r1", "n1")) == records
+    assert list(await store.load_steps("r1", "n1", 2)) == records[2:]
 
 
 @pytest.mark.parametrize("state", [StepState.INTENDED, StepState.FAILED, StepState.UNKNOWN])
-async def test_a_node_is_unclean_from_a_run_without_a_good_end_to_the_next_clear(
-    store: Store, state: StepState
-) -> None:
+async def test_unfinished_run_reported_until_cleared(store: Store, state: StepState) -> None:
     def ran(number: int, state: StepState) -> StepRecorded:
         return StepRecorded(step(state, number=number, step="run.configure", action=StepAction.RUN))
 
     def cleared(number: int, state: StepState) -> StepRecorded:
-        return StepRecorded(step(state, number=number, step="clear", action=StepAction.CLEAR))
+        return StepRecorded(step(state, number=number, step="clear", action=StepAction.CLEAN_UP))
 
-    await write(store, opened(), ADMITTED)
-    assert not await store.unclean("n1")
+    await write(store, rollout_opened(), ADMITTED)
+    assert not await store.has_unfinished_run("n1")
     for number, events, unclean in (
         (1, (ran, StepState.OK), False),
         (2, (ran, state), True),
@@ -293,8 +293,8 @@ async def test_a_node_is_unclean_from_a_run_without_a_good_end_to_the_next_clear
     ):
         make, ended = events
         await write(store, make(number, ended))
-        assert await store.unclean("n1") is unclean
-        assert not await store.unclean("n2")
+        assert await store.has_unfinished_run("n1") is unclean
+        assert not await store.has_unfinished_run("n2")
 
 
 # -- conflicts ------------------------------------------------------------------------
@@ -304,11 +304,11 @@ REFUSED: dict[str, tuple[tuple[Event, ...], Event]] = {
     "moved from another attempt": ((), replace(ADMITTED, attempt=3)),
     "moved, no such node": ((), replace(ADMITTED, node="n9")),
     "moved, no such rollout": ((), replace(ADMITTED, rollout="r9")),
-    "opened twice": ((), opened()),
+    "opened twice": ((), rollout_opened()),
     "joined twice": ((), TargetsJoined("r1", (target("n1"),), 1.0)),
     "joined to nothing": ((), TargetsJoined("r9", (target("n5", rollout="r9"),), 1.0)),
     "changed, no such node": ((), TargetChanged("r1", "n9", None, (), None, 1.0)),
-    "looked at, no such node": ((), LookedCurrent("r1", "n9", 1.0)),
+    "looked at, no such node": ((), ChangeNeeded("r1", "n9", 1.0)),
     "ordered, no such node": ((), NodeOrdered("r1", "n9", None, ALICE, "", 1.0)),
     "step of nobody": ((), StepRecorded(step(StepState.OK, node="n9"))),
     "voted twice": ((VoteCast("r1", vote()),), VoteCast("r1", vote())),
@@ -329,56 +329,59 @@ REFUSED: dict[str, tuple[tuple[Event, ...], Event]] = {
     "paused what is closed": ((RolloutEnded("r1", 1.0),), RolloutPaused("r1", ALICE, "", 2.0)),
     "deleted what runs": ((), RolloutDeleted("r1", ALICE, 1.0)),
     "released nothing": ((), HoldReleased("n1", "person", "alice", ALICE, 1.0)),
-    "froze twice": ((Frozen(FREEZE),), Frozen(FREEZE)),
-    "lifted nothing": ((), Unfrozen("f1", ALICE, 1.0)),
+    "froze twice": ((FreezeStarted(FREEZE),), FreezeStarted(FREEZE)),
+    "lifted nothing": ((), FreezeLifted("f1", ALICE, 1.0)),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_row_that_is_not_as_the_event_says_is_a_conflict(store: Store, case: str) -> None:
+async def test_row_differing_from_event_conflicts(store: Store, case: str) -> None:
     before, event = REFUSED[case]
-    await write(store, opened())
+    await write(store, rollout_opened())
     if before:
         await write(store, *before)
-    remembered, head = await store.load(), await store.head()
+    remembered, head = await store.load_snapshot(), await store.latest_audit_entry()
     with pytest.raises(Conflict) as refusal:
         await write(store, HoldTaken(replace(HOLD, id="with it")), event)
     assert str(refusal.value)
-    assert await store.load() == remembered
-    assert await store.head() == head
+    assert await store.load_snapshot() == remembered
+    assert await store.latest_audit_entry() == head
 
 
-async def test_a_move_that_is_not_in_the_table_is_never_written(store: Store) -> None:
-    await write(store, opened())
+async def test_illegal_transition_not_written(store: Store) -> None:
+    await write(store, rollout_opened())
     for wrong in (
-        moved("n1", Trigger.ISOLATED, Phase.PENDING, Phase.MAINTAINING),
-        moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.VERIFYING),
-        moved("n1", Trigger.SKIPPED, Phase.PENDING, Phase.DONE, outcome=Outcome.CHANGED),
+        phase_moved("n1", Trigger.ISOLATED, Phase.PENDING, Phase.MAINTAINING),
+        phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.VERIFYING),
+        phase_moved("n1", Trigger.SKIPPED, Phase.PENDING, Phase.DONE, outcome=Outcome.CHANGED),
     ):
         with pytest.raises(StoreFailed, match="nothing was written"):
             await write(store, wrong)
-    assert await the_target(store) == opened().targets[0]
+    assert await the_target(store) == rollout_opened().targets[0]
 
 
 # -- the audit ------------------------------------------------------------------------
 
 
-async def test_each_entry_is_chained_to_the_one_before(store: Store, world: World) -> None:
-    written = [*await write(store, opened(), actor=ALICE), *await write(store, ADMITTED, HoldTaken(HOLD))]
-    entries = list(await store.audit())
+async def test_each_entry_is_chained_to_the_one_before(store: Store, backend: StoreBackend) -> None:
+    written = [
+        *await write(store, rollout_opened(), actor=ALICE),
+        *await write(store, ADMITTED, HoldTaken(HOLD)),
+    ]
+    entries = list(await store.read_audit())
     assert entries == written
-    assert await store.head() == entries[-1]
-    previous = GENESIS
+    assert await store.latest_audit_entry() == entries[-1]
+    previous = GENESIS_HASH
     for number, entry in enumerate(entries, 1):
         assert entry.seq == number == json.loads(entry.text)["seq"]
-        assert entry.hash == entry_hash(previous, entry.text)
+        assert entry.hash == hash_entry(previous, entry.text)
         previous = entry.hash
     await asyncio.sleep(0)  # the loop tells in its next round
-    assert world.told == [1, 2, 3]
+    assert backend.committed_seqs == [1, 2, 3]
 
 
 async def test_an_entry_says_who_what_when_why(store: Store) -> None:
-    await write(store, opened(), actor=ALICE, at=50.0)
+    await write(store, rollout_opened(), actor=ALICE, at=50.0)
     (entry,) = await write(store, ADMITTED, at=51.0)
     told = json.loads(entry.text)
     assert told["actor"] == {"kind": "daemon", "name": "rolloutd", "uid": None}
@@ -388,28 +391,28 @@ async def test_an_entry_says_who_what_when_why(store: Store) -> None:
     assert told["fields"]["attempt"] == 1
 
 
-async def test_the_audit_is_read_in_parts_and_by_what_it_is_about(store: Store) -> None:
-    refused = CallRefused(BOB, "pause", "not a member", 3.0)
-    await write(store, opened(), ADMITTED, HoldTaken(HOLD), refused, DaemonStarted(1, "0", "d", 4.0))
-    assert [entry.seq for entry in await store.audit(after=1, limit=2)] == [2, 3]
-    assert [entry.seq for entry in await store.audit(rollout="r1")] == [1, 2]
-    assert [entry.seq for entry in await store.audit(node="n1")] == [2, 3]
-    assert [entry.seq for entry in await store.audit(event="CallRefused")] == [4]
-    assert [entry.seq for entry in await store.audit(rollout="r1", event="PhaseMoved")] == [2]
-    assert await store.audit(after=5) == ()
+async def test_audit_supports_paging_and_filters(store: Store) -> None:
+    refused = RequestDenied(BOB, "pause", "not a member", 3.0)
+    await write(store, rollout_opened(), ADMITTED, HoldTaken(HOLD), refused, DaemonStarted(1, "0", "d", 4.0))
+    assert [entry.seq for entry in await store.read_audit(after=1, limit=2)] == [2, 3]
+    assert [entry.seq for entry in await store.read_audit(rollout="r1")] == [1, 2]
+    assert [entry.seq for entry in await store.read_audit(node="n1")] == [2, 3]
+    assert [entry.seq for entry in await store.read_audit(event="RequestDenied")] == [4]
+    assert [entry.seq for entry in await store.read_audit(rollout="r1", event="PhaseMoved")] == [2]
+    assert await store.read_audit(after=5) == ()
 
 
 async def test_no_secret_reaches_the_audit(store: Store) -> None:
-    await write(store, opened(), ADMITTED)
-    await write(store, NodesSeen((node("n1"),), {"n1": {"ansible_password": "hunter2"}}))
+    await write(store, rollout_opened(), ADMITTED)
+    await write(store, NodesDiscovered((node("n1"),), {"n1": {"ansible_password": "hunter2"}}))
     record = step(StepState.OK, prior={"token": "hunter2"}, output="password: hunter2", visible_to="payments")
     await write(store, StepRecorded(record))
-    assert not any("hunter2" in entry.text for entry in await store.audit())
+    assert not any("hunter2" in entry.text for entry in await store.read_audit())
 
 
 async def test_many_nodes_are_told_in_entries_of_readable_size(store: Store) -> None:
     nodes = tuple(node(f"n{number}") for number in range(1200))
-    entries = await write(store, NodesSeen(nodes))
+    entries = await write(store, NodesDiscovered(nodes))
     told = [each["name"] for entry in entries for each in json.loads(entry.text)["fields"]["nodes"]]
     assert told == [each.name for each in nodes]
     assert len(entries) == 3
@@ -418,74 +421,80 @@ async def test_many_nodes_are_told_in_entries_of_readable_size(store: Store) -> 
 # -- closed rollouts, and what outlives them -------------------------------------------
 
 
-async def test_an_ended_rollout_leaves_the_snapshot_and_stays_in_the_lists(store: Store) -> None:
-    await write(store, opened(nodes=["n1"]), *whole_way("n1"), RolloutEnded("r1", 60.0))
-    assert (await store.load()).rollouts == ()
-    (header,) = await store.closed_rollouts()
+async def test_ended_rollout_leaves_snapshot_only(store: Store) -> None:
+    await write(store, rollout_opened(nodes=["n1"]), *moves_to_done("n1"), RolloutEnded("r1", 60.0))
+    assert (await store.load_snapshot()).rollouts == ()
+    (header,) = await store.list_closed_rollouts()
     assert (header.id, header.name, header.ended_at) == ("r1", "plan-r1", 60.0)
-    assert header.tally == {"changed": 1}
-    assert (await store.rollout("r1")).ended_at == 60.0
+    assert header.counts == {"changed": 1}
+    assert (await store.load_rollout("r1")).ended_at == 60.0
     assert (await the_target(store)).outcome is Outcome.CHANGED
     await write(store, RolloutDeleted("r1", ALICE, 61.0))
-    assert await store.closed_rollouts() == ()
-    assert await store.done_before("change-1") == {"n1"}
-    assert len(await store.audit(rollout="r1")) == 7
-    for gone in (store.rollout, store.content):
+    assert await store.list_closed_rollouts() == ()
+    assert await store.find_nodes_with_change("change-1") == {"n1"}
+    assert len(await store.read_audit(rollout="r1")) == 7
+    for gone in (store.load_rollout, store.load_plan):
         with pytest.raises(NotFound):
             await gone("r1")
 
 
 async def test_a_cancelled_rollout_stays_until_its_nodes_are_home(store: Store) -> None:
-    failed = moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
-    await write(store, opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))
-    (live,) = (await store.load()).rollouts
-    assert live.cancelled == Pause(ALICE, "wrong", 50.0)
-    assert await store.closed_rollouts() == ()
-    await write(store, moved("n1", Trigger.SKIPPED, Phase.FAILED, Phase.DONE, outcome=Outcome.SKIPPED))
-    assert (await store.load()).rollouts == ()
-    (header,) = await store.closed_rollouts()
-    assert header.cancelled == Pause(ALICE, "wrong", 50.0)
-    assert header.tally == {"skipped": 1, "pending": 1}
+    failed = phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
+    await write(store, rollout_opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))
+    (live,) = (await store.load_snapshot()).rollouts
+    assert live.cancelled == Interruption(ALICE, "wrong", 50.0)
+    assert await store.list_closed_rollouts() == ()
+    await write(store, phase_moved("n1", Trigger.SKIPPED, Phase.FAILED, Phase.DONE, outcome=Outcome.SKIPPED))
+    assert (await store.load_snapshot()).rollouts == ()
+    (header,) = await store.list_closed_rollouts()
+    assert header.cancelled == Interruption(ALICE, "wrong", 50.0)
+    assert header.counts == {"skipped": 1, "pending": 1}
 
 
-async def test_a_closed_rollout_stays_while_a_node_that_it_left_is_held_for_it(store: Store) -> None:
+async def test_closed_rollout_loaded_while_node_held(store: Store) -> None:
     """Its isolation is undone, but the node did not pass: only its return lifts the hold."""
     left = replace(HOLD, source="left", id="r1/n1", until=None)
     strange = replace(left, id="r2/n1")
-    await write(store, opened(nodes=["n1"]), *whole_way("n1"), RolloutEnded("r1", 60.0), HoldTaken(strange))
-    assert (await store.load()).rollouts == ()
+    await write(
+        store,
+        rollout_opened(nodes=["n1"]),
+        *moves_to_done("n1"),
+        RolloutEnded("r1", 60.0),
+        HoldTaken(strange),
+    )
+    assert (await store.load_snapshot()).rollouts == ()
     await write(store, HoldTaken(left))
-    assert [rollout.id for rollout in (await store.load()).rollouts] == ["r1"]
-    assert await store.closed_rollouts() == ()
+    assert [rollout.id for rollout in (await store.load_snapshot()).rollouts] == ["r1"]
+    assert await store.list_closed_rollouts() == ()
     await write(store, HoldReleased("n1", "left", "r1/n1", ALICE, 61.0))
-    assert (await store.load()).rollouts == ()
+    assert (await store.load_snapshot()).rollouts == ()
 
 
-async def test_every_rollout_is_remembered_with_its_end_once_all_of_it_is_home(store: Store) -> None:
-    failed = moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
-    await write(store, opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))
-    await write(store, opened("r2"), RolloutEnded("r2", 60.0), opened("r3"))
-    assert [(each.id, each.ended_at, each.deleted) for each in await store.remembered()] == [
+async def test_rollout_record_has_end_after_nodes_returned(store: Store) -> None:
+    failed = phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
+    await write(store, rollout_opened(), ADMITTED, failed, RolloutCancelled("r1", ALICE, "wrong", 50.0))
+    await write(store, rollout_opened("r2"), RolloutEnded("r2", 60.0), rollout_opened("r3"))
+    assert [(each.id, each.ended_at, each.deleted) for each in await store.list_rollout_records()] == [
         ("r1", None, False),
         ("r2", 60.0, False),
         ("r3", None, False),
     ]
-    skipped = moved("n1", Trigger.SKIPPED, Phase.FAILED, Phase.DONE, outcome=Outcome.SKIPPED)
+    skipped = phase_moved("n1", Trigger.SKIPPED, Phase.FAILED, Phase.DONE, outcome=Outcome.SKIPPED)
     await write(store, skipped, RolloutDeleted("r2", ALICE, 61.0))
-    first, second, _ = await store.remembered()
+    first, second, _ = await store.list_rollout_records()
     assert (first.ended_at, second.deleted) == (50.0, True)
-    assert first.source == (await store.content("r1"))[1]
+    assert first.source == (await store.load_plan("r1"))[1]
 
 
 async def test_lists_are_latest_first_and_limited(store: Store) -> None:
     for number in range(3):
-        await write(store, opened(f"r{number}"), RolloutEnded(f"r{number}", 9.0))
-    assert [header.id for header in await store.closed_rollouts(2)] == ["r2", "r1"]
+        await write(store, rollout_opened(f"r{number}"), RolloutEnded(f"r{number}", 9.0))
+    assert [header.id for header in await store.list_closed_rollouts(2)] == ["r2", "r1"]
 
 
 async def test_an_identical_submit_is_found(store: Store) -> None:
     other = Digest("change-1", "scope-2", "policy-2", "whole-2")
-    await write(store, opened("r1"), opened("r2"), opened("r3", digest=other))
+    await write(store, rollout_opened("r1"), rollout_opened("r2"), rollout_opened("r3", digest=other))
     key = (DIGEST.change, "selector-1", DIGEST.policy)
     assert await store.find_identical(*key) == "r2"
     await write(store, RolloutCancelled("r2", ALICE, "", 3.0), RolloutEnded("r1", 3.0))
@@ -494,7 +503,7 @@ async def test_an_identical_submit_is_found(store: Store) -> None:
 
 
 async def test_the_nodes_of_an_earlier_same_change_are_known(store: Store) -> None:
-    current = moved(
+    current = phase_moved(
         "n1",
         Trigger.FOUND_CURRENT,
         Phase.PENDING,
@@ -503,48 +512,57 @@ async def test_the_nodes_of_an_earlier_same_change_are_known(store: Store) -> No
         outcome=Outcome.ALREADY_CURRENT,
         rollout="r2",
     )
-    skipped = moved(
+    skipped = phase_moved(
         "n2", Trigger.SKIPPED, Phase.PENDING, Phase.DONE, 0, outcome=Outcome.SKIPPED, rollout="r2"
     )
-    await write(store, opened("r1", ["n3", "n4"]), opened("r2"), *whole_way("n3"), current, skipped)
-    assert await store.done_before("change-1") == {"n1", "n3"}
-    assert await store.done_before("change-2") == frozenset()
+    await write(
+        store,
+        rollout_opened("r1", ["n3", "n4"]),
+        rollout_opened("r2"),
+        *moves_to_done("n3"),
+        current,
+        skipped,
+    )
+    assert await store.find_nodes_with_change("change-1") == {"n1", "n3"}
+    assert await store.find_nodes_with_change("change-2") == frozenset()
 
 
 # -- restarts ---------------------------------------------------------------------------
 
 
-async def test_a_restart_finds_all_and_goes_on_with_the_chain(world: World) -> None:
-    first = await world.open()
-    await write(first, opened(), VoteCast("r1", vote()), HoldTaken(HOLD), NodesSeen((node("n1"),)))
+async def test_a_restart_finds_all_and_goes_on_with_the_chain(backend: StoreBackend) -> None:
+    first = await backend.open()
+    await write(
+        first, rollout_opened(), VoteCast("r1", vote()), HoldTaken(HOLD), NodesDiscovered((node("n1"),))
+    )
     await write(first, ADMITTED, StepRecorded(step(StepState.INTENDED, prior=[1]), isolated=True))
-    remembered, head = await first.load(), await first.head()
+    remembered, head = await first.load_snapshot(), await first.latest_audit_entry()
     await first.close()
     with pytest.raises(StoreFailed):
-        await write(first, moved("n1", Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING))
-    second = await world.open()
-    assert await second.load() == replace(remembered, epoch=2)
+        await write(first, phase_moved("n1", Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING))
+    second = await backend.open()
+    assert await second.load_snapshot() == replace(remembered, epoch=2)
     assert head is not None
-    (entry,) = await write(second, moved("n1", Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING))
+    (entry,) = await write(second, phase_moved("n1", Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING))
     assert entry.seq == head.seq + 1
-    assert entry.hash == entry_hash(head.hash, entry.text)
+    assert entry.hash == hash_entry(head.hash, entry.text)
     await second.close()
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_any_legal_history_is_loaded_as_the_core_sees_it(world: World, seed: int) -> None:
+async def test_any_legal_history_is_loaded_as_the_core_sees_it(backend: StoreBackend, seed: int) -> None:
     draw = random.Random(seed)
-    store = await world.open()
-    event = opened(nodes=[f"n{number}" for number in range(6)])
+    store = await backend.open()
+    event = rollout_opened(nodes=[f"n{number}" for number in range(6)])
     await write(store, event)
     expected = {each.node: each for each in event.targets}
     for at in range(100, 220):
         name = draw.choice(sorted(expected))
         before = expected[name]
-        way = draw.choice([way for way in TABLE if way.source is before.phase])
+        way = draw.choice([way for way in EDGES if way.source is before.phase])
         begins = way.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
         attempt = before.attempt + begins
-        move = moved(
+        move = phase_moved(
             name,
             way.trigger,
             way.source,
@@ -560,9 +578,9 @@ async def test_any_legal_history_is_loaded_as_the_core_sees_it(world: World, see
         if move.failure is not None:
             move = replace(move, failure=replace(move.failure, id=f"{name}#{attempt}.{at}"))
         await write(store, move, at=float(at))
-        expected[name] = changes.target_after(before, move)
+        expected[name] = apply.apply_to_target(before, move)
         if draw.random() < 0.05:
             await store.close()
-            store = await world.open()
-    assert list(await store.targets("r1")) == list(expected.values())
+            store = await backend.open()
+    assert list(await store.load_targets("r1")) == list(expected.values())
     await store.close()

@@ -1,47 +1,30 @@
-"""The contract of ports.TrafficProbe; an adapter joins by one line in WORLDS."""
+"""The contract of ports.TrafficProbe, for its fake and for `kubernetes`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
-import pytest
-
-from rolloutd.adapters.kit import PROBES, kinds
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.clusters import Clusters
-from rolloutd.adapters.kubernetes.probe import KubernetesProbe
-from rolloutd.planfile import steps
-from rolloutd.ports import Busy, Host, Ok, TrafficProbe, Unknown
+from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
+from rolloutd.adapters.kubernetes.traffic_probe import KubernetesTrafficProbe
+from rolloutd.contracts import TrafficProbeBackend, TrafficProbeContract
+from rolloutd.plugin import PROBES, installed_adapters
+from rolloutd.ports import Host, TrafficProbe
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.traffic import FakeTrafficProbe
 from tests.contracts.kubernetes.steps import host as kubernetes_host
-from tests.contracts.twins.traffic import FakeTrafficProbe
-from tests.contracts.worlds import context
-from tests.support.kubetwin import Twin
-from tests.support.kubeworld import Api
-from tests.support.kubeworld import World as ClusterWorld
+from tests.support.cluster_sandbox import ClusterSandbox as ClusterWorld
+from tests.support.cluster_sandbox import KubernetesApi
+from tests.support.fake_kubernetes import FakeKubernetes
 
 
-class World(Protocol):
-    """A probe with its parameters, and a node whose traffic the test makes."""
-
-    probe: TrafficProbe
-    host: Host
-    params: Mapping[str, Any]
-
-    async def start_traffic(self) -> None: ...
-
-    async def stop_traffic(self) -> None: ...
-
-    async def blind(self) -> None: ...
-
-
-class TwinWorld:
-    """The twin."""
+class FakeBackend:
+    """The fake."""
 
     def __init__(self) -> None:
-        self.host, self.params = Host("n1"), {}
+        self.host, self.params, self.clock = Host("n1"), {}, FakeClock()
         self._probe = FakeTrafficProbe()
         self.probe: TrafficProbe = self._probe
 
@@ -51,84 +34,47 @@ class TwinWorld:
     async def stop_traffic(self) -> None:
         self._probe.busy.clear()
 
-    async def blind(self) -> None:
+    async def hide_traffic(self) -> None:
         self._probe.unknown.add("n1")
 
 
-class KubernetesWorld:
+class KubernetesBackend:
     """The probe `kubernetes`: a pod is the traffic, and a cluster without a kubeconfig is blindness."""
 
     def __init__(self, world: ClusterWorld, cluster: Cluster, node: str) -> None:
-        self._world = world
-        self.host, self.params = kubernetes_host(node), {"pods": "kind=job"}
+        self._sandbox = world
+        self.host, self.params, self.clock = kubernetes_host(node), {"pods": "kind=job"}, FakeClock()
         nowhere = Cluster("nowhere", Path("/nonexistent/kubeconfig"))
-        self.probe: TrafficProbe = KubernetesProbe(Clusters([cluster, nowhere]))
+        self.probe: TrafficProbe = KubernetesTrafficProbe(ClusterRegistry([cluster, nowhere]))
 
     async def start_traffic(self) -> None:
-        await self._world.pod("train-7", self.host.name, labels={"kind": "job"})
+        await self._sandbox.pod("train-7", self.host.name, labels={"kind": "job"})
 
     async def stop_traffic(self) -> None:
-        await self._world.api.delete(f"{self._world.pods_path}/train-7", gracePeriodSeconds=0)
+        await self._sandbox.api.delete(f"{self._sandbox.pods_path}/train-7", gracePeriodSeconds=0)
 
-    async def blind(self) -> None:
+    async def hide_traffic(self) -> None:
         self.host = kubernetes_host(self.host.name, "nowhere")
 
 
-@asynccontextmanager
-async def twin(tmp_path: Path) -> AsyncIterator[World]:
-    """Nothing but memory."""
-    yield TwinWorld()
+class TestFakeProbe(TrafficProbeContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[TrafficProbeBackend]:
+        yield FakeBackend()
 
 
-@asynccontextmanager
-async def kubernetes(tmp_path: Path) -> AsyncIterator[World]:
-    """A cluster of one node."""
-    async with Twin() as server:
-        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
-        api, cluster = Api(kubeconfig), Cluster("test", kubeconfig)
-        await api.open()
-        async with ClusterWorld(api) as world:
-            yield KubernetesWorld(world, cluster, await world.node("w3"))
-        await api.close()
-        await cluster.close()
+class TestKubernetesProbe(TrafficProbeContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[TrafficProbeBackend]:
+        async with FakeKubernetes() as server:
+            kubeconfig = server.kubeconfig(directory / "kubeconfig")
+            api, cluster = KubernetesApi(kubeconfig), Cluster("test", kubeconfig)
+            await api.open()
+            async with ClusterWorld(api) as world:
+                yield KubernetesBackend(world, cluster, await world.node("w3"))
+            await api.close()
+            await cluster.close()
 
 
-WORLDS: list[Callable[[Path], AbstractAsyncContextManager[World]]] = [twin, kubernetes]
-
-
-@pytest.fixture(params=WORLDS, ids=lambda make: make.__name__)
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """Each world in turn."""
-    async with request.param(tmp_path) as made:
-        yield made
-
-
-async def test_an_idle_node_is_ok(world: World) -> None:
-    assert isinstance(await world.probe.look(context(world.host, world.params)), Ok)
-
-
-async def test_traffic_is_busy_until_it_ends(world: World) -> None:
-    await world.start_traffic()
-    found = await world.probe.look(context(world.host, world.params))
-    assert isinstance(found, Busy)
-    assert f"{world.host.name} is busy" in found.text
-    await world.stop_traffic()
-    assert isinstance(await world.probe.look(context(world.host, world.params)), Ok)
-
-
-async def test_to_look_changes_nothing_and_may_be_repeated(world: World) -> None:
-    await world.start_traffic()
-    answers = [await world.probe.look(context(world.host, world.params)) for _ in range(2)]
-    assert answers[0] == answers[1]
-
-
-async def test_what_cannot_be_seen_is_unknown_and_names_the_node(world: World) -> None:
-    await world.blind()
-    found = await world.probe.look(context(world.host, world.params))
-    assert isinstance(found, Unknown)
-    assert world.host.name in found.text
-
-
-def test_every_probe_of_the_plan_file_is_installed_and_in_this_suite() -> None:
-    assert kinds(PROBES) == steps.PROBES.keys()
-    assert {make.__name__ for make in WORLDS} - {"twin"} == kinds(PROBES)
+def test_every_installed_probe_is_tested() -> None:
+    assert installed_adapters(PROBES).keys() == {"kubernetes"}

@@ -1,21 +1,21 @@
-"""`make docs`: writes the tables of keys into the documents, from the types."""
+"""The tables of keys in the documents, written from the types: `make docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rolloutd import planfile, settings
-from rolloutd.planfile.reference import BEGIN, END, reference
+from tests.docs.reference_tables import BEGIN, END, render_reference
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
-    """Write both references anew."""
+    """Rewrite both references."""
     for name, schema in (("plan-file.md", planfile.schema()), ("settings.md", settings.schema())):
         text = (DOCS / name).read_text()
         before, after = text.split(BEGIN)[0], text.split(END)[1]
-        (DOCS / name).write_text(before + reference(schema) + after)
+        (DOCS / name).write_text(before + render_reference(schema) + after)
 
 
 if __name__ == "__main__":

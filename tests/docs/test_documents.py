@@ -1,7 +1,8 @@
-"""The documents are true: links lead somewhere, commands exist, words are explained, plans are valid."""
+"""The documents agree with the product: links, commands, make targets, glossary, plans."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from machines.events import Event
-from machines.plan import GateName
-from machines.states import Outcome, Phase
+from machines.model.events import Event
+from machines.model.plan import GateName
+from machines.states import Outcome, Phase, mermaid_diagram
 from rolloutd import planfile
 from rolloutd.cli.main import parser
 
@@ -24,25 +25,19 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 CHANGES = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
-GLOSSARY_WORDS = {
-    *("node", "team", "pool", "slot", "plan", "change", "scope", "policy", "digest", "amendment", "rollout"),
-    *("wave", "phase", "outcome", "step", "attempt", "gate", "vote", "window", "freeze", "hold", "reason"),
-}
-"""The words that the design stands on."""
-
 
 def named(paths: list[Path]) -> list[object]:
     return [pytest.param(path, id=str(path.relative_to(ROOT))) for path in paths]
 
 
 @pytest.mark.parametrize("document", named(DOCUMENTS))
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     for target in LINK.findall(FENCE.sub("", document.read_text())):
         if re.match(r"[a-z]+:", target):
             continue
         place, _, anchor = target.partition("#")
         file = (document.parent / place).resolve() if place else document
-        assert file.exists(), f"{target} is not there"
+        assert file.exists(), f"{target} does not exist"
         assert file.is_relative_to(ROOT), f"{target} leads outside"
         if anchor:
             assert anchor in anchors(file), f"{target}: no such heading"
@@ -62,7 +57,7 @@ def test_commands_exist(document: Path) -> None:
 
 
 def exit_code(words: list[str]) -> object:
-    """Return with what a command line's parsing exits; None when it parses."""
+    """Return the exit code of a command line's parsing; None if it parses."""
     try:
         parser().parse_args(words)
     except SystemExit as ended:
@@ -85,32 +80,54 @@ def commands_of(document: Path, program: str) -> list[str]:
     return [line for line in lines if line.split(" ")[0] == program]
 
 
-def test_every_make_target_is_in_the_help() -> None:
+def test_make_targets_are_in_help() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split()) - {"help"}
-    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert phony <= set(re.findall(r"make ([\w-]+)", told))
+    output = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert phony <= set(re.findall(r"make ([\w-]+)", output))
 
 
-def test_the_readme_s_plan_is_valid() -> None:
+def test_readme_plan_is_valid() -> None:
     plans = [text for _, text in FENCE.findall((ROOT / "README.md").read_text()) if "MaintenancePlan" in text]
     assert plans
     for text in plans:
         planfile.read(text.encode(), "README.md")
 
 
-def test_the_glossary_has_every_word() -> None:
-    rows = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
-    assert set(rows) >= GLOSSARY_WORDS
-    assert len(rows) == len(set(rows)), "a word is explained twice"
+def test_glossary_words_are_unique_identifiers() -> None:
+    rows = re.findall(
+        r"^\| ([^|]+?) \| `(\w+)` \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 50
+    assert len(rows) == len({word for word, _ in rows}), "a word is explained twice"
+    assert {name for _, name in rows} <= identifiers()
+
+
+def identifiers() -> set[str]:
+    """Return the modules, definitions, fields and arguments of the code."""
+    found: set[str] = set()
+    for place in ("machines", "rolloutd", "tui", "tests/contracts"):
+        for path in (ROOT / place).rglob("*.py"):
+            found |= {path.stem, path.parent.name}
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case (
+                        ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name)
+                    ):
+                        found.add(name)
+                    case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                        found.add(name)
+    return found
 
 
 @pytest.mark.parametrize("name", [*Phase, *Outcome, *GateName])
-def test_the_glossary_names_every_state(name: str) -> None:
+def test_glossary_names_every_state(name: str) -> None:
     assert str(name) in (ROOT / "docs" / "glossary.md").read_text()
 
 
-def test_the_changelog_is_kept() -> None:
+def test_changelog_format_is_valid() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert versions[0] == "Unreleased"
@@ -121,8 +138,12 @@ def test_the_changelog_is_kept() -> None:
         assert re.split(r"\n\n|\n#", line)[0].rstrip().endswith((".", ":")), line
 
 
-def test_every_event_has_a_sentence() -> None:
-    from rolloutd.control import sentences
+def test_every_event_has_a_text() -> None:
+    from rolloutd.control import event_text
 
     for event in Event.__args__:
-        assert event.__name__ in sentences._SENTENCES
+        assert event.__name__ in event_text._FORMATTERS
+
+
+def test_architecture_has_the_diagram_of_the_table() -> None:
+    assert f"```mermaid\n{mermaid_diagram()}```" in (ROOT / "ARCHITECTURE.md").read_text()

@@ -1,4 +1,4 @@
-"""Who must say yes, and what a yes covers."""
+"""Gates: required votes, and what a vote covers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from machines.events import GateOpened, VoteWithdrawn
-from machines.gates import gate_view, may_vote, unsettled
-from machines.invariants import violation
-from machines.plan import GateName, Need
-from machines.projection import Projection
-from machines.rollout import Actor, ActorKind, Failure
-from machines.schedule import decide, why
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.events import GateOpened, VoteWithdrawn
+from machines.model.plan import GateName, VoteRequirement
+from machines.model.rollout import Actor, ActorKind, Failure
+from machines.rules.gates import gate_view, voting_blocker
+from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger
-from tests.machines.worlds import (
+from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
+from tests.machines.builders import (
     ALICE,
     BOB,
     CANARY_THEN_FLEET,
@@ -23,158 +24,161 @@ from tests.machines.worlds import (
     fail,
     finish,
     index_of,
-    move,
     nodes_of,
     submit,
+    transition,
     vote,
 )
 
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4")})
 
 
-def started(need: Need, **changed: object) -> Projection:
+def started(need: VoteRequirement, **changed: object) -> Projection:
     index = index_of(NODES)
     submit(index, opened=False, gates={GateName.START: need}, **changed)
     return index
 
 
-def state(index: Projection, gate: GateName = GateName.START, wave: str = "", now: float = T0) -> str:
+def gate_state(index: Projection, gate: GateName = GateName.START, wave: str = "", now: float = T0) -> str:
     return gate_view(index, index.rollout("R"), gate, wave, now).state
 
 
-def opens(index: Projection, now: float = T0) -> list[GateName]:
-    return [each.gate for each in decide(index, now).opens]
+def can_open(index: Projection, now: float = T0) -> list[GateName]:
+    return [each.gate for each in decide(index, now).gate_openings]
 
 
 def test_a_gate_without_needs_opens_by_itself() -> None:
-    assert opens(started(Need())) == [GateName.START]
+    assert can_open(started(VoteRequirement())) == [GateName.START]
 
 
-def test_a_gate_that_the_plan_does_not_mention_asks_an_owner() -> None:
+def test_unmentioned_gate_requires_owner() -> None:
     index = index_of(NODES)
     submit(index, opened=False, gates={})
-    assert opens(index) == []
+    assert can_open(index) == []
     vote(index, GateName.START)
-    assert opens(index) == [GateName.START]
+    assert can_open(index) == [GateName.START]
 
 
 def test_nothing_starts_before_the_gate_is_opened_and_recorded() -> None:
-    index = started(Need(owner=1))
+    index = started(VoteRequirement(owner=1))
     vote(index, GateName.START)
-    assert decide(index, T0).starts == ()
-    assert why(index, "R", "n1", T0).code == "gate-start"
+    assert decide(index, T0).admissions == ()
+    assert explain_node(index, "R", "n1", T0).code == "gate-start"
     index.apply(GateOpened("R", GateName.START, "", T0))
-    assert [start.node for start in decide(index, T0).starts] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
 
 
 def test_owners_are_counted_as_different_people() -> None:
-    index = started(Need(owner=2))
+    index = started(VoteRequirement(owner=2))
     vote(index, GateName.START, ALICE)
     vote(index, GateName.START, replace(ALICE, name="alice-again"))
-    assert state(index) == "waiting"
-    assert (
-        "1 of 2 votes of the owner, team infra, is missing"
-        in gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert gate_state(index) == "waiting"
+    assert "1 of 2 votes of the owner, team infra, is missing" in describe_missing_votes(
+        gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
     )
     vote(index, GateName.START, BOB)
-    assert state(index) == "open"
+    assert gate_state(index) == "open"
 
 
 def test_who_lacks_the_same_is_named_together() -> None:
-    index = started(Need(owner=1, each_team=1))
+    index = started(VoteRequirement(owner=1, each_team=1))
     rollout = index.rollout("R")
-    missing = gate_view(index, rollout, GateName.START, "", T0).missing
+    missing = describe_missing_votes(gate_view(index, rollout, GateName.START, "", T0).missing)
     assert missing == "the vote of the owner, team infra, is missing; the votes of teams a and b are missing"
     vote(index, GateName.START, BOB, teams=("a",))
-    missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    missing = describe_missing_votes(gate_view(index, index.rollout("R"), GateName.START, "", T0).missing)
     assert missing.endswith("; the vote of team b is missing")
-    of_two = started(Need(owner=2, each_team=2))
-    missing = gate_view(of_two, of_two.rollout("R"), GateName.START, "", T0).missing
+    of_two = started(VoteRequirement(owner=2, each_team=2))
+    missing = describe_missing_votes(gate_view(of_two, of_two.rollout("R"), GateName.START, "", T0).missing)
     assert missing.startswith("2 of 2 votes of the owner, team infra, are missing; 2 of 2 votes of each of")
 
 
 def test_one_person_fills_several_needs_once_each() -> None:
-    index = started(Need(owner=1, each_team=1))
+    index = started(VoteRequirement(owner=1, each_team=1))
     vote(index, GateName.START, BOB, teams=("infra", "a"))
-    assert state(index) == "waiting"
+    assert gate_state(index) == "waiting"
     vote(index, GateName.START, CAROL, teams=("b",))
-    assert state(index) == "open"
+    assert gate_state(index) == "open"
 
 
-def test_four_eyes_take_the_submitter_out_of_all_needs_by_uid() -> None:
-    index = started(Need(owner=1, four_eyes=True))
+def test_four_eyes_excludes_submitter_by_uid() -> None:
+    index = started(VoteRequirement(owner=1, four_eyes=True))
     vote(index, GateName.START, Actor(ActorKind.PERSON, "renamed", ALICE.uid))
-    assert state(index) == "waiting"
-    missing = gate_view(index, index.rollout("R"), GateName.START, "", T0).missing
+    assert gate_state(index) == "waiting"
+    missing = describe_missing_votes(gate_view(index, index.rollout("R"), GateName.START, "", T0).missing)
     assert missing.endswith(f"is missing (four eyes: the vote of {ALICE.name} does not count)")
     vote(index, GateName.START, BOB)
-    assert state(index) == "open"
+    assert gate_state(index) == "open"
 
 
 def test_a_vote_for_another_digest_never_counts() -> None:
-    index = started(Need(owner=1))
+    index = started(VoteRequirement(owner=1))
     vote(index, GateName.START, digest="somebody-elses")
-    assert state(index) == "waiting"
+    assert gate_state(index) == "waiting"
     opened = GateOpened("R", GateName.START, "", T0)
     assert "cannot open" in (violation(index, opened, T0) or "")
 
 
 def test_votes_expire_only_before_their_gate_opens() -> None:
-    index = started(Need(owner=1), vote_ttl_s=60.0)
+    index = started(VoteRequirement(owner=1), vote_ttl_s=60.0)
     vote(index, GateName.START)
-    assert state(index, now=T0 + 59.0) == "open"
-    assert state(index, now=T0 + 60.0) == "waiting"
+    assert gate_state(index, now=T0 + 59.0) == "open"
+    assert gate_state(index, now=T0 + 60.0) == "waiting"
     index.apply(GateOpened("R", GateName.START, "", T0 + 59.0))
-    assert state(index, now=T0 + 3600.0) == "open"
+    assert gate_state(index, now=T0 + 3600.0) == "open"
 
 
 def test_a_no_rejects_until_it_is_withdrawn() -> None:
-    index = started(Need(owner=1))
+    index = started(VoteRequirement(owner=1))
     vote(index, GateName.START, ALICE)
     index.apply(GateOpened("R", GateName.START, "", T0))
     no = vote(index, GateName.CONTINUE, BOB, yes=False, wave="canary")
-    told = why(index, "R", "n1", T0)
-    assert (told.code, told.text) == ("rejected", f"bob said no at continue after canary: {no.reason}")
-    assert told.lifted_by == "bob: rolloutctl withdraw R continue --wave canary"
-    assert decide(index, T0).starts == ()
+    told = explain_node(index, "R", "n1", T0)
+    assert (told.code, describe(told)) == ("rejected", f"bob said no at continue after canary: {no.reason}")
+    assert lifted_by(told) == "bob: rolloutctl withdraw R continue --wave canary"
+    assert decide(index, T0).admissions == ()
     index.apply(VoteWithdrawn("R", no.id, BOB, "it was a mistake", T0))
-    assert decide(index, T0).starts != ()
+    assert decide(index, T0).admissions != ()
 
 
 def test_where_teams_answer_for_themselves_a_silent_team_waits_alone() -> None:
-    index = started(Need(owner=1, each_team=1, per_team=True))
+    index = started(VoteRequirement(owner=1, each_team=1, per_team=True))
     vote(index, GateName.START, ALICE)
     vote(index, GateName.START, BOB, teams=("a",))
-    assert state(index) == "open"
+    assert gate_state(index) == "open"
     index.apply(GateOpened("R", GateName.START, "", T0))
-    assert [start.node for start in decide(index, T0).starts] == ["n1"]
-    assert why(index, "R", "n3", T0).code == "needs-vote"
+    assert [start.node for start in decide(index, T0).admissions] == ["n1"]
+    assert explain_node(index, "R", "n3", T0).code == "needs-vote"
     vote(index, GateName.START, CAROL, teams=("b",))
-    assert [start.node for start in decide(index, T0).starts] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
 
 
 # -- continue
 
 
-def test_continue_is_asked_when_the_last_canary_is_done_and_the_fleet_waits_for_soak_and_gate() -> None:
+def test_continue_opens_after_canaries_and_soak() -> None:
     index = index_of(NODES)
-    submit(index, waves=CANARY_THEN_FLEET, gates={GateName.START: Need(), GateName.CONTINUE: Need(owner=1)})
+    submit(
+        index,
+        waves=CANARY_THEN_FLEET,
+        gates={GateName.START: VoteRequirement(), GateName.CONTINUE: VoteRequirement(owner=1)},
+    )
     rollout = index.rollout("R")
-    early = may_vote(index, rollout, GateName.CONTINUE, "canary", T0)
+    early = voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0)
     assert early is not None
-    assert early.text.startswith("not asked yet")
+    assert describe(early).startswith("not asked yet")
     finish(index, "n1", at=T0)
     finish(index, "n3", at=T0 + 10.0)
-    assert may_vote(index, rollout, GateName.CONTINUE, "canary", T0 + 10.0) is None
-    assert why(index, "R", "n2", T0 + 10.0).code == "soaking"
+    assert voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0 + 10.0) is None
+    assert explain_node(index, "R", "n2", T0 + 10.0).code == "soaking"
     assert decide(index, T0 + 10.0).wake_at == T0 + 610.0
-    assert why(index, "R", "n2", T0 + 610.0).code == "gate-continue"
+    assert explain_node(index, "R", "n2", T0 + 610.0).code == "gate-continue"
     vote(index, GateName.CONTINUE, wave="canary", at=T0 + 20.0)
-    assert opens(index, T0 + 20.0) == [GateName.CONTINUE]
+    assert can_open(index, T0 + 20.0) == [GateName.CONTINUE]
     index.apply(GateOpened("R", GateName.CONTINUE, "canary", T0 + 20.0))
-    assert why(index, "R", "n2", T0 + 30.0).code == "soaking"
-    index.observed([], T0 + 610.0)
-    assert why(index, "R", "n2", T0 + 610.0).code == "node-unknown"
+    assert explain_node(index, "R", "n2", T0 + 30.0).code == "soaking"
+    index.record_observations([], T0 + 610.0)
+    assert explain_node(index, "R", "n2", T0 + 610.0).code == "node-unknown"
 
 
 def test_a_canary_that_turns_red_shuts_the_fleet_again() -> None:
@@ -183,8 +187,8 @@ def test_a_canary_that_turns_red_shuts_the_fleet_again() -> None:
     finish(index, "n1")
     finish(index, "n3")
     failure = Failure("n1#1.2", "n1", 1, "soak.verify", "turned red", T0 + 5.0)
-    move(index, "n1", Trigger.REDDENED, failure=failure, at=T0 + 5.0)
-    assert why(index, "R", "n2", T0 + 5.0).code == "node-failed"
+    transition(index, "n1", Trigger.SOAK_CHECK_FAILED, failure=failure, at=T0 + 5.0)
+    assert explain_node(index, "R", "n2", T0 + 5.0).code == "node-failed"
 
 
 # -- proceed
@@ -198,59 +202,59 @@ def failing() -> Projection:
 
 
 def test_proceed_is_not_asked_without_a_failure(failing: Projection) -> None:
-    reason = may_vote(failing, failing.rollout("R"), GateName.PROCEED, "", T0)
+    reason = voting_blocker(failing, failing.rollout("R"), GateName.PROCEED, "", T0)
     assert reason is not None
-    assert reason.text.startswith("not asked yet")
+    assert describe(reason).startswith("not asked yet")
 
 
 def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Projection) -> None:
     shown = fail(failing, "n1")
-    assert decide(failing, T0).starts == ()
-    assert why(failing, "R", "n3", T0).code == "node-failed"
+    assert decide(failing, T0).admissions == ()
+    assert explain_node(failing, "R", "n3", T0).code == "node-failed"
     vote(failing, GateName.PROCEED, shown=("another#1",))
-    assert decide(failing, T0).starts == ()
+    assert decide(failing, T0).admissions == ()
     vote(failing, GateName.PROCEED, BOB, shown=(shown,))
-    assert [start.node for start in decide(failing, T0).starts] == ["n3", "n5"]
-    assert why(failing, "R", "n2", T0).code == "pool-full"
+    assert [start.node for start in decide(failing, T0).admissions] == ["n3", "n5"]
+    assert explain_node(failing, "R", "n2", T0).code == "pool-full"
 
 
 def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Projection) -> None:
     fail(failing, "n1")
-    move(failing, "n1", Trigger.RETRIED)
-    assert decide(failing, T0).starts == ()
-    move(failing, "n1", Trigger.SKIPPED, Outcome.SKIPPED, isolated=False)
-    assert decide(failing, T0).starts == ()
+    transition(failing, "n1", Trigger.RETRIED)
+    assert decide(failing, T0).admissions == ()
+    transition(failing, "n1", Trigger.SKIPPED, Outcome.SKIPPED, isolated=False)
+    assert decide(failing, T0).admissions == ()
 
 
 def test_a_later_failure_shuts_again_unless_the_vote_reaches_it(failing: Projection) -> None:
     vote(failing, GateName.PROCEED, shown=(fail(failing, "n1"),), nodes=("n5",), at=T0 + 1.0)
     fail(failing, "n5", "another thing", at=T0 + 2.0)
-    assert unsettled(failing, failing.rollout("R")) == ()
+    assert failing.unresolved_failures("R") == ()
     fail(failing, "n3", at=T0 + 3.0)
-    assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
+    assert [each.node for each in failing.unresolved_failures("R")] == ["n3"]
 
 
-def test_more_covers_so_many_later_failures_of_the_same_sort_until_a_time(failing: Projection) -> None:
+def test_more_covers_similar_failures_until_deadline(failing: Projection) -> None:
     shown = fail(failing, "n1", "task 3 failed on n1")
     vote(failing, GateName.PROCEED, shown=(shown,), more=1, until=T0 + 60.0, at=T0 + 1.0)
     fail(failing, "n3", "disk full", at=T0 + 2.0)
-    assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
+    assert [each.node for each in failing.unresolved_failures("R")] == ["n3"]
     fail(failing, "n5", "task 4 failed on n5", at=T0 + 3.0)
-    assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
-    move(failing, "n5", Trigger.RETRIED, at=T0 + 4.0)
+    assert [each.node for each in failing.unresolved_failures("R")] == ["n3"]
+    transition(failing, "n5", Trigger.RETRIED, at=T0 + 4.0)
     fail(failing, "n5", "task 4 failed on n5", at=T0 + 5.0)
-    assert [each.id for each in unsettled(failing, failing.rollout("R"))] == ["n3#1", "n5#2"]
+    assert [each.id for each in failing.unresolved_failures("R")] == ["n3#1", "n5#2"]
 
 
 def test_until_ends_the_wider_cover_and_not_what_was_shown(failing: Projection) -> None:
     shown = fail(failing, "n1")
     vote(failing, GateName.PROCEED, shown=(shown,), nodes=("n3",), until=T0 + 60.0, at=T0 + 1.0)
     fail(failing, "n3", at=T0 + 61.0)
-    assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n3"]
+    assert [each.node for each in failing.unresolved_failures("R")] == ["n3"]
 
 
 def test_a_withdrawn_yes_no_longer_settles(failing: Projection) -> None:
     cast = vote(failing, GateName.PROCEED, shown=(fail(failing, "n1"),))
-    assert unsettled(failing, failing.rollout("R")) == ()
+    assert failing.unresolved_failures("R") == ()
     failing.apply(VoteWithdrawn("R", cast.id, ALICE, "on second thought", T0))
-    assert [each.node for each in unsettled(failing, failing.rollout("R"))] == ["n1"]
+    assert [each.node for each in failing.unresolved_failures("R")] == ["n1"]

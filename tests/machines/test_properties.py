@@ -1,20 +1,22 @@
-"""Whatever happens, in whatever order: nothing forbidden, one truth, and an end."""
+"""Properties of random fleets: no violation, one truth, and an end."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from machines.decision import Decision
-from machines.invariants import violations
-from machines.projection import Projection
-from machines.schedule import decide, why, why_all
-from machines.states import BUSY
+from machines.facts.projection import Projection
+from machines.invariants.violations import violations
+from machines.model.decision import Decision
+from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
+from machines.states import IN_FLIGHT_PHASES
 from machines.states import Phase as NodePhase
-from tests.machines.interpreter import World
-from tests.oracle import judge
+from rolloutd.reason_text import describe
+from tests.machines.fleet_simulator import FleetSimulator
+from tests.oracle import check_log
 
 EXAMPLES = settings(
     deadline=None,
@@ -25,6 +27,9 @@ EXAMPLES = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 MORE_EXAMPLES = settings(EXAMPLES, max_examples=250)
+COMPARED_FIELDS = [each.name for each in fields(Decision) if each.name != "wake_at"]
+"""All that is decided; a kept index may ask for an earlier wake-up than a new one."""
+
 SEEDS = st.integers(0, 2**32)
 STEPS = st.integers(25, 60)
 ROUNDS_TO_END = 400
@@ -34,37 +39,39 @@ ROUNDS_TO_END = 400
 def rebuilt(index: Projection) -> Projection:
     """Return an index built afresh from what the other one knows."""
     fresh = Projection.build(index.snapshot(), index.limits)
-    fresh.observed(index.observations, index.now)
+    fresh.record_observations(index.observations, index.now)
     for told in index.traffic:
-        fresh.probed(told)
+        fresh.record_traffic(told)
     return fresh
 
 
-def wake(decision: Decision) -> float:
+def requeue(decision: Decision) -> float:
     return math.inf if decision.wake_at is None else decision.wake_at
 
 
-def is_deed(decision: Decision) -> bool:
+def is_work(decision: Decision) -> bool:
     """Say whether carrying the decision out may change the next one."""
-    observed = bool(decision.observe or decision.probes)
-    return observed or bool(decision.starts or decision.looks or decision.put_backs or decision.opens)
+    observed = bool(decision.nodes_to_observe or decision.traffic_probes)
+    return observed or bool(
+        decision.admissions or decision.current_checks or decision.isolation_aborts or decision.gate_openings
+    )
 
 
 @MORE_EXAMPLES
 @given(SEEDS, STEPS)
 def test_the_oracle_alone_finds_nothing_forbidden(seed: int, steps: int) -> None:
-    world = World.of(seed)
-    world.trusting = True
+    world = FleetSimulator.from_seed(seed)
+    world.skips_invariants = True
     for _ in range(steps):
         world.step()
         world.decide()
-    assert judge(world.log) == []
+    assert check_log(world.log) == []
 
 
 @MORE_EXAMPLES
 @given(SEEDS, STEPS)
 def test_the_invariants_find_nothing_forbidden(seed: int, steps: int) -> None:
-    world = World.of(seed)
+    world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
         before = world.index.snapshot()
@@ -72,7 +79,7 @@ def test_the_invariants_find_nothing_forbidden(seed: int, steps: int) -> None:
         decision = decide(world.index, world.now)
         world.decide()
         after = world.index.snapshot()
-        if not decision.observe:
+        if not decision.nodes_to_observe:
             known = {"limits": world.index.limits, "observations": seen, "traffic": told}
             found = violations(before, after, now=world.now, **known)
             assert found == []
@@ -80,73 +87,73 @@ def test_the_invariants_find_nothing_forbidden(seed: int, steps: int) -> None:
 
 @EXAMPLES
 @given(SEEDS, STEPS)
-def test_an_index_kept_by_events_equals_one_built_afresh(seed: int, steps: int) -> None:
-    world = World.of(seed)
+def test_updated_index_equals_rebuilt_index(seed: int, steps: int) -> None:
+    world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
         mine, fresh = decide(world.index, world.now), decide(rebuilt(world.index), world.now)
-        for name in ("starts", "looks", "probes", "put_backs", "opens", "ends", "observe", "reasons"):
+        for name in COMPARED_FIELDS:
             assert getattr(mine, name) == getattr(fresh, name), name
-        assert wake(mine) <= wake(fresh)
+        assert requeue(mine) <= requeue(fresh)
         assert rebuilt(world.index).snapshot() == world.index.snapshot()
         world.decide()
 
 
 @EXAMPLES
 @given(SEEDS, STEPS)
-def test_what_is_explained_is_what_is_done(seed: int, steps: int) -> None:
-    world = World.of(seed)
+def test_explanation_matches_decision(seed: int, steps: int) -> None:
+    world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
         decision = decide(world.index, world.now)
-        begun = {(each.rollout, each.node) for each in (*decision.starts, *decision.looks)}
+        begun = {(each.rollout, each.node) for each in (*decision.admissions, *decision.current_checks)}
         for rollout in world.index.rollouts:
-            told = why_all(world.index, rollout, world.now)
+            told = explain_rollout_nodes(world.index, rollout, world.now)
             for target in world.index.targets(rollout):
                 reason = told[target.node]
-                assert reason == why(world.index, rollout, target.node, world.now)
+                assert reason == explain_node(world.index, rollout, target.node, world.now)
                 if target.phase is NodePhase.PENDING:
                     assert (reason.code == "starting") == ((rollout, target.node) in begun), reason
-                    assert reason.text
+                    assert describe(reason)
         world.decide()
 
 
 @EXAMPLES
 @given(SEEDS, STEPS, st.floats(0.0, 1.0))
-def test_nothing_can_start_before_the_instant_at_which_to_ask_again(
-    seed: int, steps: int, part: float
-) -> None:
-    world = World.of(seed)
+def test_nothing_starts_before_requeue_time(seed: int, steps: int, part: float) -> None:
+    world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
     decision = world.decide()
-    while is_deed(decision):
+    while is_work(decision):
         decision = world.decide()
-    until = min(wake(decision), world.now + 3600.0)
+    until = min(requeue(decision), world.now + 3600.0)
     later = world.now + part * (until - world.now)
     if later < until:
         again = decide(rebuilt(world.index), later)
-        assert (again.starts, again.opens, again.ends) == ((), (), ())
+        assert (again.admissions, again.gate_openings, again.ended_rollouts) == ((), (), ())
 
 
 @EXAMPLES
 @given(SEEDS, STEPS)
-def test_everything_ends_once_there_is_peace(seed: int, steps: int) -> None:
-    world = World.of(seed)
+def test_everything_ends_without_faults(seed: int, steps: int) -> None:
+    world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
         world.decide()
-    world.make_peace()
+    world.stop_faults()
     for _ in range(ROUNDS_TO_END):
-        world.settle_all()
+        world.resolve_all_failures()
         decision = world.decide()
-        world.work_some()
-        moving = is_deed(decision) or any(target.phase in BUSY for target in world.index.busy())
-        asleep_until = max(world.now + 1.0, min(wake(decision), world.now + 3600.0))
+        world.advance_some()
+        moving = is_work(decision) or any(
+            target.phase in IN_FLIGHT_PHASES for target in world.index.needing_driver()
+        )
+        asleep_until = max(world.now + 1.0, min(requeue(decision), world.now + 3600.0))
         world.now = world.now + 1.0 if moving else asleep_until
         if all(rollout.closed for rollout in world.index.rollouts.values()):
             break
     left = [rollout for rollout in world.index.rollouts.values() if not rollout.closed]
-    told = {each.id: why_all(world.index, each.id, world.now) for each in left}
+    told = {each.id: explain_rollout_nodes(world.index, each.id, world.now) for each in left}
     assert left == [], told
-    assert judge(world.log) == []
+    assert check_log(world.log) == []

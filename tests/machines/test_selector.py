@@ -1,4 +1,4 @@
-"""Selectors answer as `kubectl -l` does, and say where they cannot be read."""
+"""Selectors match as `kubectl -l` does, and errors name the position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machines.selector import MAX_TEXT, SelectorError, parse
+from machines.model.selector import MAX_SELECTOR_LENGTH, SelectorError, parse_selector
 
 WORKER = {"role": "worker", "site": "ams", "cores": "64", "empty": "", "example.com/gpu": "a100"}
 
@@ -52,12 +52,12 @@ WORKER = {"role": "worker", "site": "ams", "cores": "64", "empty": "", "example.
     ],
 )
 def test_matches_as_kubernetes_does(text: str, expected: bool) -> None:
-    assert parse(text).matches(WORKER) is expected
+    assert parse_selector(text).matches(WORKER) is expected
 
 
 def test_operator_words_are_good_keys_and_values() -> None:
-    assert parse("in in (in,notin)").matches({"in": "notin"})
-    assert parse("notin=in").matches({"notin": "in"})
+    assert parse_selector("in in (in,notin)").matches({"in": "notin"})
+    assert parse_selector("notin=in").matches({"notin": "in"})
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_operator_words_are_good_keys_and_values() -> None:
         ("a=b\x00", 2),
         (f"{'k' * 64}=v", 0),
         (f"k={'v' * 64}", 2),
-        ("a" * (MAX_TEXT + 1), MAX_TEXT),
+        ("a" * (MAX_SELECTOR_LENGTH + 1), MAX_SELECTOR_LENGTH),
     ],
 )
-def test_says_where_it_cannot_be_read_and_what_is_allowed(text: str, position: int) -> None:
+def test_error_has_position_and_allowed_tokens(text: str, position: int) -> None:
     with pytest.raises(SelectorError) as raised:
-        parse(text)
+        parse_selector(text)
     assert raised.value.position == position
     assert raised.value.found
     assert raised.value.allowed
@@ -114,7 +114,7 @@ def test_says_where_it_cannot_be_read_and_what_is_allowed(text: str, position: i
     ],
 )
 def test_one_meaning_has_one_canonical_text(left: str, right: str) -> None:
-    assert parse(left).canonical() == parse(right).canonical()
+    assert parse_selector(left).canonical() == parse_selector(right).canonical()
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,6}[A-Za-z0-9])?", fullmatch=True)
@@ -132,8 +132,8 @@ REQUIREMENTS = st.one_of(
 
 @given(st.lists(REQUIREMENTS, max_size=5).map(",".join), st.dictionaries(NAMES, NAMES, max_size=4))
 def test_the_canonical_text_means_the_same(text: str, labels: dict[str, str]) -> None:
-    selector = parse(text)
-    again = parse(selector.canonical())
+    selector = parse_selector(text)
+    again = parse_selector(selector.canonical())
     assert again.canonical() == selector.canonical()
     assert again.matches(labels) is selector.matches(labels)
 
@@ -141,6 +141,6 @@ def test_the_canonical_text_means_the_same(text: str, labels: dict[str, str]) ->
 @given(st.text(alphabet="ab1-/.,()=!<> \tin\x00é", max_size=24))
 def test_any_text_is_a_selector_or_a_selector_error(text: str) -> None:
     try:
-        parse(text)
+        parse_selector(text)
     except SelectorError as error:
         assert 0 <= error.position <= len(text)  # noqa: PT017  # both answers are right, only other errors are not

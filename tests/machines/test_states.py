@@ -1,18 +1,28 @@
-"""The table of phases, and the values that moves make."""
+"""The table of transitions, and how they change targets."""
 
 from __future__ import annotations
 
 import pytest
 from transitions import MachineError
 
-from machines.book import Snapshot
-from machines.events import PhaseMoved
-from machines.invariants import violation
-from machines.limits import Limits
-from machines.projection import Projection
-from machines.rollout import Failure
-from machines.states import BUSY, MACHINE, TABLE, IllegalTransition, Outcome, Phase, Trigger, diagram, edge
-from tests.machines.worlds import T0, admit, fail, index_of, move, nodes_of, submit
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.events import PhaseMoved
+from machines.model.limits import Limits
+from machines.model.rollout import Failure
+from machines.states import (
+    EDGES,
+    IN_FLIGHT_PHASES,
+    MACHINE,
+    IllegalTransition,
+    Outcome,
+    Phase,
+    Trigger,
+    find_edge,
+    mermaid_diagram,
+)
+from tests.machines.builders import T0, admit, fail, index_of, nodes_of, submit, transition
 
 
 class Model:
@@ -23,7 +33,7 @@ class Model:
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("trigger", Trigger)
-def test_the_library_and_the_table_agree(phase: Phase, trigger: Trigger) -> None:
+def test_library_and_table_agree(phase: Phase, trigger: Trigger) -> None:
     model = Model()
     MACHINE.add_model(model, initial=phase)
     try:
@@ -33,14 +43,14 @@ def test_the_library_and_the_table_agree(phase: Phase, trigger: Trigger) -> None
         reached = None
     finally:
         MACHINE.remove_model(model)
-    ways = [way.target for way in TABLE if (way.trigger, way.source) == (trigger, phase)]
+    ways = [way.target for way in EDGES if (way.trigger, way.source) == (trigger, phase)]
     assert ways == ([] if reached is None else [reached])
 
 
-def test_there_are_no_other_edges_than_the_designs() -> None:
-    busy = {(phase, end) for phase in BUSY for end in (Phase.FAILED, Phase.DONE)}
+def test_table_has_exactly_the_designed_edges() -> None:
+    busy = {(phase, end) for phase in IN_FLIGHT_PHASES for end in (Phase.FAILED, Phase.DONE)}
     p = Phase
-    assert {(way.source, way.target) for way in TABLE} == busy | {
+    assert {(way.source, way.target) for way in EDGES} == busy | {
         (p.PENDING, p.ISOLATING),
         (p.PENDING, p.DONE),
         (p.ISOLATING, p.PENDING),
@@ -56,18 +66,18 @@ def test_there_are_no_other_edges_than_the_designs() -> None:
 
 
 def test_an_outcome_belongs_to_its_edge() -> None:
-    assert edge(Trigger.VERIFIED, Phase.VERIFYING, Outcome.CHANGED).target is Phase.DONE
+    assert find_edge(Trigger.VERIFIED, Phase.VERIFYING, Outcome.CHANGED).target is Phase.DONE
     for outcome in (None, Outcome.LEFT):
         with pytest.raises(IllegalTransition):
-            edge(Trigger.VERIFIED, Phase.VERIFYING, outcome)
+            find_edge(Trigger.VERIFIED, Phase.VERIFYING, outcome)
     with pytest.raises(IllegalTransition):
-        edge(Trigger.ADMITTED, Phase.DONE)
+        find_edge(Trigger.ADMITTED, Phase.DONE)
 
 
 def test_the_diagram_is_drawn_from_the_table() -> None:
-    lines = diagram().splitlines()
+    lines = mermaid_diagram().splitlines()
     assert lines[0] == "stateDiagram-v2"
-    assert len(lines) == len(TABLE) + 2
+    assert len(lines) == len(EDGES) + 2
 
 
 def working() -> Projection:
@@ -87,7 +97,7 @@ def working() -> Projection:
         PhaseMoved("R", "n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED, 1, T0),
     ],
 )
-def test_a_move_from_elsewhere_is_refused_and_changes_nothing(event: PhaseMoved) -> None:
+def test_transition_from_other_phase_changes_nothing(event: PhaseMoved) -> None:
     index = working()
     before = index.snapshot()
     with pytest.raises(IllegalTransition):
@@ -101,12 +111,12 @@ def test_a_move_updates_the_target_and_the_rollout() -> None:
     target = index.target("R", "n1")
     assert (target.phase, target.attempt, target.isolated, target.admitted_at) == (Phase.FAILED, 1, True, T0)
     assert [each.id for each in index.rollout("R").failures] == [failure]
-    move(index, "n1", Trigger.RETRIED, at=T0 + 1.0)
+    transition(index, "n1", Trigger.RETRIED, at=T0 + 1.0)
     target = index.target("R", "n1")
     assert (target.phase, target.failure, target.since, target.attempt) == (Phase.PENDING, None, T0 + 1.0, 1)
 
 
-def test_admissions_of_one_commit_are_judged_together() -> None:
+def test_admissions_of_one_commit_judged_together() -> None:
     index = index_of(nodes_of({"a": ("n1", "n2")}))
     submit(index)
     both = [
@@ -119,13 +129,13 @@ def test_admissions_of_one_commit_are_judged_together() -> None:
     assert "budget of 1" in second
 
 
-def test_an_index_gives_back_the_snapshot_it_was_built_from() -> None:
+def test_index_returns_its_snapshot() -> None:
     snapshot = working().snapshot()
     assert Projection.build(snapshot, Limits()).snapshot() == snapshot
-    assert Projection.build(Snapshot(), Limits()).snapshot() == Snapshot()
+    assert Projection.build(FactsSnapshot(), Limits()).snapshot() == FactsSnapshot()
 
 
-def test_failures_of_one_sort_share_their_signature() -> None:
+def test_similar_failures_share_signature() -> None:
     def signature(node: str, message: str) -> str:
         return Failure("id", node, 1, "run.configure", message, T0).signature
 

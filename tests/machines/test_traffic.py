@@ -1,4 +1,4 @@
-"""A node starts only while it is known to be idle; busy ones let others go first and are looked at seldom."""
+"""Traffic: only idle nodes start; busy nodes yield and are probed rarely."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from machines.decision import Look, Probe
-from machines.events import RolloutCancelled
-from machines.invariants import violation
-from machines.limits import Budget, Limits, PoolRule
-from machines.moves import move as moved
-from machines.plan import StepSpec, WaveSpec
-from machines.projection import Projection
-from machines.schedule import decide, rollout_reason, why
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.decision import CheckIfCurrent, ProbeTraffic
+from machines.model.events import RolloutCancelled
+from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.plan import Capability, StepDef, WaveDef
+from machines.model.traffic import (
+    IDLE_MAX_AGE_S,
+    PROBE_AHEAD,
+    REPROBE_MAX_S,
+    REPROBE_MIN_S,
+    REPROBE_UNKNOWN_MAX_S,
+    TrafficResult,
+)
+from machines.scheduler.decide import decide, explain_node, rollout_reason
 from machines.states import Trigger
-from machines.traffic import AGAIN_MOST_S, AGAIN_S, AHEAD, GOOD_FOR_S, UNKNOWN_MOST_S, Traffic
-from tests.machines.worlds import ALICE, T0, admit, index_of, nodes_of, seen_up, submit
+from machines.workflow.phase_transitions import transition as moved
+from rolloutd.reason_text import describe, lifted_by
+from tests.machines.builders import ALICE, T0, admit, index_of, nodes_of, observed_up, submit
 
-JOBS = StepSpec("traffic.0.kubernetes", "kubernetes", {"pods": "kind=job"})
-COMMAND = StepSpec("isolate.0.command", "command")
+JOBS = StepDef("traffic.0.kubernetes", "kubernetes", {"pods": "kind=job"})
+COMMAND = StepDef("isolate.0.command", "command")
 TRAIN = "pod batch/train-7 (Job train) runs there"
 
 
@@ -30,179 +38,183 @@ def fleet(nodes: int = 3, limits: Limits | None = None, **more: object) -> Proje
     return index
 
 
-def tell(index: Projection, at: float = T0, **busy: bool | None) -> None:
+def record_probe(index: Projection, at: float = T0, **busy: bool | None) -> None:
     said = {True: f"is busy: {TRAIN}", None: "cannot be judged: nobody can say", False: "is idle"}
     for node, word in busy.items():
-        index.probed(Traffic("R", node, word, at, f"{node} {said[word]}"))
+        index.record_traffic(TrafficResult("R", node, word, at, f"{node} {said[word]}"))
 
 
 def started(index: Projection, now: float = T0) -> list[str]:
-    return [start.node for start in decide(index, now).starts]
+    return [start.node for start in decide(index, now).admissions]
 
 
-def probed(index: Projection, now: float = T0) -> list[str]:
-    return [each.node for each in decide(index, now).probes]
+def requested_probes(index: Projection, now: float = T0) -> list[str]:
+    return [each.node for each in decide(index, now).traffic_probes]
 
 
-def test_nobody_starts_unseen_and_a_few_are_looked_at() -> None:
-    index = fleet(nodes=AHEAD + 3)
+def test_unprobed_nodes_wait_and_few_probed() -> None:
+    index = fleet(nodes=PROBE_AHEAD + 3)
     decision = decide(index, T0)
-    assert decision.starts == ()
-    assert decision.probes == tuple(Probe("R", f"n{number}") for number in range(1, AHEAD + 1))
+    assert decision.admissions == ()
+    assert decision.traffic_probes == tuple(
+        ProbeTraffic("R", f"n{number}") for number in range(1, PROBE_AHEAD + 1)
+    )
     assert decision.wake_at is not None
-    reason = why(index, "R", "n1", T0)
-    assert (reason.code, reason.text) == (
+    reason = explain_node(index, "R", "n1", T0)
+    assert (reason.code, describe(reason)) == (
         "traffic-unknown",
-        "whether n1 is busy with client traffic is being looked at",
+        "n1 is being probed for client traffic",
     )
 
 
-def test_a_plan_without_probes_is_looked_at_by_none() -> None:
+def test_plan_without_probes_probes_nothing() -> None:
     index = fleet(traffic=())
-    assert (started(index), probed(index)) == (["n1"], [])
+    assert (started(index), requested_probes(index)) == (["n1"], [])
 
 
-def test_the_first_idle_node_starts_and_a_busy_one_lets_it_go_first() -> None:
+def test_idle_node_admitted_before_busy_node() -> None:
     index = fleet()
-    tell(index, n1=True, n2=False, n3=False)
+    record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == ["n2"]
-    reason = why(index, "R", "n1", T0)
-    assert (reason.code, reason.text, reason.since) == ("traffic-busy", f"n1 is busy: {TRAIN}", T0)
-    assert reason.lifted_by.startswith("the end of that traffic; it is looked at again about 20")
+    reason = explain_node(index, "R", "n1", T0)
+    assert (reason.code, describe(reason), reason.since) == ("traffic-busy", f"n1 is busy: {TRAIN}", T0)
+    assert lifted_by(reason).startswith("the end of that traffic; the next probe is about 20")
 
 
-def test_who_was_never_seen_keeps_its_place_until_it_was_looked_at() -> None:
+def test_unprobed_node_keeps_queue_position() -> None:
     index = fleet()
-    tell(index, n2=False, n3=False)
+    record_probe(index, n2=False, n3=False)
     assert started(index) == []
-    tell(index, n1=False)
+    record_probe(index, n1=False)
     assert started(index) == ["n1"]
 
 
-def test_unknown_is_busy_with_a_reason_of_its_own() -> None:
+def test_unknown_traffic_blocks_with_own_reason() -> None:
     index = fleet(nodes=1)
-    tell(index, n1=None)
+    record_probe(index, n1=None)
     assert started(index) == []
-    reason = why(index, "R", "n1", T0)
-    assert (reason.code, reason.text) == ("traffic-unknown", "n1 cannot be judged: nobody can say")
+    reason = explain_node(index, "R", "n1", T0)
+    assert (reason.code, describe(reason)) == ("traffic-unknown", "n1 cannot be judged: nobody can say")
     assert rollout_reason(index, "R", T0) == reason
     assert decide(index, T0).reasons["R"] == reason
 
 
-def test_that_a_node_was_idle_is_believed_for_a_moment_only() -> None:
+def test_idle_result_expires() -> None:
     index = fleet(nodes=1)
-    tell(index, n1=False)
-    later = T0 + GOOD_FOR_S
+    record_probe(index, n1=False)
+    later = T0 + IDLE_MAX_AGE_S
     assert started(index, later - 1) == ["n1"]
-    assert (started(index, later), probed(index, later)) == ([], ["n1"])
+    assert (started(index, later), requested_probes(index, later)) == ([], ["n1"])
 
 
-def test_a_busy_node_is_looked_at_again_less_and_less_often() -> None:
+def test_busy_node_probe_interval_grows() -> None:
     index = fleet(nodes=1)
-    tell(index, n1=True)
+    record_probe(index, n1=True)
     decision = decide(index, T0)
-    assert (decision.probes, decision.wake_at) == ((), T0 + AGAIN_S)
-    assert probed(index, T0 + AGAIN_S) == ["n1"]
+    assert (decision.traffic_probes, decision.wake_at) == ((), T0 + REPROBE_MIN_S)
+    assert requested_probes(index, T0 + REPROBE_MIN_S) == ["n1"]
     seen_at, waits = T0, []
     for _ in range(12):
         told = index.traffic_of("R", "n1")
         assert told is not None
-        waits.append(told.again_at - seen_at)
-        seen_at = told.again_at
-        tell(index, at=seen_at, n1=True)
+        waits.append(told.reprobe_at - seen_at)
+        seen_at = told.reprobe_at
+        record_probe(index, at=seen_at, n1=True)
     assert waits == sorted(waits)
-    assert (waits[0], waits[-1]) == (AGAIN_S, AGAIN_MOST_S)
-    index.observed(seen_up(index.nodes, seen_at), seen_at)
-    assert why(index, "R", "n1", seen_at).since == T0
+    assert (waits[0], waits[-1]) == (REPROBE_MIN_S, REPROBE_MAX_S)
+    index.record_observations(observed_up(index.nodes, seen_at), seen_at)
+    assert explain_node(index, "R", "n1", seen_at).since == T0
 
 
-def test_an_unknown_node_is_asked_about_again_soon_however_long_it_was_so() -> None:
+def test_unknown_traffic_probed_again_soon() -> None:
     index = fleet(nodes=1)
     for after_s in (0.0, 5000.0):
-        tell(index, at=T0 + after_s, n1=None)
+        record_probe(index, at=T0 + after_s, n1=None)
     told = index.traffic_of("R", "n1")
     assert told is not None
-    assert told.again_at == T0 + 5000.0 + UNKNOWN_MOST_S
+    assert told.reprobe_at == T0 + 5000.0 + REPROBE_UNKNOWN_MAX_S
 
 
-def test_while_a_busy_node_is_looked_at_again_others_go_on() -> None:
+def test_reprobing_busy_node_does_not_block_others() -> None:
     index = fleet()
-    tell(index, n1=True)
-    later = T0 + AGAIN_S
-    tell(index, at=later, n2=False)
+    record_probe(index, n1=True)
+    later = T0 + REPROBE_MIN_S
+    record_probe(index, at=later, n2=False)
     decision = decide(index, later)
-    assert [each.node for each in decision.probes] == ["n1"]
-    assert [start.node for start in decision.starts] == ["n2"]
+    assert [each.node for each in decision.traffic_probes] == ["n1"]
+    assert [start.node for start in decision.admissions] == ["n2"]
 
 
-def test_a_full_pool_and_a_full_rollout_cost_no_look() -> None:
+def test_full_pool_and_rollout_not_probed() -> None:
     index = fleet()
-    tell(index, n3=False)
+    record_probe(index, n3=False)
     admit(index, "n3")
-    assert probed(index) == []
+    assert requested_probes(index) == []
     wide = Limits(pools={"team": PoolRule(Budget(50))})
-    assert probed(fleet(nodes=30, limits=wide, max_parallel=0)) == []
+    assert requested_probes(fleet(nodes=30, limits=wide, max_parallel=0)) == []
 
 
-def test_looks_are_few_for_few_starts_however_many_pools_there_are() -> None:
+def test_probe_count_independent_of_pool_count() -> None:
     index = index_of(nodes_of({f"t{number}": [f"n{number}"] for number in range(100)}))
-    submit(index, traffic=(JOBS,), waves=(WaveSpec("canary", max_parallel=1), WaveSpec("fleet")))
-    assert len(probed(index)) == AHEAD
+    submit(index, traffic=(JOBS,), waves=(WaveDef("canary", max_parallel=1), WaveDef("fleet")))
+    assert len(requested_probes(index)) == PROBE_AHEAD
 
 
-def test_where_many_are_busy_the_search_goes_on_until_one_is_idle() -> None:
+def test_probing_continues_until_idle_node_found() -> None:
     index = fleet(nodes=20)
     for _ in range(20):
-        for node in probed(index):
-            tell(index, **{node: node != "n17"})
+        for node in requested_probes(index):
+            record_probe(index, **{node: node != "n17"})
     assert started(index) == ["n17"]
 
 
-def test_all_busy_nodes_cost_a_decision_nothing_until_one_is_due() -> None:
-    index = fleet(nodes=AHEAD)
-    tell(index, **{f"n{number}": True for number in range(1, AHEAD + 1)})
+def test_busy_nodes_not_probed_until_due() -> None:
+    index = fleet(nodes=PROBE_AHEAD)
+    record_probe(index, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
     decide(index, T0)
-    assert list(index.lanes.hot("R", "fleet")) == []
-    assert decide(index, T0 + 1).wake_at == T0 + AGAIN_S
-    assert len(probed(index, T0 + AGAIN_S)) == AHEAD
+    assert list(index.scheduling_queue.active("R", "fleet")) == []
+    assert decide(index, T0 + 1).wake_at == T0 + REPROBE_MIN_S
+    assert len(requested_probes(index, T0 + REPROBE_MIN_S)) == PROBE_AHEAD
 
 
-def test_a_node_that_may_need_nothing_is_asked_that_first() -> None:
+def test_maybe_current_checked_before_probe() -> None:
     facts = fleet(nodes=1).snapshot()
     perhaps = tuple(replace(target, maybe_current=True) for target in facts.targets)
     index = Projection.build(replace(facts, targets=perhaps), Limits())
-    index.observed(seen_up(index.nodes, T0), T0)
-    tell(index, n1=True)
+    index.record_observations(observed_up(index.nodes, T0), T0)
+    record_probe(index, n1=True)
     decision = decide(index, T0)
-    assert (decision.looks, decision.probes) == ((Look("R", "n1"),), ())
+    assert (decision.current_checks, decision.traffic_probes) == ((CheckIfCurrent("R", "n1"),), ())
 
 
-def test_in_observe_mode_it_is_looked_at_and_explained_and_nothing_starts() -> None:
+def test_observe_mode_probes_and_starts_nothing() -> None:
     index = fleet(limits=Limits(observe_only=True))
-    assert probed(index) == ["n1", "n2", "n3"]
-    tell(index, n1=True, n2=False, n3=False)
+    assert requested_probes(index) == ["n1", "n2", "n3"]
+    record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == []
-    assert why(index, "R", "n1", T0).code == "traffic-busy"
-    assert why(index, "R", "n2", T0).code == "observe-only"
+    assert explain_node(index, "R", "n1", T0).code == "traffic-busy"
+    assert explain_node(index, "R", "n2", T0).code == "observe-only"
 
 
 def test_two_slots_are_filled_by_idle_nodes() -> None:
     index = fleet(limits=Limits(pools={"team": PoolRule(Budget(2))}))
-    tell(index, n1=False, n2=True, n3=False)
+    record_probe(index, n1=False, n2=True, n3=False)
     assert started(index) == ["n1", "n3"]
 
 
-def test_with_rehearsals_only_idle_nodes_are_rehearsed() -> None:
-    index = fleet(isolate=(StepSpec("isolate.0.kubernetes", "kubernetes"),))
-    tell(index, n1=True, n2=False, n3=False)
-    assert [each.node for each in decide(index, T0).rehearse] == ["n2", "n3"]
+def test_only_idle_nodes_get_dry_run() -> None:
+    index = fleet(
+        isolate=(StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability)),)
+    )
+    record_probe(index, n1=True, n2=False, n3=False)
+    assert [each.node for each in decide(index, T0).dry_runs] == ["n2", "n3"]
 
 
-def test_what_was_seen_is_forgotten_with_its_rollout() -> None:
+def test_traffic_forgotten_with_rollout() -> None:
     index = fleet(nodes=1)
-    tell(index, n1=True)
+    record_probe(index, n1=True)
     index.apply(RolloutCancelled("R", ALICE, "tests", T0))
-    tell(index, n1=True)
+    record_probe(index, n1=True)
     assert index.traffic == ()
 
 
@@ -210,19 +222,19 @@ def test_what_was_seen_is_forgotten_with_its_rollout() -> None:
     ("busy", "age_s", "words"),
     [
         (False, 0.0, None),
-        (True, 0.0, f"a traffic probe says: n1 is busy: {TRAIN}"),
+        (True, 0.0, f"a traffic probe reports: n1 is busy: {TRAIN}"),
         (None, 0.0, "nobody can say"),
-        (False, GOOD_FOR_S, "nobody has looked just now"),
-        (False, -1.0, "nobody has looked just now"),
-        (False, math.inf, "nobody has looked just now"),
+        (False, IDLE_MAX_AGE_S, "its client traffic was not probed"),
+        (False, -1.0, "its client traffic was not probed"),
+        (False, math.inf, "its client traffic was not probed"),
     ],
 )
-def test_the_invariants_refuse_a_start_on_anything_but_a_fresh_word(
+def test_invariants_reject_start_without_fresh_probe(
     busy: bool | None, age_s: float, words: str | None
 ) -> None:
     index = fleet(nodes=1)
     if not math.isinf(age_s):
-        tell(index, at=T0 - age_s, n1=busy)
+        record_probe(index, at=T0 - age_s, n1=busy)
     index.advance(T0)
     found = violation(index, moved(index.target("R", "n1"), Trigger.ADMITTED, T0), T0)
     assert found is None if words is None else words in str(found)

@@ -1,4 +1,4 @@
-"""Windows follow the clock on the wall, also on the days the clocks change."""
+"""Windows follow the wall clock, also when the clocks change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machines.windows import (
+from machines.model.windows import (
     Freeze,
     Window,
     any_open,
@@ -153,7 +153,7 @@ def test_no_windows_are_always_open() -> None:
     assert longest_opening([]) == math.inf
 
 
-def test_a_node_waits_for_the_plans_and_its_teams_window() -> None:
+def test_plan_and_team_windows_both_apply() -> None:
     plan, team = [window(9 * 60, 16 * 60, WEEKDAYS)], [window(15 * 60, 17 * 60, frozenset({2}))]
     assert next_common_opening([plan, team, []], instant("2026-11-20 10:00")) == instant("2026-11-25 15:00")
     never_together = [window(17 * 60, 18 * 60)]
@@ -171,7 +171,7 @@ def test_a_node_waits_for_the_plans_and_its_teams_window() -> None:
         (EVERY_DAY, 60, 60),
     ],
 )
-def test_a_window_that_cannot_be_is_refused(days: frozenset[int], start: int, end: int) -> None:
+def test_invalid_window_rejected(days: frozenset[int], start: int, end: int) -> None:
     with pytest.raises(ValueError, match="window"):
         window(start, end, days)
 

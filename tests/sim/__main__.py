@@ -20,20 +20,20 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.sim import exhaustive, required
-from tests.sim.faults import Way
-from tests.sim.seeds import Marks
-from tests.sim.simulation import Verdict, seeded
+from tests.sim import exhaustive, required_coverage
+from tests.sim.fault_plan import EffectOutcome
+from tests.sim.random_streams import Coverage
+from tests.sim.simulation import SimResult, run_seed
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 
-FIRST_SEEDS = 1_000_000_000
+SEED_LIMIT = 1_000_000_000
 """New seeds are drawn below this, so that they stay easy to type."""
 
-SHOWN = 5
+MAX_FAILURES_SHOWN = 5
 """Failures that are told whole; the rest is counted."""
 
-TRACE_SHOWN = 40
+TRACE_LINES_SHOWN = 40
 """Lines of a trace that lead to an accusation, when it is not replayed."""
 
 
@@ -43,20 +43,20 @@ def main() -> int:
     if options.replay:
         return _replay(options.replay)
     began = time.perf_counter()
-    first = options.first if options.first is not None else secrets.randbelow(FIRST_SEEDS)
+    first = options.first if options.first is not None else secrets.randbelow(SEED_LIMIT)
     known = [] if options.no_corpus else corpus()
-    names = [*known, *_smalls(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
-    marks, failed = Marks(), []
-    for verdict in _run(names, options.jobs):
-        marks.add(verdict.marks)
-        if verdict.accusations:
+    names = [*known, *small_names(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
+    coverage, failed = Coverage(), []
+    for verdict in run_many(names, options.jobs):
+        coverage.merge(verdict.coverage)
+        if verdict.violations:
             failed.append(verdict)
-            if len(failed) <= SHOWN:
-                _tell(verdict)
+            if len(failed) <= MAX_FAILURES_SHOWN:
+                _print_result(verdict)
             if options.stop:
                 break
     took_s = time.perf_counter() - began
-    missing = [] if failed or not options.marks else required.missing(marks)
+    missing = [] if failed or not options.marks else required_coverage.missing_coverage(coverage)
     for name in missing:
         print(f"never happened in all of this: {name}")
     print(f"{len(names)} simulations, {len(failed)} failed, {took_s:.0f} s; seeds {first} and on")
@@ -69,14 +69,16 @@ def corpus() -> list[str]:
     return [line for line in lines if line]
 
 
-def run_one(name: str) -> Verdict:
+def run_one(name: str) -> SimResult:
     """Run one simulation by its name: `seed 42`, or `small one 3:cut-after`."""
     kind, _, rest = name.partition(" ")
     if kind == "seed":
-        return seeded(int(rest))
-    plan, _, told = rest.rpartition(" ")
-    ways = dict(each.split(":") for each in told.split(",")) if ":" in told else {}
-    return exhaustive.scripted(exhaustive.by_name(plan), {int(n): Way(way) for n, way in ways.items()})
+        return run_seed(int(rest))
+    plan, _, listed = rest.rpartition(" ")
+    outcomes = dict(each.split(":") for each in listed.split(",")) if ":" in listed else {}
+    return exhaustive.run_scripted(
+        exhaustive.by_name(plan), {int(n): EffectOutcome(way) for n, way in outcomes.items()}
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -94,15 +96,17 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _smalls(which: str) -> Iterator[str]:
-    cases = [] if which == "none" else [*exhaustive.singles(), *exhaustive.pairs()]
+def small_names(which: str) -> Iterator[str]:
+    """Yield the names of none, some or all of the small plans' simulations."""
+    cases = [] if which == "none" else [*exhaustive.single_faults(), *exhaustive.fault_pairs()]
     if which != "none":
-        yield from (exhaustive.name_of(small, {}) for small in (*exhaustive.SMALL, exhaustive.TWO))
+        yield from (exhaustive.name_of(small, {}) for small in (*exhaustive.SMALL, exhaustive.TWO_NODES))
     for small, ways in cases[:: 1 if which == "all" else 25]:
         yield exhaustive.name_of(small, ways)
 
 
-def _run(names: Iterable[str], jobs: int) -> Iterator[Verdict]:
+def run_many(names: Iterable[str], jobs: int = os.cpu_count() or 1) -> Iterator[SimResult]:
+    """Run simulations in `jobs` processes; yield each result when it is ready."""
     gc.freeze()  # what is loaded by now stays; collecting it again and again would take most of the time
     if jobs <= 1:
         yield from map(run_one, names)
@@ -114,17 +118,17 @@ def _run(names: Iterable[str], jobs: int) -> Iterator[Verdict]:
 def _replay(name: str) -> int:
     verdict = run_one(name)
     print("\n".join(verdict.trace))
-    _tell(verdict, shown=0)
-    return 1 if verdict.accusations else 0
+    _print_result(verdict, shown=0)
+    return 1 if verdict.violations else 0
 
 
-def _tell(verdict: Verdict, shown: int = TRACE_SHOWN) -> None:
-    print(f"== {verdict.name}")
-    for line in verdict.trace[-shown:] if shown else ():
+def _print_result(result: SimResult, shown: int = TRACE_LINES_SHOWN) -> None:
+    print(f"== {result.name}")
+    for line in result.trace[-shown:] if shown else ():
         print(f"   {line}")
-    for text in verdict.accusations:
+    for text in result.violations:
         print(f"!! {text}")
-    print(f"replay: {sys.executable} -m tests.sim --replay {verdict.name!r}", flush=True)
+    print(f"replay: {sys.executable} -m tests.sim --replay {result.name!r}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,108 +13,119 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.sim import plans
-from tests.sim.faults import Fate, Scripted, Way
-from tests.sim.seeds import Chances
-from tests.sim.simulation import Scene, Simulation, Verdict
-from tests.sim.workplace import workplace
-from tests.sim.world import Machine
+from tests.sim.fault_plan import EffectOutcome, RunFate, ScriptedFaults
+from tests.sim.random_streams import RandomStreams
+from tests.sim.simulation import Scenario, SimResult, Simulation
+from tests.sim.workspace import temporary_state_dir
+from tests.sim.world import SimNode
 
-TROUBLE_S = 86_400.0
+FAULT_PERIOD_S = 86_400.0
 """The time of trouble of a scripted run ends when all is done, or after a day."""
 
-PAIRED = (Way.CUT_BEFORE, Way.CUT_AFTER)
+PAIRED_OUTCOMES = (EffectOutcome.CUT_BEFORE, EffectOutcome.CUT_AFTER)
 """The ways of which pairs are made: two power cuts at any two places."""
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
+class SmallScenario:
     """A small plan over few nodes, and what becomes of its runs."""
 
     name: str
     nodes: int
     spec: Mapping[str, Any]
-    fates: Mapping[int, Fate]
+    fates: Mapping[int, RunFate]
     stuck: bool = False
     cordoned: bool = False
     busy: bool = False
 
 
-def _small(**more: Any) -> dict[str, Any]:
+def _small_spec(**more: Any) -> dict[str, Any]:
     return {**plans.SMALL, **more}
 
 
 SMALL = (
-    Small("one", 1, _small(), {}),
-    Small("two isolators", 1, _small(isolate=[plans.COMMAND, plans.PLAYBOOK], probation="30s"), {}),
-    Small("failing", 1, _small(), {0: Fate.FAILS}),
-    Small("killed", 1, _small(), {0: Fate.KILLED}),
-    Small(
-        "orphaned", 1, _small(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}), {0: Fate.ORPHANED}
+    SmallScenario("one", 1, _small_spec(), {}),
+    SmallScenario(
+        "two isolators", 1, _small_spec(isolate=[plans.COMMAND, plans.PLAYBOOK], probation="30s"), {}
     ),
-    Small("cordoned", 1, _small(), {}, cordoned=True),
-    Small("busy", 1, _small(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
-    Small("stuck", 1, _small(limits={"isolate": "2m"}), {}, stuck=True),
+    SmallScenario("failing", 1, _small_spec(), {0: RunFate.FAILS}),
+    SmallScenario("killed", 1, _small_spec(), {0: RunFate.KILLED}),
+    SmallScenario(
+        "orphaned",
+        1,
+        _small_spec(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}),
+        {0: RunFate.ORPHANED},
+    ),
+    SmallScenario(
+        "signals ignored",
+        1,
+        _small_spec(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}),
+        {0: RunFate.ESCAPED},
+    ),
+    SmallScenario("cordoned", 1, _small_spec(), {}, cordoned=True),
+    SmallScenario("busy", 1, _small_spec(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
+    SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
 
-TWO = Small("two nodes", 2, _small(), {})
+TWO_NODES = SmallScenario("two nodes", 2, _small_spec(), {})
 """The plan of which every pair of effects is tried."""
 
 
-def scripted(small: Small, ways: Mapping[int, Way]) -> Verdict:
+def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) -> SimResult:
     """Run a small plan with some effects that go otherwise."""
-    chances = Chances.of(0)
+    streams = RandomStreams.of(0)
     machines = [
-        Machine(f"n{number}", {"team": "a", "rack": "r1"}, stuck=small.stuck)
+        SimNode(f"n{number}", {"team": "a", "rack": "r1"}, stuck=small.stuck)
         for number in range(1, small.nodes + 1)
     ]
-    scene = Scene(machines, plans.plain_settings(), [dict(small.spec)], TROUBLE_S)
-    with workplace() as state_dir:
+    scenario = Scenario(machines, plans.default_settings(), [dict(small.spec)], FAULT_PERIOD_S)
+    with temporary_state_dir() as state_dir:
         simulation = Simulation(
-            name_of(small, ways),
-            chances,
-            lambda marks: Scripted(ways, marks, small.fates),
-            scene,
+            name_of(small, outcomes),
+            streams,
+            lambda marks: ScriptedFaults(outcomes, marks, small.fates),
+            scenario,
             state_dir,
         )
         if small.cordoned:
             # Between the look at the fleet and the look at the node somebody else takes it out of service.
             world = simulation.world
-            world.upon["commit admitted:n1"] = lambda: world.cordon(machines[0])
-            world.upon["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
+            world.triggers["commit admitted:n1"] = lambda: world.cordon(machines[0])
+            world.triggers["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
         if small.busy:
             # Between the look and the isolation a client comes, and stays for a while.
             closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
-            simulation.world.upon[closed] = lambda: setattr(machines[0], "traffic", True)
-            simulation.loop.apart(120.0, lambda: setattr(machines[0], "traffic", False))
+            simulation.world.triggers[closed] = lambda: setattr(machines[0], "traffic", True)
+            simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
         if small.stuck:
-            simulation.loop.apart(600.0, lambda: setattr(machines[0], "stuck", False))
+            simulation.loop.call_from_world(600.0, lambda: setattr(machines[0], "stuck", False))
         return simulation.run()
 
 
-def singles() -> Iterator[tuple[Small, dict[int, Way]]]:
+def single_faults() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:
     """Yield every effect of every small plan in every way."""
     for small in SMALL:
-        for number in range(len(scripted(small, {}).effects)):
-            for way in Way:
-                if way is not Way.WELL:
+        for number in range(len(run_scripted(small, {}).effects)):
+            for way in EffectOutcome:
+                if way is not EffectOutcome.SUCCEEDS:
                     yield small, {number: way}
 
 
-def pairs() -> Iterator[tuple[Small, dict[int, Way]]]:
+def fault_pairs() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:
     """Yield every pair of effects of the plan of two nodes."""
-    count = len(scripted(TWO, {}).effects)
+    count = len(run_scripted(TWO_NODES, {}).effects)
     for first, second in itertools.combinations(range(count), 2):
         # Which of the two sides of an effect the power goes at alternates: both are in the singles.
-        yield TWO, {first: PAIRED[(first + second) % 2], second: PAIRED[second % 2]}
+        yield TWO_NODES, {first: PAIRED_OUTCOMES[(first + second) % 2], second: PAIRED_OUTCOMES[second % 2]}
 
 
-def name_of(small: Small, ways: Mapping[int, Way]) -> str:
+def name_of(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) -> str:
     """Return the name by which a run is made again."""
-    told = ",".join(f"{number}:{way}" for number, way in sorted(ways.items()))
-    return f"small {small.name} {told or 'quiet'}"
+    listed = ",".join(f"{number}:{way}" for number, way in sorted(outcomes.items()))
+    return f"small {small.name} {listed or 'quiet'}"
 
 
-def by_name(name: str) -> Small:
+def by_name(name: str) -> SmallScenario:
     """Return a small plan; raises KeyError."""
-    return {small.name: small for small in (*SMALL, TWO)}[name]
+    return {small.name: small for small in (*SMALL, TWO_NODES)}[name]

@@ -22,25 +22,25 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-BURIAL_STEPS = 20_000
+CLEANUP_STEPS = 20_000
 """Steps in which the tasks of the dead are ended once all is over: each needs a handful."""
 
 
-_UNDEAD: list[asyncio.Task[Any]] = []
+_LEAKED_TASKS: list[asyncio.Task[Any]] = []
 """Tasks that would not end, kept for ever: to collect one would run its `finally` in another's life."""
 
 
-class Process:
+class SimProcess:
     """What dies together: everything that was begun in its context."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
         self.tasks: list[asyncio.Task[Any]] = []
-        self.dropped: list[asyncio.Handle] = []
+        self.dropped_handles: list[asyncio.Handle] = []
 
 
-CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
+CURRENT: ContextVar[SimProcess | None] = ContextVar("process", default=None)
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -51,26 +51,26 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.failures: list[dict[str, Any]] = []
         self._draw = order.random
         self._now = 0.0
-        self._ready: list[tuple[asyncio.Handle, Process | None]] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, Process | None]] = []
+        self._ready: list[tuple[asyncio.Handle, SimProcess | None]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimProcess | None]] = []
         self._serial = itertools.count()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._processes: list[Process] = []
+        self._processes: list[SimProcess] = []
         self._running = False
 
     # -- stepping
 
     def step(self) -> bool:
         """Run one callback, letting time pass where none is ready; say whether there was one."""
-        while self._ready or self._pass_time():
+        while self._ready or self._advance_time():
             ready = self._ready
-            place = int(self._draw() * len(ready))
-            ready[place], ready[-1] = ready[-1], ready[place]
+            position = int(self._draw() * len(ready))
+            ready[position], ready[-1] = ready[-1], ready[position]
             handle, owner = ready.pop()
             if handle.cancelled():
                 continue
             if owner is not None and not owner.alive:
-                owner.dropped.append(handle)
+                owner.dropped_handles.append(handle)
                 continue
             self.steps += 1
             handle._run()
@@ -88,30 +88,30 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._running = False
             asyncio._set_running_loop(None)
 
-    def begin(self, process: Process, life: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start_in(self, process: SimProcess, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin something in a process of its own."""
         if process not in self._processes:
             self._processes.append(process)
         context = Context()
         context.run(CURRENT.set, process)
-        return self.create_task(life, context=context)
+        return self.create_task(coro, context=context)
 
-    def apart(self, seconds: float, act: Callable[[], object]) -> None:
+    def call_from_world(self, seconds: float, action: Callable[[], object]) -> None:
         """Let the world, which no crash ends, do something after so many seconds."""
-        self.call_at(self._now + seconds, act, context=Context())
+        self.call_at(self._now + seconds, action, context=Context())
 
-    def bury(self) -> None:
+    def end_all_tasks(self) -> None:
         """End all tasks, also those of dead processes, so that nothing is left to be collected.
 
         Returns when nothing stirs; by then the verdict must have been spoken.
         """
         for process in self._processes:
             process.alive = True
-            self._ready += [(handle, process) for handle in process.dropped]
-            process.dropped.clear()
+            self._ready += [(handle, process) for handle in process.dropped_handles]
+            process.dropped_handles.clear()
         tasks = [*self._tasks, *(task for process in self._processes for task in process.tasks)]
         with self.entered():
-            for _ in range(BURIAL_STEPS):
+            for _ in range(CLEANUP_STEPS):
                 left = [task for task in tasks if not task.done()]
                 if not left:
                     break
@@ -122,11 +122,11 @@ class SimLoop(asyncio.AbstractEventLoop):
                     break
         for task in tasks:
             if not task.done():
-                _UNDEAD.append(task)
+                _LEAKED_TASKS.append(task)
             elif not task.cancelled():
                 task.exception()  # retrieved, so that nobody complains of it
 
-    def _pass_time(self) -> bool:
+    def _advance_time(self) -> bool:
         """Jump to the earliest timer and make everything due then ready."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from machines.events import RolloutOpened
-from machines.node import pools_of
-from machines.plan import Digest, Plan
-from machines.projection import Projection
-from machines.rollout import Actor, Target
-from machines.waves import assign
+from machines.facts.projection import Projection
+from machines.model.events import RolloutOpened
+from machines.model.node import pools_of
+from machines.model.plan import Digest, Plan
+from machines.model.rollout import Actor, Target
+from machines.rules.waves import assign_waves
 from rolloutd import planfile
 from rolloutd.settings import Settings
 
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
 """The smallest plan that has every step."""
 
 
-def shaped(shape: random.Random) -> dict[str, Any]:
+def random_spec(shape: random.Random) -> dict[str, Any]:
     """Return the spec of a plan as the seed has it."""
     spec = {**SMALL, "maintain": dict(SMALL["maintain"]), "verify": list(SMALL["verify"])}
     spec["isolate"] = shape.choice(([COMMAND], [COMMAND, PLAYBOOK], [PLAYBOOK], [CORDON], [CORDON, COMMAND]))
@@ -76,7 +76,7 @@ def shaped(shape: random.Random) -> dict[str, Any]:
     return spec
 
 
-def probed(traffic: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+def with_random_probes(traffic: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the spec, here and there with probes of traffic and what they make possible."""
     if traffic.random() >= 0.35:
         return spec
@@ -100,7 +100,7 @@ def _read(text: str) -> dict[str, Any]:
     return planfile.read(text.encode(), "plan.yml").content
 
 
-def settings_of(shape: random.Random, nodes: int) -> Settings:
+def random_settings(shape: random.Random, nodes: int) -> Settings:
     """Return the daemon's settings as the seed has them."""
     rack: int | str = shape.choice((1, 2, "50%"))
     team = shape.choice((1, 1, 2)) if nodes > 2 else 1
@@ -115,7 +115,7 @@ def settings_of(shape: random.Random, nodes: int) -> Settings:
     )
 
 
-def changed(faults: random.Random, settings: Settings) -> Settings:
+def with_random_limits(faults: random.Random, settings: Settings) -> Settings:
     """Return the settings with other limits."""
     content = settings.model_dump(include={"pools", "max_parallel"})
     content["pools"]["team"]["max_unavailable"] = faults.choice((1, 2))
@@ -125,12 +125,12 @@ def changed(faults: random.Random, settings: Settings) -> Settings:
     return settings.model_copy(update={"pools": pools, "max_parallel": content["max_parallel"]})
 
 
-def plain_settings() -> Settings:
+def default_settings() -> Settings:
     """Return the settings under which the small plans run: one node of a team at a time."""
     return Settings.model_validate({"inventory_refresh": "10m", "teams": {"infra": {}, "a": {}, "b": {}}})
 
 
-def labels_of(shape: random.Random, number: int) -> dict[str, str]:
+def random_labels(shape: random.Random, number: int) -> dict[str, str]:
     """Return the labels of one node."""
     return {
         "team": shape.choice(TEAMS),
@@ -140,7 +140,7 @@ def labels_of(shape: random.Random, number: int) -> dict[str, str]:
     }
 
 
-def opening(
+def rollout_opened(
     rollout: str,
     content: dict[str, Any],
     plan: Plan,
@@ -148,9 +148,9 @@ def opening(
     by: Actor,
     at: float,
     *,
-    looked: bool,
+    maybe_current: bool,
 ) -> RolloutOpened:
-    """Return the submit of a plan for all nodes that it selects, as rolloutd.orders.submit makes it."""
+    """Return the submit of a plan for all nodes that it selects, as rolloutd.commands.submit makes it."""
     matching = [node for node in index.nodes.values() if plan.selector.matches(node.labels)]
     keys = tuple(dict.fromkeys((*index.limits.pools, *plan.pool_keys)))
     targets = tuple(
@@ -162,9 +162,9 @@ def opening(
             wave,
             position,
             since=at,
-            maybe_current=looked,
+            maybe_current=maybe_current,
         )
-        for node, wave, position in assign(matching, plan, {})
+        for node, wave, position in assign_waves(matching, plan, {})
     )
     pin = {"kind": "tree", "pin": "0" * 64}
     parts = planfile.digest(content, pin, sorted(target.node for target in targets))

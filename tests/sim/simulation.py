@@ -1,9 +1,8 @@
-"""One simulation, from its seed to its verdict.
+"""One simulation, from its seed to its result.
 
-First comes trouble: the daemon walks its rollouts while nodes, networks, disks,
-people and the power do what the seed says.  Then peace: nothing goes wrong any
-more, somebody tidies up, and within a bound every rollout must have ended with
-nothing left isolated.
+In the fault period the daemon walks its rollouts while nodes, networks, disks,
+users and the power fail by the seed.  Then the faults stop, a user resolves what
+is left, and within a limit every rollout must end with no node isolated.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from machines.states import BUSY
-from rolloutd.chain import verify
+from machines.states import IN_FLIGHT_PHASES
+from rolloutd.audit_chain import verify_chain
+from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.settings import Settings
-from rolloutd.state import State
 from rolloutd.store import database
-from tests.sim import advice, plans
-from tests.sim.caretaker import Caretaker
-from tests.sim.faults import Mischief, Seeded
-from tests.sim.life import Life
+from tests.sim import plans, suggested_commands
+from tests.sim.daemon_process import DaemonProcess
+from tests.sim.fault_plan import FaultPlan, SeededFaults
+from tests.sim.fault_schedule import FaultSchedule
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.meddler import Meddler
-from tests.sim.people import SAM, People
-from tests.sim.seeds import Chances, Marks
-from tests.sim.trouble import Trouble
-from tests.sim.workplace import Ear, heard, workplace
-from tests.sim.world import Machine, World
+from tests.sim.people import SAM, SimUsers
+from tests.sim.random_streams import Coverage, RandomStreams
+from tests.sim.random_user import RandomUser
+from tests.sim.recovery_user import RecoveryUser
+from tests.sim.workspace import LogErrorHandler, capture_errors, temporary_state_dir
+from tests.sim.world import SimNode, SimWorld
 
-RESTART_S = 5.0
+RESTART_DELAY_S = 5.0
 """When the service manager starts a daemon again that has ended."""
 
-PEACE_S = 4 * 86_400.0
+RECOVERY_LIMIT_S = 4 * 86_400.0
 """Within so much virtual time of peace everything must have come to its end: a few windows' worth."""
 
-TIDY_EVERY_S = 120.0
+RECOVERY_INTERVAL_S = 120.0
 """How often somebody tidies up, in virtual time."""
 
-CLIENT_EVERY_S = 20.0
+TRAFFIC_INTERVAL_S = 20.0
 """How often traffic comes to some node: often enough that it comes between a look and an isolation."""
 
 MAX_STEPS = 400_000
@@ -49,257 +48,261 @@ MAX_STEPS = 400_000
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What one simulation showed: sentences of what should never have happened, none if all is well."""
+class SimResult:
+    """The result of one simulation: its violations, if any."""
 
     name: str
-    accusations: list[str]
-    marks: Marks
+    violations: list[str]
+    coverage: Coverage
     trace: list[str]
     steps: int = 0
     effects: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Scene:
+class Scenario:
     """What a simulation begins with."""
 
-    machines: list[Machine]
+    machines: list[SimNode]
     settings: Settings
     specs: list[dict[str, Any]]
-    trouble_s: float
-    pace_s: float = 0.0
-    care: float = 0.0
-    storm: float = 0.0
-    looked: bool = False
+    fault_period_s: float
+    action_interval_s: float = 0.0
+    approve_probability: float = 0.0
+    fault_probability: float = 0.0
+    maybe_current: bool = False
 
 
 class Simulation:
-    """A world, its people and the lives of a daemon in it."""
+    """A world, its users and the daemon processes in it."""
 
     def __init__(
         self,
         name: str,
-        chances: Chances,
-        mischief: Callable[[Marks], Mischief],
-        scene: Scene,
+        streams: RandomStreams,
+        make_fault_plan: Callable[[Coverage], FaultPlan],
+        scenario: Scenario,
         state_dir: Path,
     ) -> None:
-        self.marks = Marks()
-        self.loop = SimLoop(chances.schedule)  # type: ignore[abstract]  # what it lacks must raise
-        self._mischief = mischief(self.marks)
-        self.world = World(self.loop, chances, self._mischief, self.marks)
+        self.coverage = Coverage()
+        self.loop = SimLoop(streams.schedule)  # type: ignore[abstract]  # what it lacks must raise
+        self._fault_plan = make_fault_plan(self.coverage)
+        self.world = SimWorld(self.loop, streams, self._fault_plan, self.coverage)
         self.name = name
-        self._scene = scene
+        self._scenario = scenario
         self.state_dir = state_dir
-        self.settings = scene.settings
-        self._lives: list[Life] = []
-        self._people = People(self.world, self.newest)
-        self._caretaker = Caretaker(self._people)
-        self.crash_in = -1
-        self.peace = False
+        self.settings = scenario.settings
+        self._daemons: list[DaemonProcess] = []
+        self._users = SimUsers(self.world, self.newest_daemon)
+        self._recovery_user = RecoveryUser(self._users)
+        self.steps_to_crash = -1
+        self.faults_stopped = False
         self._contents: dict[str, dict[str, Any]] = {}
         self.restart_at = 0.0
-        for machine in scene.machines:
+        for machine in scenario.machines:
             self.world.machines[machine.name] = machine
-        court = self.world.court
-        court.machines = self.world.machines
-        court.settings(scene.settings)
+        checker = self.world.checker
+        checker.nodes = self.world.machines
+        checker.on_settings(scenario.settings)
 
     # -- the whole of it
 
-    def run(self) -> Verdict:
+    def run(self) -> SimResult:
         """Run it to its end, or to the first accusation, and return what it showed."""
-        accusations = self.world.court.accusations
-        with self.loop.entered(), heard(Ear(self._logged)):
+        violations = self.world.checker.violations
+        with self.loop.entered(), capture_errors(LogErrorHandler(self._on_log_error)):
             script = self.loop.create_task(self._script())
-            while not script.done() and not accusations and self.loop.steps < MAX_STEPS:
+            while not script.done() and not violations and self.loop.steps < MAX_STEPS:
                 self._on_step()
                 if not self.loop.step():
                     break
-        court = self.world.court
-        if not script.done() and not accusations:
-            court.accuse(
+        checker = self.world.checker
+        if not script.done() and not violations:
+            checker.report_violation(
                 "it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more"
             )
         elif script.done() and script.exception() is not None:
-            court.accuse(f"the simulation itself failed: {script.exception()!r}")
+            checker.report_violation(f"the simulation itself failed: {script.exception()!r}")
         for failure in self.loop.failures:
             if "never retrieved" not in failure.get("message", ""):
-                court.accuse(f"a callback failed: {failure}")
-        effects = getattr(self._mischief, "labels", [])
-        verdict = Verdict(
-            self.name, list(court.accusations), self.marks, self.world.trace, self.loop.steps, effects
+                checker.report_violation(f"a callback failed: {failure}")
+        effects = getattr(self._fault_plan, "labels", [])
+        verdict = SimResult(
+            self.name, list(checker.violations), self.coverage, self.world.trace, self.loop.steps, effects
         )
-        self.world.over = True
-        with heard(Ear(lambda text: None)):
-            self.loop.bury()
-        for life in self._lives:
-            life.release()
+        self.world.is_finished = True
+        with capture_errors(LogErrorHandler(lambda text: None)):
+            self.loop.end_all_tasks()
+        for life in self._daemons:
+            life.close_files()
         return verdict
 
-    def _logged(self, text: str) -> None:
+    def _on_log_error(self, text: str) -> None:
         """Accuse the daemon that logs this; one that was deposed and has not noticed knows old facts."""
-        logging_life = next((life for life in self._lives if life.process is CURRENT.get()), None)
-        if logging_life is None or logging_life.epoch == self.world.epoch:
-            self.world.court.accuse(text)
+        logging_daemon = next((life for life in self._daemons if life.process is CURRENT.get()), None)
+        if logging_daemon is None or logging_daemon.epoch == self.world.epoch:
+            self.world.checker.report_violation(text)
 
     def _on_step(self) -> None:
-        if self.crash_in > 0:
-            self.crash_in -= 1
-        elif self.crash_in == 0:
-            self.crash_in = -1
-            life = self.newest()
+        if self.steps_to_crash > 0:
+            self.steps_to_crash -= 1
+        elif self.steps_to_crash == 0:
+            self.steps_to_crash = -1
+            life = self.newest_daemon()
             if life is not None:
-                self.world.note(f"crash {life.process.name}")
-                self.marks.hit("fault:crash")
+                self.world.record(f"crash {life.process.name}")
+                self.coverage.count("fault:crash")
                 life.process.alive = False
 
     async def _script(self) -> None:
-        nanny = self.loop.create_task(self._keep_alive())
+        restarter = self.loop.create_task(self._restart_daemons())
         await self._submit()
-        meddler = None
-        if self._scene.pace_s:
-            people = self.world.chances.people
-            meddler = self.loop.create_task(Meddler(self._people).meddle(people, self._scene.pace_s))
-        if any("traffic" in spec for spec in self._scene.specs) and self._scene.pace_s:
-            self.loop.create_task(self._come_and_go())
-        trouble = self.loop.create_task(self._trouble())
-        tidier = self.loop.create_task(self._tidy())
-        await trouble
-        if meddler is not None:
-            meddler.cancel()
-        self.peace, self.crash_in = True, -1
-        self.world.note("peace")
-        self.world.make_peace()
-        for life in self._lives:
+        random_user = None
+        if self._scenario.action_interval_s:
+            people = self.world.streams.people
+            random_user = self.loop.create_task(
+                RandomUser(self._users).act_randomly(people, self._scenario.action_interval_s)
+            )
+        if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
+            self.loop.create_task(self._generate_traffic())
+        fault_period = self.loop.create_task(self._run_fault_period())
+        recovery = self.loop.create_task(self._recover_periodically())
+        await fault_period
+        if random_user is not None:
+            random_user.cancel()
+        self.faults_stopped, self.steps_to_crash = True, -1
+        self.world.record("peace")
+        self.world.stop_faults()
+        for life in self._daemons:
             if life.epoch < self.world.epoch:
                 life.process.alive = False  # whoever started two ends one of them
-        bound = self.loop.time() + PEACE_S
+        bound = self.loop.time() + RECOVERY_LIMIT_S
         while self._unfinished() and self.loop.time() < bound:
             await asyncio.sleep(30.0)
         for text in self._unfinished():
-            self.world.court.accuse(f"after {PEACE_S / 86_400:.0f} days of peace: {text}")
-        tidier.cancel()
-        nanny.cancel()
-        await self._look_back()
+            self.world.checker.report_violation(
+                f"after {RECOVERY_LIMIT_S / 86_400:.0f} days of peace: {text}"
+            )
+        recovery.cancel()
+        restarter.cancel()
+        await self._check_final_state()
 
     # -- lives
 
-    def newest(self) -> Life | None:
+    def newest_daemon(self) -> DaemonProcess | None:
         """Return the daemon that answers people now."""
-        return next((life for life in reversed(self._lives) if life.alive), None)
+        return next((life for life in reversed(self._daemons) if life.alive), None)
 
-    def begin_life(self) -> None:
+    def start_daemon(self) -> None:
         """Start the daemon."""
-        number = len(self._lives) + 1
-        self._lives.append(Life(self.world, number, self.state_dir, self.settings))
+        number = len(self._daemons) + 1
+        self._daemons.append(DaemonProcess(self.world, number, self.state_dir, self.settings))
 
-    async def _keep_alive(self) -> None:
+    async def _restart_daemons(self) -> None:
         """Be the service manager: start the daemon whenever there is none."""
         while True:
-            for life in self._lives:
-                self._bury(life)
-            if self.newest() is None and self.loop.time() >= self.restart_at:
-                self.begin_life()
-            await asyncio.sleep(RESTART_S)
+            for life in self._daemons:
+                self._record_exit(life)
+            if self.newest_daemon() is None and self.loop.time() >= self.restart_at:
+                self.start_daemon()
+            await asyncio.sleep(RESTART_DELAY_S)
 
-    def _bury(self, life: Life) -> None:
+    def _record_exit(self, daemon: DaemonProcess) -> None:
         """Take note of how a life ended."""
-        if life.alive or life.ended is not None:
+        if daemon.alive or daemon.exit_error is not None:
             return
-        life.ended = StoreFailed("cut off")
-        if life.task.done() and not life.task.cancelled():
-            error = life.task.exception()
-            life.ended = error or life.ended
+        daemon.exit_error = StoreFailed("cut off")
+        if daemon.task.done() and not daemon.task.cancelled():
+            error = daemon.task.exception()
+            daemon.exit_error = error or daemon.exit_error
             for each in _leaves(error):
                 if not isinstance(each, StoreFailed | AlreadyRunning):
-                    self.world.court.accuse(f"{life.process.name} died of {each!r}")
-            self.marks.hit("fault:life-ended-itself")
-            life.process.alive = False
-        life.release()
+                    self.world.checker.report_violation(f"{daemon.process.name} died of {each!r}")
+            self.coverage.count("fault:daemon-ended-itself")
+            daemon.process.alive = False
+        daemon.close_files()
 
     # -- trouble
 
     async def _submit(self) -> None:
-        for number, spec in enumerate(self._scene.specs, 1):
+        for number, spec in enumerate(self._scenario.specs, 1):
             name = f"R{number}"
             self._contents[name] = plans.content_of(f"plan{number}", spec)
             self.world.isolators[name] = tuple(kind for step in spec["isolate"] for kind in step)
-            while not await self._submitted(name):
+            while not await self._try_submit(name):
                 await asyncio.sleep(10.0)
 
-    async def _submitted(self, name: str) -> bool:
-        life = self.newest()
-        if life is None or life.state is None or not life.state.refreshed.is_set():
+    async def _try_submit(self, name: str) -> bool:
+        life = self.newest_daemon()
+        if life is None or life.state is None or not life.state.inventory_refreshed.is_set():
             return False
         if name in life.state.index.rollouts:
             return True
         if not life.state.index.nodes:
             return False
         plan = life.compile(self._contents[name])
-        self.world.court.plans[name] = plan
+        self.world.checker.plans[name] = plan
 
         def submit(state: State) -> tuple[Any, ...]:
             return (
-                plans.opening(
+                plans.rollout_opened(
                     name,
                     self._contents[name],
                     plan,
                     state.index,
                     SAM.actor,
                     state.now(),
-                    looked=self._scene.looked,
+                    maybe_current=self._scenario.maybe_current,
                 ),
             )
 
-        return await self._people.ask(SAM, "submit", submit)
+        return await self._users.run_command(SAM, "submit", submit)
 
-    async def _trouble(self) -> None:
+    async def _run_fault_period(self) -> None:
         """Let things happen until the time of trouble is over, or where nothing happens until all is done."""
-        until = self.loop.time() + self._scene.trouble_s
-        if self._scene.pace_s:
-            await Trouble(self).happen(until, self._scene.storm)
+        until = self.loop.time() + self._scenario.fault_period_s
+        if self._scenario.action_interval_s:
+            await FaultSchedule(self).run(until, self._scenario.fault_probability)
         while self.loop.time() < until and self._unfinished():
             await asyncio.sleep(30.0)
 
-    async def _come_and_go(self) -> None:
+    async def _generate_traffic(self) -> None:
         """Be the clients: their traffic comes to nodes that are in service, and ends again."""
-        traffic = self.world.chances.traffic
-        while not self.peace:
-            await asyncio.sleep(traffic.expovariate(1.0 / CLIENT_EVERY_S))
+        traffic = self.world.streams.traffic
+        while not self.faults_stopped:
+            await asyncio.sleep(traffic.expovariate(1.0 / TRAFFIC_INTERVAL_S))
             machine = traffic.choice(list(self.world.machines.values()))
             blind, length_s = traffic.random() < 0.2, traffic.choice((5.0, 60.0, 600.0))
-            if self.peace or (machine.ours and not blind):
+            if self.faults_stopped or (machine.isolating_rollouts and not blind):
                 continue
-            name = "blind" if blind else "traffic"
+            name = "traffic_unknown" if blind else "traffic"
             setattr(machine, name, True)
-            self.loop.apart(length_s, lambda m=machine, n=name: setattr(m, n, False))  # type: ignore[misc]
+            self.loop.call_from_world(length_s, lambda m=machine, n=name: setattr(m, n, False))  # type: ignore[misc]
 
     # -- peace
 
-    async def _tidy(self) -> None:
+    async def _recover_periodically(self) -> None:
         """Tidy up: at once where nobody else asks for anything, else once there is peace."""
         while True:
-            await asyncio.sleep(TIDY_EVERY_S if self._scene.pace_s else 20.0)
-            self._heed()
-            if self.peace or not self._scene.pace_s:
+            await asyncio.sleep(RECOVERY_INTERVAL_S if self._scenario.action_interval_s else 20.0)
+            self._check_suggested_commands()
+            if self.faults_stopped or not self._scenario.action_interval_s:
                 for machine in self.world.machines.values():
                     self.world.uncordon(machine)
-                await self._caretaker.tidy()
-            elif self.world.chances.people.random() < self._scene.care:
-                await self._caretaker.care()
+                await self._recovery_user.recover()
+            elif self.world.streams.people.random() < self._scenario.approve_probability:
+                await self._recovery_user.approve_and_resume()
 
-    def _heed(self) -> None:
+    def _check_suggested_commands(self) -> None:
         """Try what people are told to do."""
-        life = self.newest()
+        life = self.newest_daemon()
         if life is not None and life.state is not None and life.epoch == self.world.epoch:
-            for text in advice.refused(life.state):
-                self.world.court.accuse(text)
+            for text in suggested_commands.refused_suggestions(life.state):
+                self.world.checker.report_violation(text)
 
     def _unfinished(self) -> list[str]:
         """Return what has not come to its end yet."""
-        life = self.newest()
+        life = self.newest_daemon()
         if life is None or life.state is None or life.task.cancelling():
             return ["there is no daemon"]
         index = life.state.index
@@ -308,57 +311,60 @@ class Simulation:
             found += [
                 f"{target.node} of {rollout} is {target.phase}, isolated: {target.isolated}"
                 for target in index.targets(rollout)
-                if target.phase in BUSY or target.order is not None or target.isolated
+                if target.phase in IN_FLIGHT_PHASES or target.order is not None or target.isolated
             ]
         found += [
-            f"{machine.name} is left isolated: {machine.bits}"
+            f"{machine.name} is left isolated: {machine.isolation_flags}"
             for machine in self.world.machines.values()
-            if any(bit.is_set for bit in machine.bits.values())
+            if any(bit.is_set for bit in machine.isolation_flags.values())
         ]
-        if life.state.trouble and found:
-            found.append(f"its trouble: {life.state.trouble}")
+        if life.state.last_write_error and found:
+            found.append(f"its trouble: {life.state.last_write_error}")
         return found
 
-    async def _look_back(self) -> None:
+    async def _check_final_state(self) -> None:
         """Judge what is left when all is over."""
-        life = self.newest()
-        court = self.world.court
-        if life is None or life.keeper is None:
+        life = self.newest_daemon()
+        checker = self.world.checker
+        if life is None or life.store is None:
             return
-        life.keeper.judge()
-        await life.ask(life.keeper.compare())
-        verdict = verify(self.state_dir / database.FILE_NAME)
+        life.store.check_last_commit()
+        await life.run(life.store.compare_with_disk())
+        verdict = verify_chain(self.state_dir / database.FILE_NAME)
         if not verdict.ok:
-            court.accuse(f"the audit is broken: {verdict.message}")
-        for rollout, acknowledged in self._people.votes.items():
+            checker.report_violation(f"the audit is broken: {verdict.message}")
+        for rollout, acknowledged in self._users.votes.items():
             try:
-                kept = {vote.id for vote in (await life.keeper.rollout(rollout)).votes}
+                stored = {vote.id for vote in (await life.store.load_rollout(rollout)).votes}
             except NotFound:
                 continue  # deleted, by somebody who was asked whether they mean it
             for vote in acknowledged:
-                if vote not in kept:
-                    court.accuse(f"vote {vote} was acknowledged and lost")
+                if vote not in stored:
+                    checker.report_violation(f"vote {vote} was acknowledged and lost")
 
 
-def seeded(seed: int) -> Verdict:
+def run_seed(seed: int) -> SimResult:
     """Run the simulation of a seed."""
-    chances = Chances.of(seed)
+    chances = RandomStreams.of(seed)
     shape = chances.shape
     count = shape.randint(2, 6)
-    machines = [Machine(f"n{number}", plans.labels_of(shape, number)) for number in range(1, count + 1)]
-    scene = Scene(
+    machines = [SimNode(f"n{number}", plans.random_labels(shape, number)) for number in range(1, count + 1)]
+    scene = Scenario(
         machines=machines,
-        settings=plans.settings_of(shape, count),
-        specs=[plans.probed(chances.traffic, plans.shaped(shape)) for _ in range(shape.choice((1, 1, 2)))],
-        trouble_s=shape.choice((1800.0, 3600.0, 7200.0)),
-        pace_s=shape.choice((60.0, 180.0, 600.0)),
-        care=shape.choice((0.3, 0.7, 1.0)),
-        storm=shape.choice((0.1, 0.3, 0.6)),
-        looked=shape.random() < 0.3,
+        settings=plans.random_settings(shape, count),
+        specs=[
+            plans.with_random_probes(chances.traffic, plans.random_spec(shape))
+            for _ in range(shape.choice((1, 1, 2)))
+        ],
+        fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),
+        action_interval_s=shape.choice((60.0, 180.0, 600.0)),
+        approve_probability=shape.choice((0.3, 0.7, 1.0)),
+        fault_probability=shape.choice((0.1, 0.3, 0.6)),
+        maybe_current=shape.random() < 0.3,
     )
-    with workplace() as state_dir:
+    with temporary_state_dir() as state_dir:
         return Simulation(
-            f"seed {seed}", chances, lambda marks: Seeded(chances.faults, marks), scene, state_dir
+            f"seed {seed}", chances, lambda marks: SeededFaults(chances.faults, marks), scene, state_dir
         ).run()
 
 

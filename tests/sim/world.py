@@ -15,34 +15,34 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from rolloutd.ports import Failed, Ok, RunRequest, Unknown
-from tests.sim.court import Court
-from tests.sim.faults import Fate, Mischief, Peace, Way
-from tests.sim.loop import Process, SimLoop
-from tests.sim.seeds import Chances, Marks
+from tests.sim.checker import Checker
+from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
+from tests.sim.loop import SimLoop, SimProcess
+from tests.sim.random_streams import Coverage, RandomStreams
 
 START = 1_800_000_000.0
 """Some instant: 2027-01-15 08:00 UTC, a Friday."""
 
-KEPT_KIND = "kubernetes"
+HOLD_AWARE_KIND = "kubernetes"
 """The isolation that is left standing for whoever holds the node."""
 
-FOREIGN_KIND = "command"
+SHARED_KIND = "command"
 """The kind of isolation that other people use too."""
 
-SLOW_S = 55.0
+SLOW_ANSWER_S = 55.0
 """How long a slow answer takes: just within what is waited for."""
 
-UNDOING_S = 120.0
+UNDO_REPEAT_S = 120.0
 """So long after an undo it may be repeated, because its answer was lost."""
 
-UNAWARE_S = 60.0
+ISOLATION_LOSS_GRACE_S = 60.0
 """So long after somebody undid an isolation a run may begin that was on its way."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Bit:
+class IsolationFlag:
     """One way of being out of service: `foreign` when somebody else said so first.
 
     While it is only `gentle` new work stays away and nothing was driven off.
@@ -51,27 +51,29 @@ class Bit:
     """
 
     is_set: bool = False
-    gentle: bool = False
-    foreign: bool = False
-    ours: str = ""
-    lost_at: float = -math.inf
-    kept: bool = False
+    cordon_only: bool = False
+    set_by_other: bool = False
+    set_by_rollout: str = ""
+    undone_by_other_at: float = -math.inf
+    left_for_hold: bool = False
 
 
 @dataclass(slots=True)
-class Run:
+class SimRun:
     """One run: its wrapper on the daemon's machine and its work on the node."""
 
     handle: str
     request: RunRequest
     claimed_by: str = ""
-    wrapper: bool = True
+    has_wrapper: bool = True
     result: Ok | Failed | Unknown | None = None
     percent: float = 0.0
+    ignored_signals: int = 0
+    """How often its work on the node survives an attempt to end it."""
 
 
 @dataclass(slots=True)
-class Machine:
+class SimNode:
     """A node: `red` keeps its checks from passing, `stuck` keeps its isolation from ending.
 
     `traffic` is what its clients do there; while it is `blind` nobody can say.
@@ -80,56 +82,58 @@ class Machine:
     name: str
     labels: dict[str, str]
     up: bool = True
-    red: bool = False
+    fails_checks: bool = False
     stuck: bool = False
     traffic: bool = False
-    blind: bool = False
+    traffic_unknown: bool = False
     listed: bool = True
     version: str = "old"
-    bits: dict[str, Bit] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
-    looked: bool = False
-    undone_at: float = -UNDOING_S
+    isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
+    runs: dict[str, SimRun] = field(default_factory=dict)
+    is_inspected: bool = False
+    undone_at: float = -UNDO_REPEAT_S
 
-    def bit(self, kind: str) -> Bit:
+    def isolation_flag(self, kind: str) -> IsolationFlag:
         """Return one kind of isolation."""
-        return self.bits.setdefault(kind, Bit())
+        return self.isolation_flags.setdefault(kind, IsolationFlag())
 
     @property
-    def foreign(self) -> bool:
+    def cordoned_by_other(self) -> bool:
         """Whether it is out of service, and not for a rollout of ours."""
-        return any(bit.foreign or bit.kept for bit in self.bits.values())
+        return any(bit.set_by_other or bit.left_for_hold for bit in self.isolation_flags.values())
 
     @property
-    def kept(self) -> str:
+    def left_isolated_by(self) -> str:
         """The kind of isolation that was left standing for whoever held the node."""
-        return next((kind for kind, bit in self.bits.items() if bit.kept), "")
+        return next((kind for kind, bit in self.isolation_flags.items() if bit.left_for_hold), "")
 
     @property
-    def ours(self) -> set[str]:
+    def isolating_rollouts(self) -> set[str]:
         """The rollouts whose isolation stands."""
-        return {bit.ours for bit in self.bits.values() if bit.ours}
+        return {bit.set_by_rollout for bit in self.isolation_flags.values() if bit.set_by_rollout}
 
 
-class World:
+class SimWorld:
     """Everything outside the daemon, at one instant of virtual time."""
 
-    def __init__(self, loop: SimLoop, chances: Chances, mischief: Mischief, marks: Marks) -> None:
+    def __init__(
+        self, loop: SimLoop, streams: RandomStreams, fault_plan: FaultPlan, coverage: Coverage
+    ) -> None:
         self.loop = loop
-        self.chances = chances
-        self.mischief = mischief
-        self.marks = marks
-        self.machines: dict[str, Machine] = {}
-        self.runs: dict[str, Run] = {}
+        self.streams = streams
+        self.fault_plan = fault_plan
+        self.coverage = coverage
+        self.machines: dict[str, SimNode] = {}
+        self.runs: dict[str, SimRun] = {}
         self.isolators: dict[str, tuple[str, ...]] = {}
         self.skew_s = 0.0
         self.epoch = 0
         self.taken_over_at = 0.0
         self.source_fails = False
-        self.over = False
+        self.is_finished = False
         self.trace: list[str] = []
-        self.upon: dict[str, Callable[[], object]] = {}
-        self.court = Court(self.now, loop.time)
+        self.triggers: dict[str, Callable[[], object]] = {}
+        self.checker = Checker(self.now, loop.time)
 
     # -- time and luck
 
@@ -139,216 +143,256 @@ class World:
 
     async def latency(self, mean_s: float) -> None:
         """Take a while."""
-        await asyncio.sleep(self.chances.latency.expovariate(1.0 / mean_s))
+        await asyncio.sleep(self.streams.latency.expovariate(1.0 / mean_s))
 
-    def make_peace(self) -> None:
+    def stop_faults(self) -> None:
         """Let nothing go wrong any more, and mend what is broken."""
-        self.mischief = Peace()
+        self.fault_plan = NoFaults()
         self.source_fails = False
         for machine in self.machines.values():
-            machine.up, machine.red, machine.stuck, machine.listed = True, False, False, True
-            machine.traffic = machine.blind = False
+            machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
+            machine.traffic = machine.traffic_unknown = False
             self.uncordon(machine)
 
-    def note(self, what: str) -> None:
+    def record(self, text: str) -> None:
         """Write a line of the trace, and let happen what waits for it."""
-        self.trace.append(f"{self.loop.time():.3f} {what}")
-        if what in self.upon:
-            self.upon[what]()
+        self.trace.append(f"{self.loop.time():.3f} {text}")
+        if text in self.triggers:
+            self.triggers[text]()
 
-    async def cut(self, process: Process) -> NoReturn:
+    async def cut_power(self, process: SimProcess) -> NoReturn:
         """End a process here and now, as a power cut does: nothing after this line is ever run."""
-        self.note(f"cut {process.name}")
+        self.record(f"cut {process.name}")
         process.alive = False
         await self.loop.create_future()
         raise AssertionError("a dead process went on")
 
-    async def effect(self, by: Process, label: str, act: Callable[[], T], *, refused: Callable[[], T]) -> T:
+    async def run_effect(
+        self, by: SimProcess, label: str, action: Callable[[], T], *, on_refused: Callable[[], T]
+    ) -> T:
         """Let a daemon change something: well, or as the mischief will have it."""
-        if self.over:
-            return refused()
-        way = self.mischief.way(label)
+        if self.is_finished:
+            return on_refused()
+        outcome = self.fault_plan.next_outcome(label)
         await self.latency(0.5)
-        if self.over:  # whoever was on their way when all ended is only being buried
-            return refused()
-        if way is Way.CUT_BEFORE:
-            await self.cut(by)
-        if way is Way.FAILS:
-            self.note(f"refused {label}")
-            return refused()
-        self.note(label)
-        result = act()
-        if way is Way.TWICE:
-            result = act()
-        if way is Way.CUT_AFTER:
-            await self.cut(by)
+        if self.is_finished:  # whoever was on their way when all ended is only being buried
+            return on_refused()
+        if outcome is EffectOutcome.CUT_BEFORE:
+            await self.cut_power(by)
+        if outcome is EffectOutcome.FAILS:
+            self.record(f"refused {label}")
+            return on_refused()
+        self.record(label)
+        result = action()
+        if outcome is EffectOutcome.TWICE:
+            result = action()
+        if outcome is EffectOutcome.CUT_AFTER:
+            await self.cut_power(by)
         # What is slow is the answer.  An act that lands long after its daemon was deposed, as slow ones
         # would, nothing but a fence on the node could refuse; there is one for runs.
-        await asyncio.sleep(SLOW_S if way is Way.SLOW else 0.0)
+        await asyncio.sleep(SLOW_ANSWER_S if outcome is EffectOutcome.SLOW else 0.0)
         await self.latency(0.2)
-        if way is Way.LOST:
+        if outcome is EffectOutcome.ANSWER_LOST:
             raise TimeoutError(f"no answer to {label}")
         return result
 
     # -- in and out of service
 
-    def isolate(self, node: str, kind: str, rollout: str, *, gentle: bool) -> None:
+    def isolate(self, node: str, kind: str, rollout: str, *, cordon_only: bool) -> None:
         """Set one bit for a rollout."""
-        bit = self.machines[node].bit(kind)
-        bit.gentle = gentle and (bit.gentle or not bit.is_set)
-        bit.is_set, bit.ours = True, rollout
-        self.court.tell("isolated", rollout=rollout, node=node)
+        bit = self.machines[node].isolation_flag(kind)
+        bit.cordon_only = cordon_only and (bit.cordon_only or not bit.is_set)
+        bit.is_set, bit.set_by_rollout = True, rollout
+        self.checker.feed_oracle("isolated", rollout=rollout, node=node)
 
-    def restore(self, node: str, kind: str, rollout: str, prior: Any, held: str = "") -> None:
+    def restore(self, node: str, kind: str, rollout: str, prior: Any, holder: str = "") -> None:
         """Make one bit what it was before, or leave a cordon standing for whoever holds the node."""
         machine = self.machines[node]
-        bit = machine.bit(kind)
+        bit = machine.isolation_flag(kind)
         was_set = prior is not None and prior["isolated"]
-        if bit.foreign and not was_set:
-            self.court.accuse(f"{rollout} undid a foreign cordon of {node}")
-            bit.foreign = False
-        bit.kept = kind == KEPT_KIND and bool(held) and bool(bit.kept or bit.ours) and not was_set
-        bit.is_set, bit.foreign = was_set or bit.kept, was_set
-        bit.gentle = False
+        if bit.set_by_other and not was_set:
+            self.checker.report_violation(f"{rollout} undid a foreign cordon of {node}")
+            bit.set_by_other = False
+        bit.left_for_hold = (
+            kind == HOLD_AWARE_KIND
+            and bool(holder)
+            and bool(bit.left_for_hold or bit.set_by_rollout)
+            and not was_set
+        )
+        bit.is_set, bit.set_by_other = was_set or bit.left_for_hold, was_set
+        bit.cordon_only = False
         machine.undone_at = self.loop.time()
-        had, bit.ours = bit.ours, ""
-        if machine.ours:
+        had, bit.set_by_rollout = bit.set_by_rollout, ""
+        if machine.isolating_rollouts:
             return
-        machine.looked = False
+        machine.is_inspected = False
         if had:
-            self.court.tell("back", rollout=rollout, node=node)
+            self.checker.feed_oracle("back", rollout=rollout, node=node)
 
-    def let_go(self, node: str) -> None:
+    def return_left_node(self, node: str) -> None:
         """Put a node in service that was left out of it for whoever held it."""
-        for bit in self.machines[node].bits.values():
-            if bit.kept:
-                bit.is_set = bit.kept = False
-                self.marks.hit("fault:held-during-its-attempt")
+        for bit in self.machines[node].isolation_flags.values():
+            if bit.left_for_hold:
+                bit.is_set = bit.left_for_hold = False
+                self.coverage.count("fault:held-during-attempt")
 
-    def undo_ours(self, machine: Machine) -> bool:
+    def undo_isolation_by_other(self, machine: SimNode) -> bool:
         """Let somebody put a node in service that we isolated; say whether there was anything to undo."""
-        standing = [bit for bit in machine.bits.values() if bit.ours and bit.is_set and not bit.foreign]
-        for bit in standing:
-            bit.is_set, bit.lost_at = False, self.loop.time()
-        if standing:
-            self.note(f"somebody puts {machine.name} in service")
-        return bool(standing)
+        active_flags = [
+            bit
+            for bit in machine.isolation_flags.values()
+            if bit.set_by_rollout and bit.is_set and not bit.set_by_other
+        ]
+        for bit in active_flags:
+            bit.is_set, bit.undone_by_other_at = False, self.loop.time()
+        if active_flags:
+            self.record(f"somebody puts {machine.name} in service")
+        return bool(active_flags)
 
-    def put_in_service(self, machine: Machine) -> None:
+    def put_in_service(self, machine: SimNode) -> None:
         """Let somebody put a node in service by hand that nothing but a hold says to be isolated."""
-        for bit in machine.bits.values():
-            rollout, bit.ours = bit.ours, ""
-            bit.is_set = bit.foreign
-            if rollout and not machine.ours:
-                self.court.tell("back", rollout=rollout, node=machine.name)
-        machine.looked = False
+        for bit in machine.isolation_flags.values():
+            rollout, bit.set_by_rollout = bit.set_by_rollout, ""
+            bit.is_set = bit.set_by_other
+            if rollout and not machine.isolating_rollouts:
+                self.checker.feed_oracle("back", rollout=rollout, node=machine.name)
+        machine.is_inspected = False
 
-    def cordon(self, machine: Machine) -> bool:
+    def cordon(self, machine: SimNode) -> bool:
         """Let somebody else take a node out of service, unless we are at it; say whether they did.
 
         A bit has no owner: what is set while an undo may still be repeated cannot be told from ours.
         """
-        repeated = self.loop.time() < machine.undone_at + UNDOING_S or self.court.is_perhaps_out(machine.name)
-        if machine.looked or machine.ours or repeated:
+        may_be_repeated = (
+            self.loop.time() < machine.undone_at + UNDO_REPEAT_S or self.checker.may_be_isolated(machine.name)
+        )
+        if machine.is_inspected or machine.isolating_rollouts or may_be_repeated:
             return False
-        bit = machine.bit(FOREIGN_KIND)
-        bit.is_set = bit.foreign = True
-        self.note(f"foreign cordon {machine.name}")
+        bit = machine.isolation_flag(SHARED_KIND)
+        bit.is_set = bit.set_by_other = True
+        self.record(f"foreign cordon {machine.name}")
         return True
 
-    def uncordon(self, machine: Machine) -> None:
+    def uncordon(self, machine: SimNode) -> None:
         """Let somebody else put back what they took out."""
-        bit = machine.bit(FOREIGN_KIND)
-        if bit.foreign and not bit.ours:
-            bit.is_set = bit.foreign = machine.looked = False
+        bit = machine.isolation_flag(SHARED_KIND)
+        if bit.set_by_other and not bit.set_by_rollout:
+            bit.is_set = bit.set_by_other = machine.is_inspected = False
 
     # -- runs
 
     def spawn(self, handle: str, request: RunRequest) -> None:
         """Start a run's wrapper; it claims its run a moment later."""
         if handle not in self.runs:
-            self.runs[handle] = Run(handle, request)
+            self.runs[handle] = SimRun(handle, request)
         run = self.runs[handle]
-        self.loop.apart(self.chances.latency.expovariate(1.0 / 0.1), lambda: self._claim(run))
+        self.loop.call_from_world(self.streams.latency.expovariate(1.0 / 0.1), lambda: self._claim(run))
 
-    def _claim(self, run: Run) -> None:
-        if run.claimed_by or not run.wrapper:
+    def _claim(self, run: SimRun) -> None:
+        if run.claimed_by or not run.has_wrapper:
             return
         run.claimed_by = "wrapper"
-        self.loop.apart(self.chances.latency.expovariate(1.0 / 1.0), lambda: self._begin(run))
+        self.loop.call_from_world(self.streams.latency.expovariate(1.0 / 1.0), lambda: self._begin(run))
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: SimRun) -> None:
         machine = self.machines[run.request.node]
-        if not run.wrapper:
+        if not run.has_wrapper:
             return
         if not machine.up:
             run.result = Failed(f"{machine.name} was unreachable")
             return
-        self.court.runs(run.handle, machine.name, rollout_of(run.handle), machine.ours, self._lacking(run))
+        self.checker.on_run_started(
+            run.handle,
+            machine.name,
+            rollout_of(run.handle),
+            machine.isolating_rollouts,
+            self._missing_isolators(run),
+        )
         machine.runs[run.handle] = run
         run.percent = 10.0
-        self.note(f"begin {run.handle}")
-        fate = self.mischief.fate()
-        length_s = 20.0 + self.chances.latency.random() * 60.0
-        if fate in (Fate.KILLED, Fate.ORPHANED):
-            orphan = fate is Fate.ORPHANED
-            self.loop.apart(length_s * self.chances.latency.random(), lambda: self.kill(run, orphan=orphan))
-        if fate is Fate.HANGS:
+        self.record(f"begin {run.handle}")
+        fate = self.fault_plan.next_run_fate()
+        length_s = 20.0 + self.streams.latency.random() * 60.0
+        if fate is RunFate.ESCAPED:
+            run.ignored_signals = 1
+        if fate in (RunFate.KILLED, RunFate.ORPHANED, RunFate.ESCAPED):
+            orphan = fate is not RunFate.KILLED
+            self.loop.call_from_world(
+                length_s * self.streams.latency.random(), lambda: self.kill(run, orphan=orphan)
+            )
+        if fate is RunFate.HANGS:
             length_s = run.request.timeout_s
-        result = Ok("changed") if fate is not Fate.FAILS else Failed("a task failed: no such package")
-        result = Failed("its time limit passed") if fate is Fate.HANGS else result
-        self.loop.apart(length_s, lambda: self._end(run, result))
+        result = Ok("changed") if fate is not RunFate.FAILS else Failed("a task failed: no such package")
+        result = Failed("its time limit passed") if fate is RunFate.HANGS else result
+        self.loop.call_from_world(length_s, lambda: self._end(run, result))
 
-    def _lacking(self, run: Run) -> list[str]:
+    def _missing_isolators(self, run: SimRun) -> list[str]:
         """Return the isolators of the run's rollout that do not stand on its node, since longer than now."""
         machine = self.machines[run.request.node]
         kinds = self.isolators.get(rollout_of(run.handle), ())
-        gone = [kind for kind in kinds if not machine.bit(kind).is_set]
-        return [kind for kind in gone if machine.bit(kind).lost_at < self.loop.time() - UNAWARE_S]
+        cleared = [kind for kind in kinds if not machine.isolation_flag(kind).is_set]
+        return [
+            kind
+            for kind in cleared
+            if machine.isolation_flag(kind).undone_by_other_at < self.loop.time() - ISOLATION_LOSS_GRACE_S
+        ]
 
-    def _end(self, run: Run, result: Ok | Failed) -> None:
+    def _end(self, run: SimRun, result: Ok | Failed) -> None:
         machine = self.machines[run.request.node]
+        if run.ignored_signals and run.handle in machine.runs:
+            run.result = run.result or (result if run.has_wrapper else None)
+            return
         if machine.runs.pop(run.handle, None) is None:
             return
         if isinstance(result, Ok):
             machine.version = str(run.request.variables.get("version", "?"))
-        self.note(f"end {run.handle}")
-        self.court.ran(machine.name, rollout_of(run.handle))
-        if run.wrapper and run.result is None:
+        self.record(f"end {run.handle}")
+        self.checker.on_run_ended(machine.name, rollout_of(run.handle))
+        if run.has_wrapper and run.result is None:
             run.result, run.percent = result, 100.0
 
-    def kill(self, run: Run, *, orphan: bool) -> None:
+    def kill(self, run: SimRun, *, orphan: bool) -> None:
         """End a run's wrapper without a word; its work on the node goes on if it is orphaned."""
-        if run.result is not None or not run.wrapper:
+        if run.result is not None or not run.has_wrapper:
             return
-        run.wrapper = False
-        self.note(f"kill {run.handle}")
+        run.has_wrapper = False
+        self.record(f"kill {run.handle}")
         if not orphan:
-            self._leave(run)
+            self._remove_run(run)
 
-    def cancel(self, run: Run) -> None:
-        """End a run, its wrapper and its work."""
-        self._leave(run)
-        run.wrapper, run.result = False, run.result or Failed("cancelled")
+    def cancel(self, run: SimRun) -> None:
+        """End a run, its wrapper and, unless it ignores signals, its work."""
+        self._end_work(run)
+        run.has_wrapper, run.result = False, run.result or Failed("cancelled")
 
-    def _leave(self, run: Run) -> None:
+    def _remove_run(self, run: SimRun) -> None:
         if self.machines[run.request.node].runs.pop(run.handle, None):
-            self.court.ran(run.request.node, rollout_of(run.handle))
+            self.checker.on_run_ended(run.request.node, rollout_of(run.handle))
 
-    def sweep(self, node: str, keep: str | None, why: str) -> None:
-        """End the processes of all runs on a node but one's."""
+    def _end_work(self, run: SimRun) -> bool:
+        if run.ignored_signals and run.handle in self.machines[run.request.node].runs:
+            run.ignored_signals -= 1
+            return False
+        self._remove_run(run)
+        return True
+
+    def kill_stale_runs(self, node: str, keep: str | None, why: str) -> list[str]:
+        """End the processes of all runs on a node except one; return the runs whose processes are left."""
+        left = []
         for run in list(self.machines[node].runs.values()):
             if run.handle == keep:
                 continue
-            self._leave(run)
-            if run.wrapper and run.result is None:
+            if not self._end_work(run):
+                left.append(run.handle)
+            if run.has_wrapper and run.result is None:
                 run.result = Failed(why)
+        return left
 
     def lose_power(self) -> None:
         """End every wrapper: the daemon's whole machine went down."""
-        self.marks.hit("fault:machine-down")
+        self.coverage.count("fault:machine-down")
         for run in self.runs.values():
-            self.kill(run, orphan=self.chances.faults.random() < 0.5)
+            self.kill(run, orphan=self.streams.faults.random() < 0.5)
 
     # -- the inventory
 
@@ -356,7 +400,7 @@ class World:
         """Return the labels of all nodes that the inventory has."""
         return {m.name: m.labels for m in self.machines.values() if m.listed}
 
-    def listed(self) -> Sequence[Machine]:
+    def listed(self) -> Sequence[SimNode]:
         """Return the nodes that the inventory has."""
         return [machine for machine in self.machines.values() if machine.listed]
 

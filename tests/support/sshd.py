@@ -110,7 +110,7 @@ class Sshd:
 
     def processes(self) -> list[int]:
         """Return the pids of everything that logins of this server started and that still runs."""
-        return _marked(f"{MARK}={self.directory}".encode())
+        return _processes_with_mark(f"{MARK}={self.directory}".encode())
 
     def stop(self) -> None:
         """End the listener, its connections and everything that they started; safe to repeat.
@@ -124,10 +124,10 @@ class Sshd:
         process.kill()
         process.wait()
         deadline = time.monotonic() + STOP_LIMIT_S
-        while left := sorted({*(pid for pid in connections if _alive(pid)), *self.processes()}):
+        while left := sorted({*(pid for pid in connections if _is_alive(pid)), *self.processes()}):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"processes of the sshd in {self.directory} do not end: {left}")
-            _end(left)
+            _kill(left)
 
     def _try_start(self, port: int) -> bool:
         config = self.directory / "sshd_config"
@@ -165,7 +165,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _marked(mark: bytes) -> list[int]:
+def _processes_with_mark(mark: bytes) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -173,7 +173,7 @@ def _marked(mark: bytes) -> list[int]:
                 environ = (entry / "environ").read_bytes()
             except OSError:
                 continue
-            if mark in environ.split(b"\0") and _alive(int(entry.name)):
+            if mark in environ.split(b"\0") and _is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
@@ -187,7 +187,7 @@ def _stat(pid: int) -> tuple[str, int]:
     return fields[0].decode(), int(fields[1])
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     return _stat(pid)[0] not in {"", "Z", "X"}
 
 
@@ -200,7 +200,7 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
-def _end(pids: list[int]) -> None:
+def _kill(pids: list[int]) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

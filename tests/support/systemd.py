@@ -22,7 +22,7 @@ SYSTEMD = Path("/lib/systemd/systemd")
 START_LIMIT_S = 120.0
 """A loaded machine boots these few units late; one that needs longer is broken."""
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 TARGETS = (
     "basic.target",
@@ -39,7 +39,7 @@ TARGETS = (
 JOURNAL = ("systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket")
 
 # In a cgroup of its own, so that what is left of it can be found and removed.
-_OUTER = """\
+_OUTER_SCRIPT = """\
 set -eu
 mkdir "$1/cgroup"
 mount -t cgroup2 none "$1/cgroup"
@@ -51,7 +51,7 @@ exec unshare --pid --fork --kill-child --mount --propagation private --uts --ipc
 """
 
 # First of all nothing of the machine can be written any more.
-_INNER = """\
+_INNER_SCRIPT = """\
 set -eu
 mount --bind "$1" "$1"
 mount -o remount,bind,ro /
@@ -86,7 +86,7 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_LOG_TARGET
     /lib/systemd/systemd --system --unit=test.target --show-status=no
 """
 
-_SWEEP = """\
+_CLEANUP_SCRIPT = """\
 set -eu
 mount -t cgroup2 none "$1/cgroup"
 find "$1/cgroup/$2" -depth -type d -exec rmdir {} +
@@ -123,11 +123,11 @@ class Systemd:
             shutil.copy(SYSTEMD.parent / "system" / name, self.units / name)
         wants = " ".join(("systemd-journald.socket", *wanted))
         (self.units / "test.target").write_text(f"[Unit]\nWants={wants}\nAfter={wants}\n")
-        (self.directory / "inner").write_text(_INNER)
+        (self.directory / "inner").write_text(_INNER_SCRIPT)
         with (self.directory / "systemd.log").open("wb") as log:
             self._outer = subprocess.Popen(
                 # Whatever ends the test ends it as well.
-                ["setpriv", "--pdeathsig", "KILL", *self._mounting(_OUTER)],
+                ["setpriv", "--pdeathsig", "KILL", *self._in_private_mounts(_OUTER_SCRIPT)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -137,7 +137,7 @@ class Systemd:
         while not self._booted():
             if self._outer.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"systemd did not boot:\n{self.log}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def ctl(self, *words: str, check: bool = True) -> str:
         """Run systemctl and return what it said; raises RuntimeError when it fails and that matters."""
@@ -170,9 +170,9 @@ class Systemd:
             # The end of PID 1 is the end of its whole namespace.
             os.kill(self.pid or outer.pid, signal.SIGKILL)
         outer.wait(START_LIMIT_S)
-        subprocess.run(self._mounting(_SWEEP), capture_output=True)
+        subprocess.run(self._in_private_mounts(_CLEANUP_SCRIPT), capture_output=True)
 
-    def _mounting(self, script: str) -> list[str]:
+    def _in_private_mounts(self, script: str) -> list[str]:
         """Return the command that runs a script where nobody else sees what it mounts."""
         private = ["unshare", "--mount", "--propagation", "private"]
         return [*private, "sh", "-c", script, "sh", str(self.directory), self._cgroup]

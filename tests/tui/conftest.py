@@ -1,4 +1,4 @@
-"""What every test of the console needs."""
+"""Fixtures of the console's tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import pytest
 
 
 @pytest.fixture
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory whose name is short enough for a socket."""
+def socket_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory whose path is short enough for a Unix socket."""
     return tmp_path_factory.mktemp("s")

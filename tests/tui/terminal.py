@@ -13,10 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-LIMIT_S = 120.0
+TIMEOUT_S = 120.0
 """How long anything may take to appear; seconds are usual, a loaded machine is slow."""
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 class Terminal:
@@ -49,21 +49,21 @@ class Terminal:
         """Return what is on the screen."""
         return self._run("capture-pane", "-p", *(["-e"] if colours else []))
 
-    def shows(self, *texts: str, without: str | None = None) -> str:
+    def wait_for_text(self, *texts: str, without: str | None = None) -> str:
         """Wait until all texts are on the screen, and return it."""
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until:
             shown = self.screen()
             if all(text in shown for text in texts) and (without is None or without not in shown):
                 return shown
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         raise AssertionError(f"{texts} never appeared:\n{self.screen()}")
 
     def has_ended(self) -> bool:
         """Say whether the command has ended."""
         return self._run("display", "-p", "#{pane_dead}").strip() == "1"
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the server and what runs in it."""
         subprocess.run([*self._tmux, "kill-server"], capture_output=True, check=False)
 
@@ -74,13 +74,13 @@ class Terminal:
         return done.stdout
 
 
-def all_show(windows: Sequence[Terminal], *texts: str, without: str | None = None) -> list[str]:
+def wait_for_any_text(windows: Sequence[Terminal], *texts: str, without: str | None = None) -> list[str]:
     """Wait until each window has shown one of the texts; return which one each has shown.
 
     They are looked at in turn, so what passes by in one is not missed while another is waited for.
     """
     shown: list[str] = ["" for _ in windows]
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + TIMEOUT_S
     while not all(shown):
         for number, window in enumerate(windows):
             screen = window.screen()
@@ -88,7 +88,7 @@ def all_show(windows: Sequence[Terminal], *texts: str, without: str | None = Non
                 shown[number] = next((text for text in texts if text in screen), "")
         if time.monotonic() > until:
             raise AssertionError(f"{texts}: {shown}:\n" + "\n".join(each.screen() for each in windows))
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     return shown
 
 
@@ -99,9 +99,9 @@ def terminal(directory: Path) -> Iterator[Terminal]:
     try:
         yield window
     finally:
-        window.end()
+        window.close()
 
 
-def rolloutctl(*words: str) -> list[str]:
+def rolloutctl_command(*words: str) -> list[str]:
     """Return the command line of rolloutctl as it is here."""
     return [sys.executable, "-P", "-m", "rolloutd.cli", *words]

@@ -1,62 +1,62 @@
-"""The console and a daemon that goes away, comes back, is another one, or is not there yet."""
+"""The console while the daemon stops, returns, has another history, or is missing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rolloutd.control.client import Client
-from tests.support.replay import Voice
-from tests.support.replayed import Fleet
-from tests.tui.house import console, running, screen, shows, until
+from tests.support.replay_server import ReplayServer
+from tests.support.replayed_fleet import ReplayedFleet
+from tests.tui.harness import run_console, running_fleet, screen_text, wait_for_text, wait_until
 from tui.app import Console
 
 
-async def test_a_lost_daemon_is_said_and_its_return_goes_on_with_the_right_numbers(place: Path) -> None:
-    world = running()
-    async with console(world, place) as (app, pilot, voice):
+async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, server):
         await pilot.press("enter")
-        await shows(pilot, "4 of 12 done, 3 in flight")
-        voice.close()
-        await shows(pilot, "✗ lost", "stale: what is shown is of")
-        stood = world.seq
-        world.move("sea001-01", "done", outcome="changed")
-        world.at += 5
-        world.move("sea001-02", "isolating")
-        again = Voice(world, place / "s")
+        await wait_for_text(pilot, "4 of 12 done, 3 in flight")
+        server.close()
+        await wait_for_text(pilot, "✗ offline", "stale: state of")
+        last_seq = fleet.seq
+        fleet.move("sea001-01", "done", outcome="changed")
+        fleet.at += 5
+        fleet.move("sea001-02", "isolating")
+        again = ReplayServer(fleet, socket_dir / "s")
         try:
-            await shows(pilot, "● live", "5 of 12 done, 3 in flight")
-            assert app.connections == 2
-            assert again.followed == [stood], "the stream goes on where it stood"
-            await until(pilot, lambda: app.model.heard == world.seq)
-            heard = [entry["seq"] for entry in app.model.entries]
-            assert heard == sorted(set(heard))
-            assert heard[-2:] == [world.seq - 1, world.seq]
+            await wait_for_text(pilot, "● live", "5 of 12 done, 3 in flight")
+            assert app.connection_count == 2
+            assert again.stream_offsets == [last_seq], "the stream resumes after the last entry"
+            await wait_until(pilot, lambda: app.model.last_received_seq == fleet.seq)
+            received = [entry["seq"] for entry in app.model.entries]
+            assert received == sorted(set(received))
+            assert received[-2:] == [fleet.seq - 1, fleet.seq]
         finally:
             again.close()
 
 
-async def test_a_daemon_with_another_history_is_read_anew(place: Path) -> None:
-    world = running()
-    async with console(world, place) as (_, pilot, voice):
-        await shows(pilot, "kernel-x7k2p")
-        voice.close()
-        await shows(pilot, "✗ lost")
-        other = Fleet(pools=1, per_pool=1, at=world.at, name="firmware")
-        again = Voice(other, place / "s")
+async def test_daemon_with_another_history_is_loaded_again(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (_, pilot, server):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        server.close()
+        await wait_for_text(pilot, "✗ offline")
+        other = ReplayedFleet(pools=1, per_pool=1, at=fleet.at, name="firmware")
+        again = ReplayServer(other, socket_dir / "s")
         try:
-            await shows(pilot, "● live", "firmware-x7k2p")
-            await until(pilot, lambda: "kernel-x7k2p" not in screen(pilot.app))
+            await wait_for_text(pilot, "● live", "firmware-x7k2p")
+            await wait_until(pilot, lambda: "kernel-x7k2p" not in screen_text(pilot.app))
         finally:
             again.close()
 
 
-async def test_it_starts_without_a_daemon_and_waits_for_it(place: Path) -> None:
-    world = running()
-    app = Console(Client(place / "s"), now=lambda: world.at)
+async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    app = Console(Client(socket_dir / "s"), now=lambda: fleet.at)
     async with app.run_test(size=(80, 24)) as pilot:
-        await shows(pilot, "no daemon answers", "waiting for the daemon")
-        voice = Voice(world, place / "s")
+        await wait_for_text(pilot, "no daemon answers", "waiting for the daemon")
+        server = ReplayServer(fleet, socket_dir / "s")
         try:
-            await shows(pilot, "● live", "kernel-x7k2p")
+            await wait_for_text(pilot, "● live", "kernel-x7k2p")
         finally:
-            voice.close()
+            server.close()

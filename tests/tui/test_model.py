@@ -1,4 +1,4 @@
-"""The model, without Textual: whatever is lost, doubled or late, an answer repairs it."""
+"""The model without Textual: the next response repairs every lost, duplicate or late entry."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.replayed import Fleet
-from tui.model import KEPT_ENTRIES, Model
-from tui.values import nodes_of
+from tests.support.replayed_fleet import ReplayedFleet
+from tui.state.model import MAX_ENTRIES, Model
+from tui.state.values import parse_nodes
 
-NEXT: dict[str, list[tuple[str, str | None]]] = {
+TRANSITIONS: dict[str, list[tuple[str, str | None]]] = {
     "pending": [("isolating", None), ("done", "skipped"), ("done", "already-current"), ("done", "left")],
     "isolating": [("maintaining", None), ("pending", None), ("failed", None)],
     "maintaining": [("verifying", None), ("failed", None)],
@@ -22,57 +22,56 @@ NEXT: dict[str, list[tuple[str, str | None]]] = {
     "done": [],
 }
 
-calm = settings(deadline=None, max_examples=60)
+property_settings = settings(deadline=None, max_examples=60)
 
 moves = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=40)
 
 
-def fleet() -> Fleet:
+def pending_fleet() -> ReplayedFleet:
     """Return eight nodes in four pools, all pending."""
-    found = Fleet(pools=4, per_pool=2, at=1_000.0)
-    found.state = "running"
-    return found
+    fleet = ReplayedFleet(pools=4, per_pool=2, at=1_000.0)
+    fleet.state = "running"
+    return fleet
 
 
-def play(world: Fleet, chosen: list[tuple[int, int]]) -> None:
+def apply_moves(fleet: ReplayedFleet, chosen: list[tuple[int, int]]) -> None:
     """Move nodes along legal edges."""
-    names = list(world.nodes)
+    names = list(fleet.nodes)
     for which, way in chosen:
-        world.at += 1.0
+        fleet.at += 1.0
         name = names[which]
-        ways = NEXT[world.nodes[name]["phase"]]
+        ways = TRANSITIONS[fleet.nodes[name]["phase"]]
         if ways:
             target, outcome = ways[way % len(ways)]
-            world.move(name, target, outcome=outcome, failure="it broke" if target == "failed" else "")
+            fleet.move(name, target, outcome=outcome, failure="it broke" if target == "failed" else "")
 
 
-def told(world: Fleet, after: int = 0) -> list[dict[str, Any]]:
-    """Return the lines of the stream."""
-    return [{"seq": each["seq"], "entry": each} for each in world.entries if each["seq"] > after]
+def stream_lines(fleet: ReplayedFleet, after: int = 0) -> list[dict[str, Any]]:
+    """Return the lines of the event stream after an entry."""
+    return [{"seq": each["seq"], "entry": each} for each in fleet.entries if each["seq"] > after]
 
 
-def answers(world: Fleet) -> tuple[Any, Any]:
-    """Return how things stand now, as two answers."""
-    return copy.deepcopy((world.status(), world.all_nodes()))
+def current_responses(fleet: ReplayedFleet) -> tuple[Any, Any]:
+    """Return the current status and nodes, as two responses."""
+    return copy.deepcopy((fleet.status(), fleet.all_nodes()))
 
 
-def model_of(world: Fleet) -> Model:
-    """Return a model that has asked now, and looks at the rollout."""
+def model_of(fleet: ReplayedFleet) -> Model:
+    """Return a model with both responses, which tracks the rollout."""
     model = Model()
-    take(model, world, answers(world))
+    apply_responses(model, fleet, current_responses(fleet))
     return model
 
 
-def take(model: Model, world: Fleet, answered: tuple[Any, Any]) -> None:
-    """Give a model both answers."""
-    model.status_answered(answered[0])
-    model.look_at(world.id)
-    model.nodes_answered(world.id, nodes_of(json.dumps(answered[1])))
+def apply_responses(model: Model, fleet: ReplayedFleet, responses: tuple[Any, Any]) -> None:
+    model.apply_status(responses[0])
+    model.track_nodes(fleet.id)
+    model.apply_nodes(fleet.id, parse_nodes(json.dumps(responses[1])))
 
 
-def picture(model: Model, world: Fleet) -> Any:
-    """Return everything of the rollout that is shown and folded."""
-    known = model.rollouts[world.id]
+def visible_state(model: Model, fleet: ReplayedFleet) -> Any:
+    """Return everything of the rollout that responses and entries determine."""
+    known = model.rollouts[fleet.id]
     assert known.nodes is not None
     return {
         "counts": known.counts,
@@ -97,170 +96,168 @@ def picture(model: Model, world: Fleet) -> Any:
     }
 
 
-@calm
+@property_settings
 @given(before=moves, after=moves)
-def test_events_on_an_answer_are_as_good_as_a_later_answer(before: Any, after: Any) -> None:
-    world = fleet()
-    play(world, before)
-    model = model_of(world)
-    play(world, after)
-    model.lines_told(told(world))
-    assert picture(model, world) == picture(model_of(world), world)
+def test_response_with_events_equals_a_later_response(before: Any, after: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, before)
+    model = model_of(fleet)
+    apply_moves(fleet, after)
+    model.apply_stream_lines(stream_lines(fleet))
+    assert visible_state(model, fleet) == visible_state(model_of(fleet), fleet)
 
 
-@calm
+@property_settings
 @given(before=moves, after=moves, data=st.data())
-def test_an_answer_repairs_any_order_and_any_loss(before: Any, after: Any, data: Any) -> None:
-    world = fleet()
-    play(world, before)
-    model = model_of(world)
-    play(world, after)
-    lines = told(world)
+def test_response_repairs_any_order_and_loss(before: Any, after: Any, data: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, before)
+    model = model_of(fleet)
+    apply_moves(fleet, after)
+    lines = stream_lines(fleet)
     chosen = data.draw(st.lists(st.sampled_from(lines), max_size=2 * len(lines)) if lines else st.just([]))
-    model.lines_told(chosen)
-    take(model, world, answers(world))
-    assert picture(model, world) == picture(model_of(world), world)
+    model.apply_stream_lines(chosen)
+    apply_responses(model, fleet, current_responses(fleet))
+    assert visible_state(model, fleet) == visible_state(model_of(fleet), fleet)
 
 
-@calm
+@property_settings
 @given(first=moves, second=moves, third=moves)
-def test_an_answer_that_is_older_than_the_events_takes_nothing_back(
-    first: Any, second: Any, third: Any
-) -> None:
-    world = fleet()
-    play(world, first)
-    model = model_of(world)
-    start = world.seq
-    play(world, second)
-    late = answers(world)
-    play(world, third)
-    model.lines_told(told(world, start))
-    expected = picture(model, world)
-    take(model, world, late)
-    shown = picture(model, world)
+def test_response_older_than_events_reverts_nothing(first: Any, second: Any, third: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, first)
+    model = model_of(fleet)
+    start = fleet.seq
+    apply_moves(fleet, second)
+    late = current_responses(fleet)
+    apply_moves(fleet, third)
+    model.apply_stream_lines(stream_lines(fleet, start))
+    expected = visible_state(model, fleet)
+    apply_responses(model, fleet, late)
+    shown = visible_state(model, fleet)
     assert shown["nodes"] == expected["nodes"]
     assert shown["counts"] == expected["counts"]
     assert shown["in_flight"] == expected["in_flight"]
 
 
-def test_an_answer_that_is_older_than_the_one_before_takes_nothing_back() -> None:
-    world = fleet()
-    model = model_of(world)
-    late = answers(world)
-    play(world, [(0, 0), (1, 0), (0, 0)])
-    world.state = "paused"
-    world.write("RolloutPaused", rollout=True, reason="fire")
-    model.lines_told(told(world))
-    take(model, world, answers(world))
-    expected = picture(model, world)
-    model.status_answered(late[0])
-    assert model.rollouts[world.id].state == "paused"
-    model.rollout_answered({**late[0]["rollouts"][0], "eta": "2026-11-20T18:45:00.000Z"}, late[0]["seq"])
-    assert model.rollouts[world.id].status["eta"] is None
-    assert picture(model, world) == expected
+def test_response_older_than_the_previous_reverts_nothing() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    late = current_responses(fleet)
+    apply_moves(fleet, [(0, 0), (1, 0), (0, 0)])
+    fleet.state = "paused"
+    fleet.write("RolloutPaused", rollout=True, reason="fire")
+    model.apply_stream_lines(stream_lines(fleet))
+    apply_responses(model, fleet, current_responses(fleet))
+    expected = visible_state(model, fleet)
+    model.apply_status(late[0])
+    assert model.rollouts[fleet.id].state == "paused"
+    model.apply_rollout({**late[0]["rollouts"][0], "eta": "2026-11-20T18:45:00.000Z"}, late[0]["seq"])
+    assert model.rollouts[fleet.id].status["eta"] is None
+    assert visible_state(model, fleet) == expected
 
 
-@calm
+@property_settings
 @given(chosen=moves, gap=st.integers(1, 10))
-def test_a_missing_entry_is_noticed_by_its_number(chosen: Any, gap: int) -> None:
-    world = fleet()
-    model = model_of(world)
-    start = world.seq
-    play(world, chosen)
-    lines = told(world, start)
+def test_missing_entry_requests_everything_again(chosen: Any, gap: int) -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    start = fleet.seq
+    apply_moves(fleet, chosen)
+    lines = stream_lines(fleet, start)
     if len(lines) < 2:
         return
     missing = lines.pop(min(gap, len(lines) - 1) - 1)
-    model.wishes.clear()
-    model.lines_told(lines)
+    model.fetch_requests.clear()
+    model.apply_stream_lines(lines)
     assert missing["seq"] < lines[-1]["seq"]
-    assert model.wishes["status", ""].urgent
-    assert model.wishes["nodes", world.id].urgent
+    assert model.fetch_requests["status", ""].is_urgent
+    assert model.fetch_requests["nodes", fleet.id].is_urgent
 
 
-def test_a_heartbeat_beyond_what_was_heard_is_a_loss() -> None:
-    world = fleet()
-    model = model_of(world)
-    model.wishes.clear()
-    model.lines_told([{"seq": None, "heartbeat": world.seq}])
-    assert not model.wishes
-    model.lines_told([{"seq": None, "heartbeat": world.seq + 3}])
-    assert model.wishes["status", ""].urgent
+def test_heartbeat_ahead_of_the_stream_is_a_loss() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    model.fetch_requests.clear()
+    model.apply_stream_lines([{"seq": None, "heartbeat": fleet.seq}])
+    assert not model.fetch_requests
+    model.apply_stream_lines([{"seq": None, "heartbeat": fleet.seq + 3}])
+    assert model.fetch_requests["status", ""].is_urgent
 
 
-def test_an_answer_that_is_older_than_all_kept_entries_is_asked_again() -> None:
-    world = fleet()
-    model = model_of(world)
-    old = answers(world)
-    name = next(iter(world.nodes))
-    for _ in range(KEPT_ENTRIES // 2 + 10):
-        world.move(name, "isolating")
-        world.move(name, "pending")
-    model.lines_told(told(world, old[0]["seq"]))
-    model.wishes.clear()
-    model.status_answered(old[0])
-    assert ("status", "") in model.wishes
+def test_response_older_than_kept_entries_is_requested_again() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    old = current_responses(fleet)
+    name = next(iter(fleet.nodes))
+    for _ in range(MAX_ENTRIES // 2 + 10):
+        fleet.move(name, "isolating")
+        fleet.move(name, "pending")
+    model.apply_stream_lines(stream_lines(fleet, old[0]["seq"]))
+    model.fetch_requests.clear()
+    model.apply_status(old[0])
+    assert ("status", "") in model.fetch_requests
 
 
-def test_doubled_entries_change_nothing() -> None:
-    world = fleet()
-    model = model_of(world)
-    play(world, [(0, 0), (0, 0), (1, 0)])
-    model.lines_told(told(world))
-    once = picture(model, world)
-    model.lines_told(told(world) * 3)
-    assert picture(model, world) == once
+def test_duplicate_entries_change_nothing() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    apply_moves(fleet, [(0, 0), (0, 0), (1, 0)])
+    model.apply_stream_lines(stream_lines(fleet))
+    once = visible_state(model, fleet)
+    model.apply_stream_lines(stream_lines(fleet) * 3)
+    assert visible_state(model, fleet) == once
 
 
-def test_progress_says_what_runs_and_who_has_ended() -> None:
-    world = fleet()
-    model = model_of(world)
-    names = list(world.nodes)[:2]
+def test_progress_line_replaces_the_nodes_in_flight() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    names = list(fleet.nodes)[:2]
     for name in names:
-        world.move(name, "isolating")
-    world.live[names[0]].update(percent=40.0, task="Install")
-    model.lines_told(told(world))
-    model.lines_told(
-        [{"seq": None, "progress": [{**each, "rollout": world.id} for each in world.in_flight()]}]
+        fleet.move(name, "isolating")
+    fleet.in_progress[names[0]].update(percent=40.0, task="Install")
+    model.apply_stream_lines(stream_lines(fleet))
+    model.apply_stream_lines(
+        [{"seq": None, "progress": [{**each, "rollout": fleet.id} for each in fleet.in_flight()]}]
     )
-    assert {work.node: (work.percent, work.task) for work in model.rollouts[world.id].in_flight.values()} == {
+    assert {work.node: (work.percent, work.task) for work in model.rollouts[fleet.id].in_flight.values()} == {
         names[0]: (40.0, "Install"),
         names[1]: (0.0, ""),
     }
-    model.lines_told([{"seq": None, "progress": []}])
-    assert not model.rollouts[world.id].in_flight
+    model.apply_stream_lines([{"seq": None, "progress": []}])
+    assert not model.rollouts[fleet.id].in_flight
 
 
-def test_votes_holds_and_pauses_are_asked_for_at_once() -> None:
-    world = fleet()
-    model = model_of(world)
-    model.wishes.clear()
-    world.vote("start", by="ana", uid=1, teams=["infra"])
-    model.lines_told(told(world))
-    assert model.wishes["status", ""].urgent
-    world.write("Frozen", actor="ana", freeze={"scope": "all", "reason": "fire"})
-    model.lines_told(told(world))
-    assert model.wishes["locks", ""].urgent
+def test_votes_and_freezes_are_requested_at_once() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    model.fetch_requests.clear()
+    fleet.vote("start", by="ana", uid=1, teams=["infra"])
+    model.apply_stream_lines(stream_lines(fleet))
+    assert model.fetch_requests["status", ""].is_urgent
+    fleet.write("FreezeStarted", actor="ana", freeze={"scope": "all", "reason": "fire"})
+    model.apply_stream_lines(stream_lines(fleet))
+    assert model.fetch_requests["locks", ""].is_urgent
 
 
-def test_a_rollout_that_is_no_longer_told_is_forgotten_unless_it_is_looked_at() -> None:
-    world = fleet()
-    model = model_of(world)
-    world.write("RolloutEnded", rollout=True, at=world.at)
-    empty = {"rollouts": [], "trouble": None, "seq": world.seq}
-    model.status_answered(empty)  # type: ignore[arg-type]
-    assert world.id in model.rollouts
-    assert ("rollout", world.id) in model.wishes
+def test_closed_rollout_is_dropped_unless_tracked() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    fleet.write("RolloutEnded", rollout=True, at=fleet.at)
+    empty = {"rollouts": [], "trouble": None, "seq": fleet.seq}
+    model.apply_status(empty)  # type: ignore[arg-type]
+    assert fleet.id in model.rollouts
+    assert ("rollout", fleet.id) in model.fetch_requests
     other = Model()
-    other.status_answered(answers(world)[0])
-    other.status_answered({**empty, "seq": world.seq + 1})  # type: ignore[typeddict-item]
+    other.apply_status(current_responses(fleet)[0])
+    other.apply_status({**empty, "seq": fleet.seq + 1})  # type: ignore[typeddict-item]
     assert not other.rollouts
 
 
-def test_nodes_are_kept_of_the_rollouts_looked_at_last() -> None:
-    world = fleet()
-    model = model_of(world)
+def test_nodes_stay_for_the_last_tracked_rollouts() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
     for number in range(3):
-        model.look_at(f"other-{number}")
-    assert model.rollouts[world.id].nodes is None
-    assert all(not pool.nodes for pool in model.rollouts[world.id].pools.values())
+        model.track_nodes(f"other-{number}")
+    assert model.rollouts[fleet.id].nodes is None
+    assert all(not pool.nodes for pool in model.rollouts[fleet.id].pools.values())

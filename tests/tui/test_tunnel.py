@@ -1,4 +1,4 @@
-"""Another machine's socket over a real sshd: it comes back when ssh is killed, and leaves nothing."""
+"""A remote socket over a real sshd: it returns after ssh is killed, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from rolloutd.cli import exits
-from rolloutd.cli.tunnel import tunnel
-from rolloutd.control.client import Client, NoDaemon, path_of
-from tests.support.replay import Voice
+from rolloutd.cli.tunnel import open_tunnel
+from rolloutd.control.client import Client, DaemonUnreachable, api_path
+from tests.support.replay_server import ReplayServer
 from tests.support.sshd import Sshd
-from tests.tui.house import small
+from tests.tui.harness import start_gate_fleet
 
 pytestmark = pytest.mark.servers
 
-LIMIT_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture
 def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sshd]:
-    """Yield an sshd that `ssh ops1` reaches; nothing of the machine's own ssh setup is read."""
+    """Yield an sshd that `ssh ops1` reaches, without this machine's ssh configuration."""
     base = tmp_path_factory.mktemp("h")
     server = Sshd().start(base)
     connection = server.connection()
@@ -46,50 +46,53 @@ def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def voice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voice]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayServer]:
     """Yield a replayed daemon."""
-    speaking = Voice(small(), tmp_path_factory.mktemp("v") / "s")
+    speaking = ReplayServer(start_gate_fleet(), tmp_path_factory.mktemp("v") / "s")
     try:
         yield speaking
     finally:
         speaking.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + LIMIT_S
-    while not is_so():
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + TIMEOUT_S
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def answers(socket: Path) -> bool:
-    """Say whether the daemon over there answers here."""
+def daemon_responds(socket: Path) -> bool:
+    """Return whether the remote daemon answers at a local socket."""
     try:
-        return bool(Client(socket).get(path_of("status"))["rollouts"])
-    except NoDaemon:
+        return bool(Client(socket).get(api_path("status"))["rollouts"])
+    except DaemonUnreachable:
         return False
 
 
-def test_it_is_there_comes_back_and_leaves_nothing(host: Sshd, voice: Voice) -> None:
-    with tunnel("ops1", str(voice.server_address)) as socket:
-        assert answers(socket)
+def test_tunnel_reconnects_and_leaves_nothing(host: Sshd, server: ReplayServer) -> None:
+    with open_tunnel("ops1", str(server.server_address)) as socket:
+        assert daemon_responds(socket)
         control = socket.parent / "ssh"
-        told = subprocess.run(
+        check = subprocess.run(
             ["ssh", "-S", str(control), "-O", "check", "ops1"], capture_output=True, text=True, check=True
         )
-        master = int(re.search(r"pid=(\d+)", told.stderr)[1])  # type: ignore[index]
+        master = int(re.search(r"pid=(\d+)", check.stderr)[1])  # type: ignore[index]
         os.kill(master, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{master}").exists())
-        until(lambda: answers(socket))
+        wait_until(lambda: not Path(f"/proc/{master}").exists())
+        wait_until(lambda: daemon_responds(socket))
     assert not socket.parent.exists()
     mark = str(control).encode()
-    until(lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")))
+    wait_until(lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")))
 
 
-def test_a_machine_that_cannot_be_reached_is_named(host: Sshd, voice: Voice) -> None:
+def test_unreachable_host_is_named(host: Sshd, server: ReplayServer) -> None:
     host.stop()
-    with pytest.raises(exits.Stop, match=r"ssh ops1: .*refused"), tunnel("ops1", str(voice.server_address)):
+    with (
+        pytest.raises(exits.Exit, match=r"ssh ops1: .*refused"),
+        open_tunnel("ops1", str(server.server_address)),
+    ):
         pass
 
 

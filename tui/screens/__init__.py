@@ -1,1 +1,1 @@
-"""The screens: each shows one side of the model and carries out the moves that belong to it."""
+"""The pages of the console, one file each."""

@@ -1,74 +1,74 @@
-"""Who did what: the audit from its latest entry backwards, and whether it is whole."""
+"""The audit from its latest entry backwards, and the check of its chain."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import sentences
-from tui import lines, wording
-from tui.lines import Line, fit
-from tui.listing import Banner, Listing
-from tui.page import Page
+from rolloutd.control import event_text
+from tui.formatting import formatting, lines
+from tui.formatting.lines import Line, fit
+from tui.screens.page import Page
+from tui.widgets.virtual_list import Banner, VirtualList
 
-FIRST = 500
-"""Entries asked for at first, and with each step further back."""
+PAGE_SIZE = 500
+"""Entries per request."""
 
-KEPT = 20_000
-"""Entries kept while this is open; rolloutctl audit reads further back."""
+MAX_ENTRIES = 20_000
+"""Entries kept while the page is open; `rolloutctl audit` reads further back."""
+
+PREFETCH_ROWS = 20
+"""Rows before the last one at which the page fetches earlier entries."""
 
 
 class AuditPage(Page):
-    """Entries, the latest first."""
-
-    place = "audit"
+    screen_name = "audit"
+    filter_label = "show entries that contain"
 
     def __init__(self) -> None:
         super().__init__()
-        self.text = ""
         self.entries: list[Mapping[str, Any]] = []
-        self.verdict: Line = []
-        self._first: int | None = None
-        self._is_asking = False
+        self.verify_result: Line = []
+        self._earliest_seq: int | None = None
+        self._is_fetching = False
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the heading and the entries."""
-        yield Banner(self._head, id="head")
-        yield Listing(id="body")
+    def compose_body(self) -> Iterator[Widget]:
+        yield Banner(self._render_head, id="head")
+        yield VirtualList(id="body")
 
-    def redraw(self) -> None:
-        """Take the entries that came by the stream, and list what is meant."""
-        if self._first is None and self.console.model.seq >= 0:
-            self._ask_before(self.console.model.seq + 1)
-        latest = self.entries[0]["seq"] if self.entries else -1
+    def update_body(self) -> None:
+        """Add the entries that came with the stream, and list those that match the filter."""
+        if self._earliest_seq is None and self.console.model.seq >= 0:
+            self._request_entries_before(self.console.model.seq + 1)
         if self.entries:
-            fresh = []
-            for entry in reversed(self.console.model.entries):
-                if entry["seq"] <= latest:
-                    break
-                fresh.append(entry)
+            latest = self.entries[0]["seq"]
+            newest = reversed(self.console.model.entries)
+            fresh = list(takewhile(lambda entry: entry["seq"] > latest, newest))
             if fresh and fresh[-1]["seq"] > latest + 1:
-                # While this was covered more has happened than the console keeps: a gap must not look whole.
-                self.entries, self._first = [], None
+                # While another page was open, more entries came than the model keeps: start again.
+                self.entries, self._earliest_seq = [], None
             elif fresh:
-                self.entries = [*fresh, *self.entries][:KEPT]
-        self.query_one("#body", Listing).show(EntryRows(self._shown()))
-        self.query_one("#head", Banner).again()
+                self.entries = [*fresh, *self.entries][:MAX_ENTRIES]
+        words = self.filter_text.lower().split()
+        shown: Sequence[Mapping[str, Any]] = self.entries
+        if words:
+            shown = [each for each in shown if all(word in _search_text(each) for word in words)]
+        self.body.set_rows(EntryRows(shown))
+        self.query_one("#head", Banner).update_lines()
 
-    def on_listing_moved(self, message: Listing.Moved) -> None:
-        """Ask for earlier entries when the last one is near."""
-        rows = message.listing.rows
-        near = rows is not None and message.listing.cursor > len(rows) - 20
-        if near and self._first is not None and self._first > 1 and len(self.entries) < KEPT:
-            self._ask_before(self._first)
+    def on_virtual_list_cursor_moved(self, message: VirtualList.CursorMoved) -> None:
+        rows, earliest = message.list_view.rows, self._earliest_seq
+        if rows is None or earliest is None or message.list_view.cursor <= len(rows) - PREFETCH_ROWS:
+            return
+        if earliest > 1 and len(self.entries) < MAX_ENTRIES:
+            self._request_entries_before(earliest)
 
     def do_open(self) -> None:
-        """Go to the node or the rollout of the entry under the cursor."""
-        key = self.query_one("#body", Listing).cursor_key
-        entry = next((each for each in self.entries if str(each["seq"]) == key), None)
+        entry = self._selected_entry()
         if entry is None or not entry["rollout"]:
             return
         if entry["node"]:
@@ -76,80 +76,66 @@ class AuditPage(Page):
         else:
             self.console.open_rollout(entry["rollout"])
 
-    def whole(self) -> tuple[str, str] | None:
-        """Return an entry as it was written, with its sentence."""
-        key = self.query_one("#body", Listing).cursor_key
-        entry = next((each for each in self.entries if str(each["seq"]) == key), None)
+    def full_text(self) -> tuple[str, str] | None:
+        """Return an entry as its sentence and as its JSON."""
+        entry = self._selected_entry()
         if entry is None:
             return None
-        who = f"{wording.day_and_hour(entry['at'])} {sentences.actor(entry)}"
+        who = f"{formatting.format_datetime(entry['at'])} {event_text.actor_name(entry)}"
         fields = json.dumps(dict(entry), indent=2, ensure_ascii=False)
-        return f"entry {entry['seq']}: {who}", f"{sentences.sentence(entry)}\n\n{fields}"
+        return f"entry {entry['seq']}: {who}", f"{event_text.describe_event(entry)}\n\n{fields}"
 
-    def do_find(self) -> None:
-        """Ask which entries are meant."""
-        self.console.ask_text("show entries that contain", self.text, self._find)
+    def _selected_entry(self) -> Mapping[str, Any] | None:
+        key = self.body.cursor_key
+        return next((each for each in self.entries if str(each["seq"]) == key), None)
 
     def do_verify(self) -> None:
-        """Have the chain checked."""
-        self.verdict = [("checking every entry …", "dim")]
+        self.verify_result = [("checking every entry …", "dim")]
         self.run_worker(self._verify(), group="verify")
-        self.changed()
-
-    def _find(self, text: str) -> None:
-        self.text = text
-        self.changed()
+        self.update_view()
 
     async def _verify(self) -> None:
-        said = await self.console.ask_path("audit", "verify")
-        if said.answer is not None:
-            whole = said.answer["ok"]
-            self.verdict = [
-                ("✓ whole: " if whole else "✗ NOT WHOLE: ", "ok" if whole else "bad"),
-                (said.answer["message"], ""),
+        response = await self.console.fetch_path("audit", "verify")
+        if response.result is not None:
+            is_intact = response.result["ok"]
+            self.verify_result = [
+                ("✓ intact: " if is_intact else "✗ NOT INTACT: ", "ok" if is_intact else "bad"),
+                (response.result["message"], ""),
             ]
         else:
-            self.verdict = [(str(said.refused or said.silent), "bad")]
-        self.changed()
+            self.verify_result = [(str(response.error or response.unreachable), "bad")]
+        self.update_view()
 
-    def _ask_before(self, seq: int) -> None:
-        if not self._is_asking:
-            self._is_asking = True
-            self.run_worker(self._ask(seq), group="entries")
+    def _request_entries_before(self, seq: int) -> None:
+        if not self._is_fetching:
+            self._is_fetching = True
+            self.run_worker(self._fetch_entries_before(seq), group="entries")
 
-    async def _ask(self, seq: int) -> None:
-        after = max(0, seq - 1 - FIRST)
-        said = await self.console.ask_path("audit", after=after, limit=FIRST)
-        self._is_asking = False
-        if said.answer is None:
+    async def _fetch_entries_before(self, seq: int) -> None:
+        after = max(0, seq - 1 - PAGE_SIZE)
+        response = await self.console.fetch_path("audit", after=after, limit=PAGE_SIZE)
+        self._is_fetching = False
+        if response.result is None:
             return
-        found = [each["entry"] for each in said.answer["entries"] if each["seq"] < seq]
-        self._first = after + 1
+        found = [each["entry"] for each in response.result["entries"] if each["seq"] < seq]
+        self._earliest_seq = after + 1
         self.entries += found[::-1]
-        self.changed()
+        self.update_view()
 
-    def _shown(self) -> Sequence[Mapping[str, Any]]:
-        words = self.text.lower().split()
-        return (
-            [each for each in self.entries if all(word in _words(each) for word in words)]
-            if words
-            else self.entries
-        )
-
-    def _head(self, width: int) -> Sequence[Line]:
-        rows = self.query_one("#body", Listing).rows
-        shown = wording.count(0 if rows is None else len(rows), "entry", "entries")
-        text = f" containing “{self.text}”" if self.text else ", the latest first"
-        return [[(f" {shown}{text}   ", "head"), *self.verdict]]
+    def _render_head(self, width: int) -> Sequence[Line]:
+        rows = self.body.rows
+        shown = formatting.pluralize(0 if rows is None else len(rows), "entry", "entries")
+        text = f" containing “{self.filter_text}”" if self.filter_text else ", the latest first"
+        return [[(f" {shown}{text}   ", "head"), *self.verify_result]]
 
 
-def _words(entry: Mapping[str, Any]) -> str:
-    who, what = sentences.actor(entry), sentences.sentence(entry)
+def _search_text(entry: Mapping[str, Any]) -> str:
+    who, what = event_text.actor_name(entry), event_text.describe_event(entry)
     return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}".lower()
 
 
 class EntryRows:
-    """A line per entry, drawn when it is seen."""
+    """A line per entry, drawn when it is visible."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._entries = entries
@@ -158,21 +144,17 @@ class EntryRows:
         return len(self._entries)
 
     def key(self, row: int) -> str:
-        """Return the entry's number."""
         return str(self._entries[row]["seq"])
 
-    def draw(self, row: int, width: int) -> Sequence[Line]:
-        """Return the entry's line."""
+    def draw(self, row: int, width: int) -> Line:
         entry = self._entries[row]
         wide = width >= 110
-        at = wording.day_and_hour(entry["at"]) if wide else wording.hour(entry["at"])
-        node = f"{entry['node']}: " if entry["node"] else ""
-        line: Line = [
+        at = formatting.format_datetime(entry["at"]) if wide else formatting.format_time(entry["at"])
+        return [
             (f"{entry['seq']:>7} ", "faint"),
             (f"{at}  ", "dim"),
-            (fit(sentences.actor(entry), 10), "accent"),
-            (" ", ""),
+            (fit(event_text.actor_name(entry), 10) + " ", "accent"),
+            (fit(entry["rollout"] or "", 24) + " " if wide else "", "dim"),
+            (f"{entry['node']}: " if entry["node"] else "", "bold"),
+            (lines.sanitize(event_text.describe_event(entry)), formatting.entry_role(entry)),
         ]
-        if wide:
-            line.append((fit(entry["rollout"] or "", 24) + " ", "dim"))
-        return ([*line, (node, "bold"), (lines.clean(sentences.sentence(entry)), wording.tone(entry))],)

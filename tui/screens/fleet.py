@@ -1,142 +1,112 @@
-"""All rollouts: how far each is, how it stands in one sentence, and what waits for us."""
+"""All rollouts: progress, status in one sentence, and the gates that need the user's vote."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rolloutd.control import wire
-from tui import glance, lines, wording
-from tui.lines import Line, fit
-from tui.listing import Listing
-from tui.page import Items, Page, fixed, gate_of, heading
-from tui.question import Subject
-from tui.values import RolloutState, instant
+from tui.formatting import formatting, lines
+from tui.formatting.lines import Line, fit
+from tui.operations.confirm import Selection
+from tui.screens.page import Item, Page, find_pending_gate, heading, note_row, static_line
+from tui.state.values import RolloutState, parse_timestamp
+from tui.widgets import summaries
 
-MOST_CLOSED = 50
-"""Closed rollouts listed below those that live; the audit has all."""
+MAX_CLOSED = 50
+"""The audit has all closed rollouts."""
 
-LEAST_NAME, MOST_NAME = 12, 48
-"""Cells of a rollout's name: as many as the longest has, within these bounds and a quarter of the width."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 48
+"""Bounds for the column of rollout names, which takes a quarter of the width at most."""
 
 
 class FleetPage(Page):
-    """The first screen."""
+    screen_name = "fleet"
 
-    place = "fleet"
-
-    def redraw(self) -> None:
-        """List the rollouts anew."""
+    def build_items(self) -> Iterator[Item]:
         model, now = self.console.model, self.console.now()
-        items: list[tuple[str, Callable[[int], Line]]] = []
-        listing = self.query_one("#body", Listing)
-        rollouts = glance.ordered(model)
-        is_spacious = len(rollouts) * 3 <= listing.size.height
+        rollouts = summaries.sort_by_urgency(model)
+        is_spacious = len(rollouts) * 3 <= self.body.size.height
         for each in rollouts:
-            items += [
-                (each.id, self._row(each, now)),
-                ("", _sentence(*glance.sentence(model, each, now))),
-            ]
+            yield each.id, self._rollout_row(each, now)
+            yield "", _status_row(*summaries.describe_status(model, each, now))
             if is_spacious:
-                items.append(("", fixed([])))
-        if not items:
-            items.append(("", fixed([(f"  {self._nothing()}", "dim")])))
-            items.append(("", fixed([])))
-        live = set(model.rollouts)
-        closed = [each for each in model.closed if each["rollout"] not in live][:MOST_CLOSED]
+                yield "", static_line([])
+        if not rollouts:
+            is_loaded = self.console.has_connected
+            empty = "no rollout is live: open one with rolloutctl plan submit FILE"
+            yield note_row(empty if is_loaded else "waiting for the daemon")
+            yield "", static_line([])
+        closed = [each for each in model.closed_rollouts if each["rollout"] not in model.rollouts]
         if closed:
-            items.append(("", heading("CLOSED", str(len(closed)))))
-            items += [(each["rollout"], _closed(each, now)) for each in closed]
-        listing.show(Items(items))
+            yield heading("CLOSED", str(len(closed[:MAX_CLOSED])))
+            for line in closed[:MAX_CLOSED]:
+                yield line["rollout"], _closed_row(line, now)
 
-    def subject(self) -> Subject:
-        """Return the rollout under the cursor, and its gate that waits."""
-        rollout = self.console.model.rollouts.get(self.query_one("#body", Listing).cursor_key)
-        return Subject(rollout=rollout, gate=gate_of(self, rollout))
+    def selection(self) -> Selection:
+        rollout = self.console.model.rollouts.get(self.body.cursor_key)
+        return Selection(rollout=rollout, gate=find_pending_gate(self, rollout))
 
     def do_open(self) -> None:
-        """Go into the rollout under the cursor."""
-        chosen = self.query_one("#body", Listing).cursor_key
-        if chosen:
-            self.console.open_rollout(chosen)
+        if self.body.cursor_key:
+            self.console.open_rollout(self.body.cursor_key)
 
     def do_nodes(self) -> None:
-        """List the nodes of the rollout under the cursor."""
-        chosen = self.query_one("#body", Listing).cursor_key
-        if chosen:
-            self.console.open_nodes(chosen)
+        if self.body.cursor_key:
+            self.console.open_nodes(self.body.cursor_key)
 
-    def _nothing(self) -> str:
-        if not self.console.is_known:
-            return "waiting for the daemon"
-        return "no rollout is live: rolloutctl plan submit FILE opens one"
-
-    def _row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
+    def _rollout_row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
         ids = list(self.console.model.rollouts)
 
         def draw(width: int) -> Line:
-            glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
+            glyph, role = summaries.STATE_GLYPHS.get(rollout.state, ("?", "warn"))
             wide = width >= 110
-            name = fit(rollout.id, lines.column(ids, LEAST_NAME, min(MOST_NAME, width // 4)))
-            state = _state(rollout, 18 if wide else 9)
-            counts = rollout.counts
-            done = fit(
-                f"{counts['done']:,}/{counts['total'] - counts['skipped']:,}", 13 if wide else 9, right=True
+            name_width = lines.column_width(ids, MIN_NAME_WIDTH, min(MAX_NAME_WIDTH, width // 4))
+            state = "approval" if rollout.state == "awaiting-approval" and not wide else rollout.state
+            rate = summaries.completion_rate(rollout, None, now)
+            columns = (
+                (formatting.format_percent(rollout.percent), 5),
+                (f"{rollout.counts['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
+                (fit(f" {rollout.status['wave'] or ''}", 11 if wide else 7), 0),
+                ("" if rate is None else f"{rate:,.0f}/h", 8 if wide else 5),
+                (summaries.format_eta(rollout, now), 5),
             )
-            rate = glance.rate(rollout, None, now)
             tail = (
-                f" {wording.percent(rollout.percent)} {done}  "
-                f"{fit(rollout.status['wave'] or '', 10 if wide else 6)} "
-                f"{fit('' if rate is None else f'{rate:,.0f}/h', 8 if wide else 5, right=True)} "
-                f"{fit(glance.eta(rollout, now), 5, right=True)} "
+                "".join(f" {fit(text, cells or len(text), align_right=True)}" for text, cells in columns)
+                + " "
             )
             left: Line = [
                 (f"{glyph} ", role),
-                (name, "bold"),
-                (" ", ""),
-                (state, role),
-                (" ", ""),
+                (fit(rollout.id, name_width) + " ", "bold"),
+                (fit(state, 18 if wide else 9) + " ", role),
             ]
-            room = max(6, width - lines.width_of(left) - len(tail))
-            return [*left, *progress(rollout, room), (tail, "")]
+            room = max(6, width - lines.line_width(left) - len(tail))
+            return [*left, *rollout_progress_bar(rollout, room), (tail, "")]
 
         return draw
 
 
-def progress(rollout: RolloutState, width: int) -> Line:
-    """Return how far a rollout has come, as a bar."""
-    counts = rollout.counts
-    wanted = max(1, counts["total"] - counts["skipped"])
-    parts = [
-        (counts["done"] / wanted, "ok"),
-        (counts["failed"] / wanted, "bad"),
-        (len(rollout.in_flight) / wanted, "run"),
-    ]
-    return lines.bar(parts, width)
+def rollout_progress_bar(rollout: RolloutState, width: int) -> Line:
+    counts, wanted = rollout.counts, max(1, rollout.wanted)
+    parts = [(counts["done"], "ok"), (counts["failed"], "bad"), (len(rollout.in_flight), "run")]
+    return lines.progress_bar([(count / wanted, role) for count, role in parts], width)
 
 
-def _state(rollout: RolloutState, width: int) -> str:
-    return fit("approval" if rollout.state == "awaiting-approval" and width < 17 else rollout.state, width)
+def _status_row(text: str, missing: str) -> Callable[[int], Line]:
+    right: Line = [(f"  {missing} ", "accent")] if missing else []
+    return lambda width: lines.justify([("  ", ""), (lines.sanitize(text), "dim")], right, width)
 
 
-def _sentence(text: str, lacking: str) -> Callable[[int], Line]:
-    right: Line = [(f"  {lacking} ", "accent")] if lacking else []
-    return lambda width: lines.beside([("  ", ""), (lines.clean(text), "dim")], right, width)
-
-
-def _closed(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
-    glyph, role = glance.STATE_LOOKS[each["state"]]
+def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
+    glyph, role = summaries.STATE_GLYPHS[each["state"]]
+    percent = formatting.format_percent(each["percent"])
+    ended = formatting.format_age(parse_timestamp(each["ended_at"]), now)
 
     def draw(width: int) -> Line:
-        ended = wording.ago(instant(each["ended_at"]), now)
-        return lines.beside(
-            [
-                (f"{glyph} ", role),
-                (fit(each["rollout"], min(MOST_NAME, max(LEAST_NAME, width // 3))), ""),
-                (f" {each['state']:<10}", "dim"),
-                (f"{wording.percent(each['percent'])}  by {each['submitted_by']}", "dim"),
-            ],
-            [(f"{ended} ", "dim")],
-            width,
-        )
+        left: Line = [
+            (f"{glyph} ", role),
+            (fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3))), ""),
+            (f" {each['state']:<10}{percent}  by {each['submitted_by']}", "dim"),
+        ]
+        return lines.justify(left, [(f"{ended} ", "dim")], width)
 
     return draw

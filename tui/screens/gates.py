@@ -1,4 +1,4 @@
-"""What waits for a decision, and all that is decided: content, differences, canaries, checks, votes."""
+"""The pending gates, and what a vote decides: votes, failures, digest, differences, targets, checks."""
 
 from __future__ import annotations
 
@@ -9,330 +9,273 @@ from typing import Any
 from textual.containers import Container
 from textual.widget import Widget
 
-from rolloutd.control import sentences
-from tui import glance, lines, rights, wording
-from tui.glance import Waiting
-from tui.lines import Line, fit
-from tui.listing import Listing
-from tui.page import Item, Items, Page, fixed, gate_lines, heading
-from tui.phases import look, strip
-from tui.question import Subject
-from tui.screens.rollout import WIDE
-from tui.values import NodeState, instant
+from rolloutd.control import event_text
+from tui.formatting import formatting, lines
+from tui.formatting.glyphs import node_glyph, node_strip
+from tui.formatting.lines import Line, fit
+from tui.operations.confirm import Selection
+from tui.screens.page import Item, ItemRows, TwoPanes, gate_lines, heading, note_row, static_line
+from tui.state import permissions
+from tui.state.values import NodeState, parse_timestamp
+from tui.widgets import summaries
+from tui.widgets.summaries import PendingGate
+from tui.widgets.virtual_list import VirtualList
 
-MOST_DIFFERENCES = 200
-"""Differences listed; a plan with more is another plan."""
+MAX_DIFFERENCES = 200
+"""A plan with more differences is another plan."""
 
-MOST_NODES = 200
-"""Canaries and failed nodes listed."""
+MAX_NODES = 200
+"""Canaries listed."""
 
-MOST_FAILURES = 1_000
-"""Failures that are read and listed at a proceed gate: as many as one vote may name."""
+MAX_FAILURES = 1_000
+"""Failures fetched and listed at a proceed gate: as many as one vote may name."""
 
-FailedAt = tuple[str, int, float | None]
-"""A node, its attempt, and since when it is failed: what tells a failure from the node's earlier ones."""
+FailureKey = tuple[str, int, float | None]
+"""A node, its attempt and the time of the failure: a node that fails again has another key."""
 
-LEAST_LIST = 2
-"""Lines of the list of gates when there are few: the content below is what is to be read."""
+MIN_LIST_LINES = 2
+"""Lines of the list of gates at least; the content below gets the rest."""
 
 
-class GatesPage(Page):
-    """Gates that wait, those that wait for us first; below the content under decision."""
+class GatesPage(TwoPanes):
+    """The pending gates, and below them the content of the selected one."""
 
-    place = "gates"
+    screen_name = "gates"
+    panes = ("list", "content")
     DEFAULT_CSS = """
-    GatesPage > #body { layout: vertical; }
-    GatesPage #list { height: 1fr; }
-    GatesPage #content { height: 3fr; }
-    GatesPage.-wide > #body { layout: horizontal; }
-    GatesPage.-wide #list { width: 2fr; height: 100%; }
-    GatesPage.-wide #content { width: 3fr; height: 100%; }
+    GatesPage #list { height: 1fr; width: 2fr; }
+    GatesPage #content { height: 3fr; width: 3fr; }
     """
 
-    def __init__(self, first: str = "") -> None:
+    def __init__(self, initial_gate: str = "") -> None:
         super().__init__()
-        self._chosen = first
-        self.shown: dict[str, tuple[str, ...]] = {}
-        self._asked: dict[str, tuple[str, ...]] = {}
-        self._failures_of: dict[str, dict[FailedAt, str]] = {}
+        self._initial_gate = initial_gate
+        self.shown_failures: dict[str, tuple[str, ...]] = {}
+        self._fetched: dict[str, tuple[str, ...]] = {}
+        self._failure_ids: dict[str, dict[FailureKey, str]] = {}
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the gates and what is decided at the chosen one."""
-        yield Container(Listing(id="list"), Listing(id="content"), id="body")
+    def compose_body(self) -> Iterator[Widget]:
+        yield Container(VirtualList(id="list"), VirtualList(id="content"), id="body")
 
     def on_mount(self) -> None:
-        """Begin at the gate that is asked for."""
-        self.query_one("#list", Listing).cursor_key = self._chosen
+        self.query_one("#list", VirtualList).cursor_key = self._initial_gate
 
-    def on_resize(self) -> None:
-        """Stand the halves side by side where there is room."""
-        self.set_class(self.size.width >= WIDE, "-wide")
+    def selected_gate(self) -> PendingGate | None:
+        key = self.query_one("#list", VirtualList).cursor_key
+        return next((each for each in summaries.pending_gates(self.console.model) if each.key == key), None)
 
-    def chosen(self) -> Waiting | None:
-        """Return the gate under the cursor."""
-        key = self.query_one("#list", Listing).cursor_key
-        return next((each for each in glance.waiting(self.console.model) if each.key == key), None)
+    def selection(self) -> Selection:
+        selected = self.selected_gate()
+        if selected is None:
+            return Selection()
+        shown = self.shown_failures.get(selected.rollout.id)
+        return Selection(rollout=selected.rollout, gate=selected, shown_failures=shown)
 
-    def subject(self) -> Subject:
-        """Return the gate under the cursor and the failures that are shown with it."""
-        chosen = self.chosen()
-        if chosen is None:
-            return Subject()
-        return Subject(rollout=chosen.rollout, gate=chosen, shown=self.shown.get(chosen.rollout.id))
-
-    def redraw(self) -> None:
-        """List the gates, and the content of the chosen one."""
-        items: list[Item] = []
-        listing = self.query_one("#list", Listing)
-        width = max(20, listing.size.width - 2)
-        waiting = glance.waiting(self.console.model)
-        for each in waiting:
-            for number, line in enumerate(gate_lines(self, each, width)):
-                items.append((each.key if number == 0 else "", fixed(line)))
-        if not waiting:
-            items.append(("", fixed([("  no gate waits", "dim")])))
-        listing.show(Items(items))
-        listing.take(all_there_is=self.has_class("-wide"), least=LEAST_LIST)
-        chosen = self.chosen()
-        content = [] if chosen is None else list(self._content(chosen))
-        self.query_one("#content", Listing).show(Items(content))
+    def update_body(self) -> None:
+        gate_list = self.query_one("#list", VirtualList)
+        width = max(20, gate_list.size.width - 2)
+        items: list[Item] = [
+            ("" if number else each.key, static_line(line))
+            for each in summaries.pending_gates(self.console.model)
+            for number, line in enumerate(gate_lines(self, each, width))
+        ]
+        gate_list.set_rows(ItemRows(items or [note_row("no gate waits")]))
+        gate_list.limit_height(fill=self.has_class("-wide"), min_rows=MIN_LIST_LINES)
+        selected = self.selected_gate()
+        content = [] if selected is None else list(self._content_items(selected))
+        self.query_one("#content", VirtualList).set_rows(ItemRows(content))
 
     def do_open(self) -> None:
-        """Go to the node under the cursor in the content, else to the rollout of the chosen gate."""
-        chosen, content = self.chosen(), self.query_one("#content", Listing)
-        if chosen is None:
+        selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
+        if selected is None:
             return
         kind, _, name = content.cursor_key.partition(":")
         if content.has_focus and kind == "node":
-            self.console.open_node(chosen.rollout.id, name)
+            self.console.open_node(selected.rollout.id, name)
         else:
-            self.console.open_rollout(chosen.rollout.id)
+            self.console.open_rollout(selected.rollout.id)
 
-    def do_next_pane(self) -> None:
-        """Give the keys to the other half."""
-        self.query_one("#content" if self.query_one("#list").has_focus else "#list").focus()
+    # -- the content
 
-    # -- what is decided
-
-    def _content(self, waiting: Waiting) -> Iterator[Item]:
-        rollout = waiting.rollout
-        model = self.console.model
-        self._want(waiting)
-        plan = model.plans.get(rollout.id)
-        yield from self._votes(waiting)
-        if waiting.gate["gate"] == "proceed":
-            yield from self._failures(waiting)
-        if waiting.gate["gate"] == "continue":
-            yield from self._canaries(waiting)
+    def _content_items(self, pending: PendingGate) -> Iterator[Item]:
+        self._request_content(pending)
+        plan = self.console.model.plans.get(pending.rollout.id)
+        yield from self._vote_items(pending)
+        if pending.gate["gate"] == "proceed":
+            yield from self._failure_items(pending)
+        if pending.gate["gate"] == "continue":
+            yield from self._canary_items(pending)
         if plan is None:
-            yield row("", [("  asking the daemon for the plan", "dim")])
+            yield note_row("loading the plan")
             return
-        yield from self._digest(plan)
-        yield from self._changes(waiting, plan)
-        yield from self._targets(waiting)
-        yield from self._checks(waiting, plan)
+        yield from self._digest_items(plan)
+        yield from self._change_items(pending, plan)
+        yield from self._target_items(pending)
+        yield from self._check_items(pending, plan)
 
-    def _want(self, waiting: Waiting) -> None:
-        """Have asked for what is decided: the nodes, the plan, the plan before it, the failures."""
-        rollout = waiting.rollout
-        earlier = glance.approved_before(self.console.model.closed, rollout.status)
-        is_proceed = waiting.gate["gate"] == "proceed"
-        failing = self.console.survey(rollout).failed if is_proceed else ()
+    def _request_content(self, pending: PendingGate) -> None:
+        """Fetch the nodes, the plan, the previous plan and the failures, once for each set of failures."""
+        rollout, model = pending.rollout, self.console.model
+        earlier = summaries.previous_rollout(model.closed_rollouts, rollout.status)
+        is_proceed = pending.gate["gate"] == "proceed"
+        failing = self.console.node_summary(rollout).failed if is_proceed else ()
         wanted = (earlier["rollout"] if earlier else "", *(f"{each.node}#{each.attempt}" for each in failing))
-        if self._asked.get(rollout.id) == wanted:
+        if self._fetched.get(rollout.id) == wanted:
             return
-        self._asked[rollout.id] = wanted
-        self.console.look_at(rollout.id)
-        if earlier is not None and earlier["rollout"] not in self.console.model.plans:
-            self.console.want("plan", earlier["rollout"])
+        self._fetched[rollout.id] = wanted
+        self.console.track_nodes(rollout.id)
+        if earlier is not None and earlier["rollout"] not in model.plans:
+            self.console.request_fetch("plan", earlier["rollout"])
         if failing:
-            self.run_worker(self._ask_failures(rollout.id, failing[:MOST_FAILURES]), group="failures")
+            self.run_worker(self._fetch_failures(rollout.id, failing[:MAX_FAILURES]), group="failures")
 
-    async def _ask_failures(self, rollout: str, nodes: Sequence[NodeState]) -> None:
-        """Ask for the failures that were not asked for before: there may be hundreds, coming one by one."""
-        known = self._failures_of.get(rollout, {})
-        new = [node for node in nodes if _time_of(node) not in known]
-        told = await asyncio.gather(*(self.console.ask_node(rollout, node.node) for node in new))
+    async def _fetch_failures(self, rollout: str, nodes: Sequence[NodeState]) -> None:
+        """Fetch the failures that are not known yet: hundreds may come one after the other."""
+        known = self._failure_ids.get(rollout, {})
+        new = [node for node in nodes if _failure_key(node) not in known]
+        responses = await asyncio.gather(*(self.console.fetch_node(rollout, node.node) for node in new))
         failures = [
-            (_time_of(node), said.answer["failure"])
-            for node, said in zip(new, told, strict=True)
-            if said.answer is not None
+            (_failure_key(node), response.result["failure"])
+            for node, response in zip(new, responses, strict=True)
+            if response.result is not None
         ]
         known = known | {key: failure["id"] for key, failure in failures if failure is not None}
-        now = [key for key in map(_time_of, nodes) if key in known]
-        self._failures_of[rollout] = {key: known[key] for key in now}
-        self.shown[rollout] = tuple(known[key] for key in now)
-        self.changed()
+        current = [key for key in map(_failure_key, nodes) if key in known]
+        self._failure_ids[rollout] = {key: known[key] for key in current}
+        self.shown_failures[rollout] = tuple(known[key] for key in current)
+        self.update_view()
 
-    def _votes(self, waiting: Waiting) -> Iterator[Item]:
-        gate, status = waiting.gate, waiting.rollout.status
-        yield ("", heading("VOTES", sentences.gate_name(gate)))
-        owner = gate["needs"]["owner"]
-        if owner["want"]:
-            yield row(
-                "owner",
-                _need(
-                    f"owner {status['owner']}",
-                    owner["have"],
-                    owner["want"],
-                    rights.who_is(self.console.model, status["owner"]),
-                ),
-            )
-        for need in gate["needs"]["teams"]:
-            yield row(
-                f"team:{need['team']}",
-                _need(
-                    need["team"], need["have"], need["want"], rights.who_is(self.console.model, need["team"])
-                ),
+    def _vote_items(self, pending: PendingGate) -> Iterator[Item]:
+        gate, owner = pending.gate, pending.rollout.status["owner"]
+        yield heading("VOTES", event_text.gate_label(gate))
+        needs = [(f"owner {owner}", owner, gate["needs"]["owner"])] if gate["needs"]["owner"]["want"] else []
+        needs += [
+            (need["team"], need["team"], {"want": need["want"], "have": need["have"]})
+            for need in gate["needs"]["teams"]
+        ]
+        for label, team, count in needs:
+            members = permissions.team_with_members(self.console.model, team)
+            enough = count["have"] >= count["want"]
+            yield fixed_row(
+                f"need:{label}",
+                [
+                    ("  ✓ " if enough else "  ○ ", "ok" if enough else "accent"),
+                    (fit(label, 22), "" if enough else "bold"),
+                    (f"{count['have']} of {count['want']}  ", "ok" if enough else "accent"),
+                    (members, "dim"),
+                ],
             )
         for vote in gate["votes"]:
             glyph, role = ("✓", "ok") if vote["yes"] else ("✗", "bad")
-            if not vote["counts"]:
-                role = "dim"
-            gone = " (taken back)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
-            at = wording.hour(instant(vote["at"]) or 0.0)
-            yield row(
+            note = " (withdrawn)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
+            at = formatting.format_time(parse_timestamp(vote["at"]) or 0.0)
+            yield fixed_row(
                 f"vote:{vote['id']}",
                 [
-                    (f"  {glyph} ", role),
-                    (f"{vote['by']} for {', '.join(vote['teams'])}{gone}: ", ""),
-                    (lines.clean(vote["reason"]), "dim"),
-                    (f"  {at}", "dim"),
+                    (f"  {glyph} ", role if vote["counts"] else "dim"),
+                    (f"{vote['by']} for {', '.join(vote['teams'])}{note}: ", ""),
+                    (f"{lines.sanitize(vote['reason'])}  {at}", "dim"),
                 ],
             )
 
-    def _failures(self, waiting: Waiting) -> Iterator[Item]:
-        failed = self.console.survey(waiting.rollout).failed
-        known = not failed or waiting.rollout.id in self.shown
-        yield (
-            "",
-            heading("WHAT HAS FAILED", f"{len(failed)}: {_covered(failed) if known else 'reading them'}"),
-        )
-        for node in failed[:MOST_FAILURES]:
-            yield row(f"node:{node.node}", _node_line(node, node.failure))
+    def _failure_items(self, pending: PendingGate) -> Iterator[Item]:
+        failed = self.console.node_summary(pending.rollout).failed
+        note = "no node is failed now; an approval covers the failures that were retried"
+        if failed and pending.rollout.id not in self.shown_failures:
+            note = "loading"
+        elif failed:
+            rest = f"the first {MAX_FAILURES:,}; the others need another vote"
+            note = f"an approval covers {rest if len(failed) > MAX_FAILURES else 'these'}"
+        yield heading("FAILURES", f"{len(failed)}: {note}")
+        for node in failed[:MAX_FAILURES]:
+            yield fixed_row(f"node:{node.node}", _node_line(node, node.failure))
 
-    def _canaries(self, waiting: Waiting) -> Iterator[Item]:
-        nodes = [each for each in (waiting.rollout.nodes or {}).values() if each.wave == waiting.gate["wave"]]
+    def _canary_items(self, pending: PendingGate) -> Iterator[Item]:
+        nodes = [each for each in (pending.rollout.nodes or {}).values() if each.wave == pending.gate["wave"]]
         done = sum(each.phase == "done" for each in nodes)
-        yield ("", heading(f"RESULTS OF WAVE {waiting.gate['wave']}", f"{done} of {len(nodes)} done"))
-        yield ("", lambda width: [("  ", ""), *strip(nodes, width - 4)])
-        for node in nodes[:MOST_NODES]:
-            yield row(f"node:{node.node}", _node_line(node, node.outcome or node.failure or node.phase))
+        yield heading(f"RESULTS OF WAVE {pending.gate['wave']}", f"{done} of {len(nodes)} done")
+        yield "", lambda width: [("  ", ""), *node_strip(nodes, width - 4)]
+        for node in nodes[:MAX_NODES]:
+            yield fixed_row(f"node:{node.node}", _node_line(node, node.outcome or node.failure or node.phase))
 
-    def _digest(self, plan: Mapping[str, Any]) -> Iterator[Item]:
-        yield ("", heading("DIGEST"))
-        hashes = plan["hashes"]
-        yield row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
-        parts = "   ".join(f"{name} {wording.short(hashes[name])}" for name in ("change", "scope", "policy"))
-        yield row("parts", [("  parts   ", "dim"), (parts, "")])
-        source = plan["source"]
-        yield row(
-            "source",
-            [("  source  ", "dim"), (f"{source.get('kind', '')} {wording.short(source.get('pin', ''))}", "")],
-        )
+    def _digest_items(self, plan: Mapping[str, Any]) -> Iterator[Item]:
+        hashes, source = plan["hashes"], plan["source"]
+        parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
+        pin = f"{source.get('kind', '')} {formatting.short_digest(source.get('pin', ''))}"
+        yield heading("DIGEST")
+        yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
+        yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])
+        yield fixed_row("source", [("  source  ", "dim"), (pin, "")])
 
-    def _changes(self, waiting: Waiting, plan: Mapping[str, Any]) -> Iterator[Item]:
+    def _change_items(self, pending: PendingGate, plan: Mapping[str, Any]) -> Iterator[Item]:
         model = self.console.model
-        earlier = glance.approved_before(model.closed, waiting.rollout.status)
+        earlier = summaries.previous_rollout(model.closed_rollouts, pending.rollout.status)
         before = model.plans.get(earlier["rollout"]) if earlier is not None else None
-        if earlier is not None and before is None:
-            yield row("", [("  asking for the plan before", "dim")])
+        if earlier is None:
+            yield heading("THE PLAN", "no earlier rollout of this plan")
+        elif before is None:
+            yield note_row("loading the previous plan")
             return
-        changes = glance.differences(before, plan)
-        note = (
-            "nothing of this plan was approved before"
-            if earlier is None
-            else f"to {earlier['rollout']}, carried out last"
-        )
-        yield ("", heading("THE PLAN" if before is None else "DIFFERENCES", note))
+        else:
+            yield heading("DIFFERENCES", f"to {earlier['rollout']}, the previous rollout")
+        changes = summaries.diff_plans(before, plan)
         if not changes:
-            yield row("", [("  none: the same content again", "ok")])
-        for path, old, new in changes[:MOST_DIFFERENCES]:
-            short = path.removeprefix("spec.")
-            line: Line = [("  ", ""), (f"{short}: ", "dim")]
+            yield note_row("none: the same content as before")
+        for path, old, new in changes[:MAX_DIFFERENCES]:
+            line: Line = [(f"  {path.removeprefix('spec.')}: ", "dim")]
             if before is not None:
-                line += [(lines.clean(old), "bad"), (" → ", "dim")]
-            yield row(f"path:{path}", [*line, (lines.clean(new), "ok" if before is not None else "")])
+                line += [(lines.sanitize(old), "bad"), (" → ", "dim")]
+            role = "ok" if before is not None else ""
+            yield fixed_row(f"path:{path}", [*line, (lines.sanitize(new), role)])
 
-    def _targets(self, waiting: Waiting) -> Iterator[Item]:
-        rollout = waiting.rollout
-        yield ("", heading("TARGETS", wording.count(rollout.counts["total"], "node")))
+    def _target_items(self, pending: PendingGate) -> Iterator[Item]:
+        rollout = pending.rollout
+        yield heading("TARGETS", formatting.pluralize(rollout.counts["total"], "node"))
         for pool in rollout.pools.values():
-            slots = f"{pool.max_unavailable} at a time"
-            yield row(
-                f"pool:{pool.pool}",
-                [
-                    ("  ", ""),
-                    (fit(pool.pool, 24), ""),
-                    (f"{wording.count(pool.total, 'node'):<12}", ""),
-                    (slots, "dim"),
-                ],
-            )
+            nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"
+            line: Line = [("  ", ""), (fit(pool.pool, 24), ""), (nodes, "")]
+            yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
 
-    def _checks(self, waiting: Waiting, plan: Mapping[str, Any]) -> Iterator[Item]:
-        yield ("", heading("CHECKS", "each node must pass these before it serves again"))
+    def _check_items(self, pending: PendingGate, plan: Mapping[str, Any]) -> Iterator[Item]:
+        rollout, settings = pending.rollout, self.console.model.settings
+        yield heading("CHECKS", "each node must pass these before it serves again")
         for number, check in enumerate(plan["content"]["spec"].get("verify") or ()):
-            yield row(f"check:{number}", [("  ", ""), (lines.clean(_told(check)), "")])
-        settings = self.console.model.settings
-        counted = {} if settings is None else {each["team"]: each["checks"] for each in settings["teams"]}
-        for team in sorted({node.team or "" for node in (waiting.rollout.nodes or {}).values()}):
-            if counted.get(team):
-                yield row(
-                    f"checks:{team}",
-                    [("  ", ""), (f"team {team}: {wording.count(counted[team], 'check')} of its own", "dim")],
-                )
-        for number, looked in enumerate(waiting.rollout.status["looked_at"]):
-            yield row(f"looked:{number}", [("  looked at before: ", ""), (lines.clean(looked), "")])
-        for missing in waiting.rollout.status["not_looked_at"]:
-            yield row(f"not:{missing}", [("  not looked at: ", "warn"), (missing, "warn")])
+            yield fixed_row(f"check:{number}", [("  ", ""), (lines.sanitize(_check_text(check)), "")])
+        counts = {} if settings is None else {each["team"]: each["checks"] for each in settings["teams"]}
+        for team in sorted({node.team or "" for node in (rollout.nodes or {}).values()}):
+            if counts.get(team):
+                own = f"  team {team}: {formatting.pluralize(counts[team], 'check')} of its own"
+                yield fixed_row(f"checks:{team}", [(own, "dim")])
+        for number, probe in enumerate(rollout.status["traffic_probes"]):
+            yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
+        for missing in rollout.status["not_probed"]:
+            yield fixed_row(f"not-probed:{missing}", [(f"  not probed: {lines.sanitize(missing)}", "warn")])
 
 
-def row(key: str, line: Line) -> Item:
-    """Return a row that is the same in every width; the cursor can go everywhere."""
-    return (key or lines.plain(line), fixed(line))
+def fixed_row(key: str, line: Line) -> Item:
+    return key, static_line(line)
 
 
-def _time_of(node: NodeState) -> FailedAt:
+def _failure_key(node: NodeState) -> FailureKey:
     return node.node, node.attempt, node.since
 
 
-def _covered(failed: Sequence[NodeState]) -> str:
-    if not failed:
-        return "no node is failed now; a yes covers what was tried again"
-    more = "" if len(failed) <= MOST_FAILURES else f" {MOST_FAILURES:,}, the others need another"
-    return f"a yes covers these{more}"
-
-
-def _need(name: str, have: int, want: int, who: str) -> Line:
-    enough = have >= want
-    mark: Line = [("  ✓ " if enough else "  ○ ", "ok" if enough else "accent")]
-    return [
-        *mark,
-        (fit(name, 22), "" if enough else "bold"),
-        (f"{have} of {want}  ", "ok" if enough else "accent"),
-        (who, "dim"),
-    ]
-
-
 def _node_line(node: NodeState, text: str) -> Line:
-    glyph, role = look(node)
+    glyph, role = node_glyph(node)
     return [
         (f"  {glyph} ", role),
         (fit(node.node, 16), "bold"),
         (fit(node.team or "", 12), "dim"),
-        (lines.clean(text), role),
+        (lines.sanitize(text), role),
     ]
 
 
-def _told(check: Mapping[str, Any]) -> str:
-    """Return a check as the plan has it, on one line."""
-    return "; ".join(
-        f"{kind}: "
-        + ", ".join(
-            f"{key} {wording.value(key, value)}"
-            for key, value in params.items()
-            if value not in (None, "", [], {})
-        )
-        for kind, params in check.items()
-        if isinstance(params, Mapping)
-    )
+def _check_text(check: Mapping[str, Any]) -> str:
+    """Return a check of the plan on one line: `reachable: within 30s`."""
+    texts = []
+    for kind, params in check.items():
+        if isinstance(params, Mapping):
+            given = {key: value for key, value in params.items() if value not in (None, "", [], {})}
+            values = (f"{key} {formatting.format_plan_value(key, value)}" for key, value in given.items())
+            texts.append(f"{kind}: {', '.join(values)}")
+    return "; ".join(texts)

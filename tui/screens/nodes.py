@@ -1,4 +1,4 @@
-"""All nodes of a rollout in their order, with the reason of each that waits; found by any word."""
+"""The nodes of a rollout with the reasons they wait, filtered by words."""
 
 from __future__ import annotations
 
@@ -7,91 +7,65 @@ from typing import Any
 
 from textual.widget import Widget
 
-from tui import lines, wording
-from tui.lines import Line, fit
-from tui.listing import Banner, Listing
-from tui.page import Page
-from tui.phases import look
-from tui.question import Subject
-from tui.values import BUSY, NodeState, RolloutState
+from tui.formatting import formatting, lines
+from tui.formatting.glyphs import node_glyph
+from tui.formatting.lines import Line, fit
+from tui.operations.confirm import Selection
+from tui.screens.page import RolloutScreen
+from tui.state.values import BUSY_PHASES, NodeState, natural_sort_key
+from tui.widgets.virtual_list import Banner, VirtualList
 
-LEAST_NAME, MOST_NAME = 13, 40
-"""Cells of a node's name: as many as the longest has, within these bounds and a third of the width."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 40
+"""Bounds for the column of node names, which takes a third of the width at most."""
 
-_URGENCY: Mapping[str, int] = {"failed": 0, **dict.fromkeys(BUSY, 1), "pending": 2, "done": 3}
+_PHASE_RANK: Mapping[str, int] = {"failed": 0, **dict.fromkeys(BUSY_PHASES, 1), "pending": 2, "done": 3}
 
-ORDERS: Mapping[str, Callable[[NodeState], Any]] = {
-    "the plan's order": lambda _: 0,
-    "what wants a look first": lambda node: (_URGENCY.get(node.phase, 9), node.since or 0.0),
-    "the latest change first": lambda node: -(node.since or 0.0),
-    "by name": lambda node: node.node,
+SORT_KEYS: Mapping[str, Callable[[NodeState], Any]] = {
+    "plan order": lambda _: 0,
+    "most urgent first": lambda node: (_PHASE_RANK.get(node.phase, 9), node.since or 0.0),
+    "latest change first": lambda node: -(node.since or 0.0),
+    "by name": lambda node: natural_sort_key(node.node),
 }
-"""Ways to sort; equals stay in the plan's order."""
+"""Sort orders; nodes with equal keys stay in plan order."""
 
 
-class NodesPage(Page):
-    """The nodes of one rollout; of one pool, or with one reason, where that is what was opened."""
+class NodesPage(RolloutScreen):
+    """The nodes of a rollout, limited to one pool or to one reason (a `reason_key`) if given."""
 
-    place = "nodes"
+    screen_name = "nodes"
+    filter_label = "show nodes that contain"
 
     def __init__(self, rollout: str, *, pool: str = "", reason: str = "") -> None:
-        super().__init__()
-        self.rollout_id = rollout
+        super().__init__(rollout)
         self.pool = pool
         self.reason = reason
-        self.text = ""
-        self.order = next(iter(ORDERS))
+        self.node_order = next(iter(SORT_KEYS))
 
-    @property
-    def rollout(self) -> RolloutState | None:
-        """The rollout, once it is known."""
-        return self.console.model.rollouts.get(self.rollout_id)
+    def compose_body(self) -> Iterator[Widget]:
+        yield Banner(self._render_head, id="head")
+        yield VirtualList(id="body")
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the heading and the list."""
-        yield Banner(self._head, id="head")
-        yield Listing(id="body")
-
-    def on_mount(self) -> None:
-        """Have the nodes asked for."""
-        self.console.look_at(self.rollout_id)
-
-    def crumbs(self) -> str:
-        """Return whose nodes these are."""
+    def breadcrumb(self) -> str:
         return f"▸ {self.rollout_id} ▸ {self.pool or 'nodes'}"
 
-    def subject(self) -> Subject:
-        """Return the node under the cursor."""
-        rollout, name = self.rollout, self.query_one("#body", Listing).cursor_key
-        node = (rollout.nodes or {}).get(name) if rollout is not None else None
-        return Subject(rollout=rollout, node=node, node_name=name)
+    def selection(self) -> Selection:
+        name = self.body.cursor_key
+        return Selection(rollout=self.rollout, node=self.find_node(name), node_name=name)
 
-    def redraw(self) -> None:
-        """List the nodes that are meant."""
-        self.query_one("#body", Listing).show(NodeRows(self._shown(), self.console.now()))
-        self.query_one("#head", Banner).again()
+    def update_body(self) -> None:
+        self.body.set_rows(NodeRows(self._filtered_nodes(), self.console.now()))
+        self.query_one("#head", Banner).update_lines()
 
     def do_open(self) -> None:
-        """Go to the node under the cursor."""
-        name = self.query_one("#body", Listing).cursor_key
-        if name:
-            self.console.open_node(self.rollout_id, name)
-
-    def do_find(self) -> None:
-        """Ask which nodes are meant."""
-        self.console.ask_text("show nodes that contain", self.text, self._find)
+        if self.body.cursor_key:
+            self.console.open_node(self.rollout_id, self.body.cursor_key)
 
     def do_sort(self) -> None:
-        """Sort in the next way."""
-        ways = list(ORDERS)
-        self.order = ways[(ways.index(self.order) + 1) % len(ways)]
-        self.changed()
+        orders = list(SORT_KEYS)
+        self.node_order = orders[(orders.index(self.node_order) + 1) % len(orders)]
+        self.update_view()
 
-    def _find(self, text: str) -> None:
-        self.text = text
-        self.changed()
-
-    def _shown(self) -> list[NodeState]:
+    def _filtered_nodes(self) -> list[NodeState]:
         rollout = self.rollout
         if rollout is None or rollout.nodes is None:
             return []
@@ -99,66 +73,57 @@ class NodesPage(Page):
         if self.pool in rollout.pools:
             nodes = rollout.pools[self.pool].nodes
         if self.reason:
-            nodes = [each for each in nodes if each.reason is not None and each.reason["text"] == self.reason]
-        words = self.text.lower().split()
-        if words:
-            nodes = [each for each in nodes if all(word in _words(each) for word in words)]
-        return sorted(nodes, key=ORDERS[self.order])
+            nodes = [each for each in nodes if each.waiting_key == self.reason]
+        words = self.filter_text.lower().split()
+        nodes = [each for each in nodes if all(word in _search_text(each) for word in words)]
+        return sorted(nodes, key=SORT_KEYS[self.node_order])
 
-    def _head(self, width: int) -> Sequence[Line]:
-        rollout = self.rollout
+    def _render_head(self, width: int) -> Sequence[Line]:
+        rollout, rows = self.rollout, self.body.rows
         if rollout is None or rollout.nodes is None:
-            return [[(" asking the daemon for the nodes", "dim")]]
-        shown = self.query_one("#body", Listing).rows
-        found = wording.count(len(shown) if shown is not None else 0, "node")
-        why = "".join(
-            [
-                f" of pool {self.pool}" if self.pool else "",
-                f" that wait: {self.reason}" if self.reason else "",
-            ]
-        )
-        text = f", containing “{self.text}”" if self.text else ""
-        return [[(f" {found}{why}{text}, {self.order}", "head")]]
+            return [[(" loading the nodes", "dim")]]
+        pool = f" of pool {self.pool}" if self.pool else ""
+        waiting = (each.reason for each in rollout.nodes.values() if each.waiting_key == self.reason)
+        text = next((reason["text"] for reason in waiting if reason is not None), "none any more")
+        reason = f" that wait: {text}" if self.reason else ""
+        words = f", containing “{self.filter_text}”" if self.filter_text else ""
+        found = formatting.pluralize(len(rows) if rows is not None else 0, "node")
+        return [[(f" {found}{pool}{reason}{words}, {self.node_order}", "head")]]
 
 
-def _words(node: NodeState) -> str:
-    """Return by what a node is found: not by its reason, which may tell of other nodes."""
+def _search_text(node: NodeState) -> str:
+    # Without the reason: it may name other nodes.
     pools = " ".join(node.pools)
     return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}".lower()
 
 
 class NodeRows:
-    """A line per node, drawn when it is seen."""
+    """A line per node, drawn when it is visible."""
 
     def __init__(self, nodes: Sequence[NodeState], now: float) -> None:
         self._nodes = nodes
         self._now = now
-        self._named = lines.column((node.node for node in nodes), LEAST_NAME, MOST_NAME)
+        self._name_width = lines.column_width((node.node for node in nodes), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def key(self, row: int) -> str:
-        """Return the node's name."""
         return self._nodes[row].node
 
-    def draw(self, row: int, width: int) -> Sequence[Line]:
-        """Return the node's line."""
+    def draw(self, row: int, width: int) -> Line:
         node = self._nodes[row]
-        glyph, role = look(node)
-        wide = width >= 110
-        state = node.outcome or node.phase
-        why = node.failure or (node.reason["text"] if node.reason is not None else "")
-        if not why and node.phase == "pending":
-            why = "next"
-        again = f" #{node.attempt}" if node.attempt > 1 else ""
+        glyph, role = node_glyph(node)
+        next_up = "next" if node.phase == "pending" else ""
+        why = node.failure or (node.reason["text"] if node.reason is not None else next_up)
+        attempt = f" #{node.attempt}" if node.attempt > 1 else ""
         line: Line = [
             (f" {glyph} ", role),
-            (fit(node.node, min(self._named, width // 3)) + " ", "bold"),
+            (fit(node.node, min(self._name_width, width // 3)) + " ", "bold"),
             (fit(node.team or "-", 12), ""),
-            (fit(node.wave, 10 if wide else 8), "dim"),
-            (fit(state + again, 16), role),
+            (fit(node.wave, 10 if width >= 110 else 8), "dim"),
+            (fit((node.outcome or node.phase) + attempt, 16), role),
+            (lines.sanitize(why), "bad" if node.phase == "failed" else "dim"),
         ]
-        when = wording.ago(node.since, self._now) if node.phase in BUSY | {"done", "failed"} else ""
-        line.append((lines.clean(why), "bad" if node.phase == "failed" else "dim"))
-        return (lines.beside(line, [(f" {when} ", "dim")] if when else [], width),)
+        age = "" if node.phase == "pending" else formatting.format_age(node.since, self._now)
+        return lines.justify(line, [(f" {age} ", "dim")] if age else [], width)

@@ -1,351 +1,322 @@
-"""One rollout: its waves, what is in flight, why the rest waits, and every pool with its nodes.
+"""One rollout: waves, nodes in flight, reasons for waiting, and pools.
 
-Two halves, one above the other or side by side as the terminal allows: what
-happens now, and the pools.  Pools are drawn only where they are seen, so that
-five hundred of them scroll like five.
+Pools are drawn only where they are visible, so that five hundred scroll like five.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from textual.containers import Container
 from textual.widget import Widget
 
-from rolloutd.control import sentences
-from tui import glance, lines, wording
-from tui.glance import Leg
-from tui.lines import Line, beside, fit
-from tui.listing import Banner, Listing
-from tui.page import Item, Items, Page, fixed, gate_lines, gate_of, heading
-from tui.phases import LOOKS, legend, strip
-from tui.question import Subject
-from tui.screens.fleet import progress
-from tui.values import NodeState, PoolState, RolloutState, Work
+from rolloutd.control import event_text
+from tui.formatting import formatting, lines
+from tui.formatting.glyphs import PHASE_GLYPHS, legend, log_line, node_strip
+from tui.formatting.lines import Line, fit, justify
+from tui.operations.confirm import Selection
+from tui.screens.fleet import rollout_progress_bar
+from tui.screens.page import (
+    Item,
+    ItemRows,
+    RolloutScreen,
+    TwoPanes,
+    find_pending_gate,
+    gate_lines,
+    heading,
+    note_row,
+    static_line,
+)
+from tui.state.values import InFlightNode, NodeState, PoolState, RolloutState, reason_key
+from tui.widgets import summaries
+from tui.widgets.summaries import WaitingGroup, WaveSegment
+from tui.widgets.virtual_list import Banner, VirtualList
 
-WIDE = 132
-"""Cells from which the two halves stand side by side."""
+MAX_NAMED_NODES = 6
+"""Nodes named on a line of nodes with the same reason."""
 
-MOST_NAMED = 6
-"""Nodes named in one line of those that wait for one reason."""
+MIN_IN_FLIGHT = 6
+"""Nodes in flight on the smallest screen, those that started first."""
 
-LEAST_IN_FLIGHT = 6
-"""Nodes in flight that are listed on the smallest screen; the longest at work come first."""
+MAX_GROUPS = 40
+"""Reasons listed; in a fleet of five hundred pools most are alike, and the nodes page has all."""
 
-MOST_GROUPS = 40
-"""Reasons listed; in a fleet of five hundred pools most of them are alike, and the nodes screen has all."""
+POOL_NAME_WIDTH = 24
 
-POOL_NAME = 24
+MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 32
+"""Bounds for the column of node names."""
 
-LEAST_NAME, MOST_NAME = 12, 32
-"""Cells of a node's name: as many as the longest that is listed has, within these bounds."""
+MAX_TAIL_LINES = 10
+"""Log lines of the first failed node."""
+
+MIN_TAIL_LINES, ROWS_BELOW_TAIL = 2, 8
+
+LATE_FACTOR = 1.5
+"""A node in flight is late after so many times the usual duration."""
+
+GATE_GLYPHS = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}
 
 
-class RolloutPage(Page):
-    """The screen of one rollout."""
-
-    place = "rollout"
+class RolloutPage(RolloutScreen, TwoPanes):
+    screen_name = "rollout"
+    panes = ("now", "pools")
     DEFAULT_CSS = """
-    RolloutPage > #body { layout: vertical; }
-    RolloutPage #now { height: 1fr; }
-    RolloutPage #pools { height: 1fr; }
-    RolloutPage.-wide > #body { layout: horizontal; }
-    RolloutPage.-wide #now { width: 1fr; height: 100%; }
-    RolloutPage.-wide #pools { width: 1fr; height: 100%; }
+    RolloutPage #now { height: 1fr; width: 1fr; }
+    RolloutPage #pools { height: 1fr; width: 1fr; }
     """
 
     def __init__(self, rollout: str) -> None:
-        super().__init__()
-        self.rollout_id = rollout
+        super().__init__(rollout)
+        self._log_tail: list[dict[str, Any]] = []
+        self._log_tail_of: tuple[str, int] | None = None
 
-    @property
-    def rollout(self) -> RolloutState | None:
-        """The rollout, once it is known."""
-        return self.console.model.rollouts.get(self.rollout_id)
+    def compose_body(self) -> Iterator[Widget]:
+        yield Banner(self._render_head, id="head", height=3)
+        yield Container(VirtualList(id="now", pin_cursor_to_top=True), VirtualList(id="pools"), id="body")
 
-    def body(self) -> Iterator[Widget]:
-        """Yield the head and the two halves."""
-        yield Banner(self._head, id="head", lines=3)
-        yield Container(Listing(id="now", rests_on_top=True), Listing(id="pools"), id="body")
+    def selection(self) -> Selection:
+        kind, _, name = self.query_one("#now", VirtualList).cursor_key.partition(":")
+        name = name if kind == "node" else ""
+        gate = find_pending_gate(self, self.rollout)
+        return Selection(rollout=self.rollout, gate=gate, node=self.find_node(name), node_name=name)
 
-    def on_mount(self) -> None:
-        """Have the nodes asked for."""
-        self.console.look_at(self.rollout_id)
-
-    def on_resize(self) -> None:
-        """Stand the halves side by side where there is room."""
-        self.set_class(self.size.width >= WIDE, "-wide")
-
-    def crumbs(self) -> str:
-        """Return the rollout's id."""
-        return f"▸ {self.rollout_id}"
-
-    def subject(self) -> Subject:
-        """Return the rollout, its gate that waits, and the node under the cursor."""
-        rollout = self.rollout
-        name = self._chosen_node()
-        node = (rollout.nodes or {}).get(name) if rollout is not None else None
-        return Subject(rollout=rollout, gate=gate_of(self, rollout), node=node, node_name=name)
-
-    def redraw(self) -> None:
-        """Draw the head and both halves anew."""
-        self.query_one("#head", Banner).again()
-        rollout = self.rollout
-        if rollout is None:
-            self.query_one("#now", Listing).show(Items([("", fixed([("  waiting for the daemon", "dim")]))]))
-            return
-        self.query_one("#now", Listing).show(Items(list(self._now(rollout))))
-        pools = self.query_one("#pools", Listing)
-        pools.show(PoolRows(rollout))
-        pools.take(all_there_is=self.has_class("-wide"))
-
-    # -- moves
+    def update_body(self) -> None:
+        self.query_one("#head", Banner).update_lines()
+        rollout, pools = self.rollout, self.query_one("#pools", VirtualList)
+        items = (
+            [note_row("waiting for the daemon")] if rollout is None else list(self._current_items(rollout))
+        )
+        self.query_one("#now", VirtualList).set_rows(ItemRows(items))
+        if rollout is not None:
+            pools.set_rows(PoolRows(rollout))
+            pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
-        """Go to the node, the nodes that wait, or the pool under the cursor."""
-        if self.query_one("#pools").has_focus:
-            key = self.query_one("#pools", Listing).cursor_key
-            self.console.open_nodes(self.rollout_id, pool=key.removeprefix("pool:"))
-            return
-        key = self.query_one("#now", Listing).cursor_key
-        kind, _, name = key.partition(":")
+        focused = "#pools" if self.query_one("#pools").has_focus else "#now"
+        kind, _, name = self.query_one(focused, VirtualList).cursor_key.partition(":")
         match kind:
             case "node":
                 self.console.open_node(self.rollout_id, name)
-            case "why":
+            case "reason":
                 self.console.open_nodes(self.rollout_id, reason=name)
             case "gate":
                 self.console.open_gate(name)
+            case "pool":
+                self.console.open_nodes(self.rollout_id, pool=name)
             case _:
                 self.console.open_nodes(self.rollout_id)
 
     def do_nodes(self) -> None:
-        """Show all nodes."""
         self.console.open_nodes(self.rollout_id)
 
-    def do_next_pane(self) -> None:
-        """Give the keys to the other half."""
-        other = "#now" if self.query_one("#pools").has_focus else "#pools"
-        self.query_one(other).focus()
+    # -- the log of the first failure
 
-    def _chosen_node(self) -> str:
-        key = self.query_one("#now", Listing).cursor_key
-        return key.removeprefix("node:") if key.startswith("node:") else ""
+    def _request_log_tail(self, node: NodeState) -> None:
+        wanted = (node.node, node.attempt)
+        if wanted != self._log_tail_of:
+            self._log_tail_of, self._log_tail = wanted, []
+            self.run_worker(self._fetch_log_tail(*wanted), group="log-tail", exclusive=True)
+
+    async def _fetch_log_tail(self, node: str, attempt: int) -> None:
+        response = await self.console.fetch_log_tail(self.rollout_id, node, attempt, MAX_TAIL_LINES)
+        if response.result is not None:
+            self._log_tail = response.result
+        elif response.unreachable is not None:
+            self._log_tail_of = None
+        self.update_view()
 
     # -- the head
 
-    def _head(self, width: int) -> Sequence[Line]:
-        rollout, now = self.rollout, self.console.now()
+    def _render_head(self, width: int) -> Sequence[Line]:
+        rollout, now, model = self.rollout, self.console.now(), self.console.model
         if rollout is None:
             return [[], [], []]
-        glyph, role = glance.STATE_LOOKS.get(rollout.state, ("?", "warn"))
-        seen = self.console.survey(rollout)
-        status, counts = rollout.status, rollout.counts
-        said, lacking = glance.sentence(self.console.model, rollout, now)
-        stands = rollout.state.replace("-", " ")
-        texts = lines.wrapped(said if said.startswith(stands) else f"{stands}: {said}", width - 4, 2)
-        sentence: list[Line] = [
-            [(f" {glyph} " if number == 0 else "   ", role), (text, role if number == 0 else "")]
-            for number, text in enumerate(texts)
+        glyph, role = summaries.STATE_GLYPHS.get(rollout.state, ("?", "warn"))
+        sentence, missing_votes = summaries.describe_status_with_state(model, rollout, now)
+        head: list[Line] = [
+            [(f"   {text}", "") if number else (f" {glyph} {text}", role)]
+            for number, text in enumerate(lines.wrap_text(sentence, width - 4, 2))
         ]
-        rate = glance.rate(rollout, seen, now)
-        wanted = counts["total"] - counts["skipped"]
+        head[-1] = justify(head[-1], [(f"  {missing_votes} ", "accent")] if missing_votes else [], width)
+        summary = self.console.node_summary(rollout)
+        rate, eta = summaries.completion_rate(rollout, summary, now), summaries.format_eta(rollout, now)
+        right = (f"{rate:,.0f}/h " if rate is not None else "") + (f"~{eta} left " if eta else "")
+        status, counts = rollout.status, rollout.counts
         numbers = (
-            f" {wording.percent(rollout.percent)}  {counts['done']:,} of {wanted:,} done"
+            f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} done"
             + (f", {counts['failed']:,} failed" if counts["failed"] else "")
             + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
             + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
         )
-        right = "".join([f"{rate:,.0f}/h " if rate is not None else "", _eta(rollout, now)])
-        far: Line = [
-            (" ", ""),
-            *progress(rollout, max(8, width - len(numbers) - len(right) - 3)),
-            (numbers, ""),
-        ]
-        owner = f"plan {status['plan']} of {status['owner']}, by {status['submitted_by']} "
-        digest: Line = [("digest ", "dim"), (wording.short(status["digest"]), "digest"), (" ", "")]
-        legs = glance.legs(rollout, seen, self.console.model.plans.get(rollout.id), now)
-        sentence[-1] = beside(sentence[-1], [(f"  {lacking} ", "accent")] if lacking else [], width)
+        bar = rollout_progress_bar(rollout, max(8, width - len(numbers) - len(right) - 3))
+        segments = summaries.wave_segments(rollout, summary, model.plans.get(rollout.id), now)
+        owner = f" plan {status['plan']} of {status['owner']}, by {status['submitted_by']} "
+        digest: Line = [("digest ", "dim"), (formatting.short_digest(status["digest"]) + " ", "digest")]
         return [
-            *sentence,
-            beside(far, [(right, "dim")], width),
-            timeline(legs),
-            beside([(f" {owner}", "dim")], digest, width),
+            *head,
+            justify([(" ", ""), *bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width),
+            timeline(segments),
+            justify([(owner, "dim")], digest, width),
         ]
 
-    # -- what happens now
+    # -- the pane of what happens now
 
-    def _now(self, rollout: RolloutState) -> Iterator[Item]:
-        waiting = gate_of(self, rollout)
-        if waiting is not None:
-            for number, line in enumerate(
-                gate_lines(self, waiting, max(20, self.query_one("#now").size.width - 2))
-            ):
-                yield (f"gate:{waiting.key}" if number == 0 else "", fixed(line))
-        failed = self.console.survey(rollout).failed
-        if failed:
-            width = lines.column((node.node for node in failed), LEAST_NAME, MOST_NAME)
-            yield ("", heading("FAILED", str(len(failed))))
-            for node in failed:
-                yield (f"node:{node.node}", _failed_row(node, width))
-        yield ("", heading("IN FLIGHT", f"{len(rollout.in_flight)}"))
-        now = self.console.now()
-        works = sorted(rollout.in_flight.values(), key=lambda each: each.began or each.since)
-        shown = works[: self._most_in_flight()]
-        width = lines.column((work.node for work in shown), LEAST_NAME, MOST_NAME)
-        for work in shown:
-            yield (f"node:{work.node}", work_row(work, rollout.status["expected_s"], now, width))
-        if len(shown) < len(works):
-            yield ("", fixed([(f"   and {len(works) - len(shown)} later ones: n shows all nodes", "dim")]))
-        if not works:
-            yield ("", fixed([("  nothing", "dim")]))
+    def _current_items(self, rollout: RolloutState) -> Iterator[Item]:
+        pane = self.query_one("#now", VirtualList).size
+        # A failure stands above its gate: a user reads what failed before approving it.
+        yield from self._failed_items(rollout, pane.height)
+        pending = find_pending_gate(self, rollout)
+        if pending is not None:
+            for number, line in enumerate(gate_lines(self, pending, max(20, pane.width - 2))):
+                yield "" if number else f"gate:{pending.key}", static_line(line)
+        in_flight = sorted(rollout.in_flight.values(), key=lambda each: each.started_at or each.since)
+        yield heading("IN FLIGHT", str(len(in_flight)))
+        # Leave a third of the pane for the reasons why the other nodes wait.
+        shown = in_flight[: max(MIN_IN_FLIGHT, pane.height * 2 // 3)]
+        width = lines.column_width((each.node for each in shown), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
+        for each in shown:
+            row = in_flight_row(each, rollout.status["expected_s"], self.console.now(), width)
+            yield f"node:{each.node}", row
+        if len(shown) < len(in_flight):
+            yield note_row(f" and {len(in_flight) - len(shown)} more: n shows all nodes")
+        if not in_flight:
+            yield note_row("nothing")
         if not rollout.is_closed:
-            yield from self._waits(rollout)
+            yield from self._waiting_items(rollout)
 
-    def _most_in_flight(self) -> int:
-        """Return how many nodes in flight leave room for why the others wait."""
-        return max(LEAST_IN_FLIGHT, self.query_one("#now").size.height * 2 // 3)
+    def _failed_items(self, rollout: RolloutState, height: int) -> Iterator[Item]:
+        failed = self.console.node_summary(rollout).failed
+        if not failed:
+            return
+        self._request_log_tail(failed[0])
+        width = lines.column_width((node.node for node in failed), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
+        yield heading("FAILED", f"{len(failed)}: r retry, s skip, b roll back")
+        for number, node in enumerate(failed):
+            yield f"node:{node.node}", _failed_row(node, width)
+            if number == 0:
+                # On a small screen the gate and the nodes in flight must stay visible below.
+                for line in self._log_tail[-max(MIN_TAIL_LINES, height - ROWS_BELOW_TAIL) :]:
+                    yield "", static_line([("   ", ""), *log_line(line)])
 
-    def _waits(self, rollout: RolloutState) -> Iterator[Item]:
+    def _waiting_items(self, rollout: RolloutState) -> Iterator[Item]:
         if rollout.nodes is None:
-            yield ("", heading("WAITING"))
-            yield ("", fixed([("  asking the daemon", "dim")]))
+            yield heading("WAITING")
+            yield note_row("loading")
             return
-        seen = self.console.survey(rollout)
-        groups, ready = seen.groups, seen.ready
-        number = sum(len(group.nodes) for group in groups) + len(ready)
-        if not number:
+        summary, reason = self.console.node_summary(rollout), rollout.status["reason"]
+        groups, ready = summary.waiting_groups, summary.ready
+        if not groups and not ready:
             return
-        yield ("", heading("WAITING", str(number)))
+        yield heading("WAITING", str(sum(len(group.nodes) for group in groups) + len(ready)))
         if ready:
-            names = ", ".join(ready[:MOST_NAMED]) + (" …" if len(ready) > MOST_NAMED else "")
-            yield (f"node:{ready[0]}", fixed([(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]))
-        for group in groups[:MOST_GROUPS]:
-            names = ", ".join(group.nodes[:MOST_NAMED]) + (" …" if len(group.nodes) > MOST_NAMED else "")
-            reason = rollout.status["reason"]
-            same = reason is not None and reason["text"] == group.text
-            text = f"as the whole rollout is {rollout.state.replace('-', ' ')}" if same else group.text
-            yield (f"why:{group.text}", _group_row(len(group.nodes), text, names))
-        if len(groups) > MOST_GROUPS:
-            yield (
-                "",
-                fixed([(f"      and {len(groups) - MOST_GROUPS} more reasons: n shows all nodes", "dim")]),
-            )
+            names = formatting.join_first(ready, MAX_NAMED_NODES)
+            text: Line = [(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]
+            yield f"node:{ready[0]}", static_line(text)
+        for group in groups[:MAX_GROUPS]:
+            is_same = reason is not None and reason_key(reason) == group.key
+            state = f"as the whole rollout is {rollout.state.replace('-', ' ')}" if is_same else ""
+            yield f"reason:{group.key}", _group_row(group, state or group.text)
+        if len(groups) > MAX_GROUPS:
+            yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 
 
 class PoolRows:
-    """A line per pool, drawn when it is seen; the first line says what the glyphs mean."""
+    """A line per pool, below a heading and the legend of the glyphs."""
 
     def __init__(self, rollout: RolloutState) -> None:
         self._pools = list(rollout.pools.values())
-        self._known = rollout.nodes is not None
+        self._nodes_known = rollout.nodes is not None
 
     def __len__(self) -> int:
         return len(self._pools) + 2
 
     def key(self, row: int) -> str:
-        """Return the pool's name."""
         return "" if row < 2 else f"pool:{self._pools[row - 2].pool}"
 
-    def draw(self, row: int, width: int) -> Sequence[Line]:
-        """Return a heading or a pool."""
+    def draw(self, row: int, width: int) -> Line:
         if row == 0:
-            return (heading("POOLS", str(len(self._pools)))(width),)
+            return heading("POOLS", str(len(self._pools)))[1](width)
         if row == 1:
-            return ([(" ", ""), *legend(width - 1)],)
-        return (pool_line(self._pools[row - 2], width, nodes_known=self._known),)
+            return [(" ", ""), *legend(width - 1)]
+        return pool_line(self._pools[row - 2], width, nodes_known=self._nodes_known)
 
 
 def pool_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
-    """Return a pool: its strip, its slots in use, and how far it is."""
-    name = fit(pool.pool, min(POOL_NAME, max(10, width // 4)))
-    taken = pool.in_flight + pool.failed
-    slots = f"{taken}/{pool.max_unavailable}"
-    tail = f" {pool.done:,}/{pool.total:,} "
-    room = width - lines.width_of([(name, "")]) - len(slots) - len(tail) - 4
-    cells = strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
-    failed: Line = [(" ✗", "bad")] if pool.failed else [("  ", "")]
-    role = "warn" if taken >= pool.max_unavailable else "" if taken else "dim"
+    """Return a pool: its nodes as a strip, its used slots, and its progress."""
+    name = fit(pool.pool, min(POOL_NAME_WIDTH, max(10, width // 4)))
+    used = pool.in_flight + pool.failed + pool.other_down
+    slots = f"{used}/{pool.max_unavailable}"
+    progress = f" {pool.done:,}/{pool.total:,} "
+    room = width - lines.line_width([(name, "")]) - len(slots) - len(progress) - 4
+    cells = node_strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
+    role = "warn" if used >= pool.max_unavailable else "" if used else "dim"
     right: Line = [
-        *failed,
-        (fit(slots, 5, right=True), role),
-        (fit(tail, 10, right=True), "ok" if pool.done == pool.total else ""),
+        (" ✗" if pool.failed else "  ", "bad"),
+        (fit(slots, 5, align_right=True), role),
+        (fit(progress, 10, align_right=True), "ok" if pool.done == pool.total else ""),
     ]
-    return beside([(name, ""), (" ", ""), *cells], right, width)
+    return justify([(name, ""), (" ", ""), *cells], right, width)
 
 
-def timeline(legs: Sequence[Leg]) -> Line:
-    """Return the waves in a row: done, soaking, waiting at a gate, to come."""
+def timeline(segments: Sequence[WaveSegment]) -> Line:
+    """Return the waves in a row with their soaks and gates."""
     line: Line = [(" ", "")]
-    for number, leg in enumerate(legs):
+    for number, segment in enumerate(segments):
         if number:
             line.append((" ─ ", "faint"))
-        over = leg.total > 0 and leg.done == leg.total
-        role = "bad" if leg.failed else "ok" if over else "bold" if leg.is_current else "dim"
-        mark = "✗ " if leg.failed else "✓ " if over else "▸ " if leg.is_current else ""
-        line.append((f"{mark}{leg.wave} {leg.done}/{leg.total}", role))
-        if leg.soak_left is not None:
-            line.append((f" ─ ◷ soaks {wording.clock(leg.soak_left)}", "run"))
-        elif leg.soak_s:
-            line.append((f" ─ soak {wording.span(leg.soak_s)}", "dim"))
-        if leg.gate is not None:
-            line += [(" ─ ", "faint"), _gate_mark(leg.gate["state"], leg.gate["gate"])]
+        is_done = segment.total > 0 and segment.done == segment.total
+        role = "bad" if segment.failed else "ok" if is_done else "bold" if segment.is_current else "dim"
+        mark = "✗ " if segment.failed else "✓ " if is_done else "▸ " if segment.is_current else ""
+        line.append((f"{mark}{segment.wave} {segment.done}/{segment.total}", role))
+        if segment.soak_remaining is not None:
+            line.append((f" ─ ◷ soaks {formatting.format_clock(segment.soak_remaining)}", "run"))
+        elif segment.soak_s:
+            line.append((f" ─ soak {formatting.format_duration(segment.soak_s)}", "dim"))
+        if segment.gate is not None:
+            glyph, role = GATE_GLYPHS.get(segment.gate["state"], ("○", "dim"))
+            line += [(" ─ ", "faint"), (f"{glyph} {segment.gate['gate']}", role)]
     return line
 
 
-def _gate_mark(state: str, name: str) -> tuple[str, str]:
-    glyph, role = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}.get(
-        state, ("○", "dim")
-    )
-    return (f"{glyph} {name}", role)
-
-
-def work_row(work: Work, usual_s: float, now: float, named: int) -> Callable[[int], Line]:
-    """Return how to draw a node in flight: phase, step, task, and its time against the usual."""
+def in_flight_row(
+    in_flight: InFlightNode, expected_s: float, now: float, name_width: int
+) -> Callable[[int], Line]:
+    """Return a function that draws phase, step, task, and the time against the usual time."""
+    glyph, role = PHASE_GLYPHS.get(in_flight.phase, ("?", "warn"))
+    took = max(0.0, now - (in_flight.started_at or in_flight.since))
+    times: Line = [
+        (f" {formatting.format_clock(took)}", "warn" if took > expected_s * LATE_FACTOR else ""),
+        (f" of ~{formatting.format_clock(expected_s)} ", "dim"),
+    ]
+    task = lines.sanitize(in_flight.task) or event_text.step_label(in_flight.step) or "…"
 
     def draw(width: int) -> Line:
-        glyph, role = LOOKS.get(work.phase, ("?", "warn"))
-        took = max(0.0, now - (work.began or work.since))
-        late = took > usual_s * 1.5
-        wide = width >= 76
-        times: Line = [
-            (wording.clock(took), "warn" if late else ""),
-            (f" of ~{wording.clock(usual_s)} ", "dim"),
-        ]
-        step = sentences.step_name(work.step) or "…"
-        share = f"{work.percent:>3.0f} % " if work.percent is not None else ""
-        gauge = (
-            lines.bar([((work.percent or 0.0) / 100, role)], 10 if width >= 100 else 6)
-            if wide and work.percent is not None
-            else []
-        )
         left: Line = [
             (f" {glyph} ", role),
-            (fit(work.node, min(named, max(LEAST_NAME, width // 4))), "bold"),
-            (f" {work.phase:<12}", role),
-            *gauge,
-            (f" {share}" if share else "", ""),
-            (lines.clean(work.task) or step, ""),
+            (fit(in_flight.node, min(name_width, max(MIN_NAME_WIDTH, width // 4))), "bold"),
+            (f" {in_flight.phase:<12}", role),
         ]
-        return beside(left, times, width)
+        if in_flight.percent is not None:
+            if width >= 76:
+                gauge_width = 10 if width >= 100 else 6
+                left += lines.progress_bar([(in_flight.percent / 100, role)], gauge_width)
+            left.append((f" {in_flight.percent:>3.0f} % ", ""))
+        return justify([*left, (task, "")], times, width)
 
     return draw
 
 
-def _failed_row(node: NodeState, named: int) -> Callable[[int], Line]:
-    again = f" (attempt {node.attempt})" if node.attempt > 1 else ""
-    text = f" {lines.clean(node.failure or 'it failed')}{again}"
+def _failed_row(node: NodeState, name_width: int) -> Callable[[int], Line]:
+    attempt = f" (attempt {node.attempt})" if node.attempt > 1 else ""
     return lambda width: [
         (" ✗ ", "bad"),
-        (fit(node.node, min(named, max(LEAST_NAME, width // 3))), "bold"),
-        (text, "bad"),
+        (fit(node.node, min(name_width, max(MIN_NAME_WIDTH, width // 3))), "bold"),
+        (f" {lines.sanitize(node.failure or 'it failed')}{attempt}", "bad"),
     ]
 
 
-def _group_row(number: int, text: str, names: str) -> Callable[[int], Line]:
-    return fixed([(f"{number:>5} ", "bold"), (lines.clean(text), ""), (f"  {names}", "dim")])
-
-
-def _eta(rollout: RolloutState, now: float) -> str:
-    eta = glance.eta(rollout, now)
-    return f"~{eta} left " if eta else ""
+def _group_row(group: WaitingGroup, text: str) -> Callable[[int], Line]:
+    names = formatting.join_first(group.nodes, MAX_NAMED_NODES)
+    count: Line = [(f"{len(group.nodes):>5} ", "bold")]
+    return static_line([*count, (lines.sanitize(text), ""), (f"  {names}", "dim")])

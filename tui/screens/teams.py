@@ -1,84 +1,62 @@
-"""The teams, their members, and the limits: who may do what here, and how much at once."""
+"""The user, the teams with their members, the limits, and the daemon."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tui import lines, wording
-from tui.lines import Line, fit
-from tui.page import Item, Page, fixed, heading
-from tui.values import instant
+from rolloutd.control import wire_fleet
+from tui.formatting import formatting, lines
+from tui.formatting.lines import fit
+from tui.screens.page import Item, Page, heading, note_row, static_line
+from tui.state.values import parse_timestamp
 
 
 class TeamsPage(Page):
-    """Ourselves, the teams, the daemon and its limits."""
+    screen_name = "teams"
 
-    place = "teams"
-
-    def items(self) -> Iterator[Item]:
-        """Yield everything anew."""
+    def build_items(self) -> Iterator[Item]:
         model = self.console.model
-        me, settings, health = model.me, model.settings, model.health
+        me, settings, health = model.current_user, model.settings, model.health
         if me is None or settings is None or health is None:
-            yield ("", fixed([("  asking the daemon", "dim")]))
+            yield note_row("loading")
             return
-        yield ("", heading("YOU", "as the socket says"))
-        yield _line("you", me["user"], f"uid {me['uid']}{', admin' if me['admin'] else ''}")
-        yield _line(
-            "my-teams",
-            "teams",
-            ", ".join(me["teams"]) or "none: you may look at everything and change nothing",
-        )
-        yield ("", heading("TEAMS", str(len(settings["teams"]))))
+        yield heading("YOU", "as the socket reports")
+        yield _field_row("you", me["user"], f"uid {me['uid']}{', admin' if me['admin'] else ''}")
+        my_teams = ", ".join(me["teams"]) or "none: you may read everything and change nothing"
+        yield _field_row("my-teams", "teams", my_teams)
+        yield heading("TEAMS", str(len(settings["teams"])))
         for team in settings["teams"]:
-            yield (
-                f"team:{team['team']}",
-                _team(
-                    team["team"],
-                    team["members"],
-                    team["checks"],
-                    team["windows"],
-                    is_mine=team["team"] in me["teams"],
-                ),
-            )
-        yield _line("admins", "admins", ", ".join(settings["admins"]))
-        yield ("", heading("LIMITS"))
-        yield _line(
-            "most", "at once", f"{wording.count(settings['max_parallel'], 'node')}, all rollouts together"
-        )
+            yield _team_row(team, is_mine=team["team"] in me["teams"])
+        yield _field_row("admins", "admins", ", ".join(settings["admins"]))
+        yield heading("LIMITS")
+        max_parallel = formatting.pluralize(settings["max_parallel"], "node")
+        yield _field_row("max-parallel", "in parallel", f"{max_parallel}, all rollouts together")
         for key in settings["pools"]:
-            yield _line(
-                f"key:{key['key']}",
-                f"pools by {key['key']}",
-                f"{key['max_unavailable']} down at a time, unless a pool has its own",
-            )
-        yield ("", heading("DAEMON"))
-        began = wording.ago(instant(health["since"]), self.console.now())
-        yield _line(
-            "version",
-            "rolloutd",
-            f"{health['version']}, process {health['pid']}, epoch {health['epoch']}, began {began}",
-        )
-        mode = "decides and explains, does nothing" if health["observe_only"] else "acts"
-        yield _line("mode", "mode", mode)
-        yield _line("socket", "socket", self.console.client.path)
-        yield _line("trouble", "trouble", model.trouble or "none")
+            budget = f"{key['max_unavailable']} down at a time, unless a pool has its own budget"
+            yield _field_row(f"key:{key['key']}", f"pools by {key['key']}", budget)
+        yield heading("DAEMON")
+        started = formatting.format_age(parse_timestamp(health["since"]), self.console.now())
+        version = f"{health['version']}, process {health['pid']}, epoch {health['epoch']}, started {started}"
+        yield _field_row("version", "rolloutd", version)
+        mode = "observe only: decides and explains, changes nothing" if health["observe_only"] else "active"
+        yield _field_row("mode", "mode", mode)
+        yield _field_row("socket", "socket", self.console.client.path)
+        yield _field_row("error", "error", model.daemon_error or "none")
 
 
-def _line(key: str, name: str, text: str) -> Item:
-    return (key, fixed([("  ", ""), (fit(name, 20), "bold"), (lines.clean(text), "")]))
+def _field_row(key: str, name: str, text: str) -> Item:
+    return key, static_line([("  ", ""), (fit(name, 20), "bold"), (lines.sanitize(text), "")])
 
 
-def _team(
-    name: str, members: list[str], checks: int, windows: int, *, is_mine: bool
-) -> Callable[[int], Line]:
-    own = [wording.count(number, what) for number, what in ((checks, "check"), (windows, "window")) if number]
-    mark: Line = [("● ", "ok")] if is_mine else [("  ", "")]
-    return fixed(
+def _team_row(team: wire_fleet.TeamSummary, *, is_mine: bool) -> Item:
+    counts = (("check", team["checks"]), ("window", team["windows"]))
+    own = ", ".join(formatting.pluralize(number, noun) for noun, number in counts if number)
+    members = ", ".join(team["members"]) or "no members: cannot vote"
+    return f"team:{team['team']}", static_line(
         [
-            *mark,
-            (fit(name, 20), "bold"),
-            (fit(", ".join(members) or "nobody: nobody can vote for it", 32), ""),
-            (f"  {', '.join(own)}", "dim"),
+            ("● " if is_mine else "  ", "ok"),
+            (fit(team["team"], 20), "bold"),
+            (fit(members, 32), ""),
+            (f"  {own}", "dim"),
         ]
     )

@@ -1,8 +1,7 @@
-"""What a run is given: its environment, its inventory and the script that stands for ssh.
+"""Environment, inventory and ssh wrapper of a run.
 
-The tree's own ansible.cfg is honoured; where the environment must override it
-(callback path, control sockets, remote tmp) what it says is joined or kept.
-Secrets reach a run only through its inventory and variables files.
+The tree's ansible.cfg applies; where the environment must override it (callback path, control sockets, remote
+tmp), its values are merged.  Secrets reach a run only through its inventory and variables files.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rolloutd.ports import GROUPS
+from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABLE
+from rolloutd.ports import GROUPS, ConnectionDefaults
 
-CALLBACKS = Path(__file__).parent / "callback"
+CALLBACK_DIR = Path(__file__).parent / "callback"
 
-PASSED_ON = (
+INHERITED_VARIABLES = (
     "PATH",
     "HOME",
     "USER",
@@ -33,32 +33,31 @@ PASSED_ON = (
     "ANSIBLE_VAULT_IDENTITY_LIST",
     "ANSIBLE_VAULT_PASSWORD_FILE",
 )
-"""All that a run inherits from the daemon: where programs and keys are, never a key itself."""
+"""Variables that a run inherits from the daemon: paths of programs and keys, never a key itself."""
 
 DEFAULT_REMOTE_TMP = "~/.ansible/tmp"
-DEFAULT_CALLBACKS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
+DEFAULT_CALLBACK_PATHS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
 """Ansible's own defaults, which our environment would otherwise replace."""
 
-OWN_VARIABLES = (
+RESERVED_HOST_VARIABLES = (
     "ansible_control_path",
     "ansible_control_path_dir",
     "ansible_remote_tmp",
     "ansible_ssh_executable",
     GROUPS,
 )
-"""Host variables that stronger than the environment would send a run's sockets and marks elsewhere.
+"""Host variables that would override the run's sockets and marks, and rolloutd's own variable for groups."""
 
-And the groups, which stand in the inventory as what they are.
-"""
-
-SSH_SCRIPT = """\
+SSH_WRAPPER_TEMPLATE = """\
 #!/bin/sh
 # Stands for ssh in one run of rolloutd: the remote command gets a parent whose
-# command line names the run, so that the node can be asked what is left of it,
-# and that removes the run's temporary directory whenever it is empty.  It outlives
-# a lost connection as long as the command does, and lets the command die of it.
-# A raw command is the login shell's own and stays in its language.
-tidy='trap : HUP; "$@"; status=$?; {tidy}; exit $status'
+# command line, environment and control group name the run, so that the node can
+# be asked what is left of it, and that removes the run's temporary directory
+# whenever it is empty.  It outlives a lost connection as long as the command
+# does, and lets the command die of it.  A raw command is the login shell's own
+# and stays in its language.  Where a command becomes another user, sudo drops the
+# environment and root may use control groups, so it is marked there again.
+tidy='{enter}; trap : HUP; "$@"; status=$?; {tidy}; {leave}; exit $status'
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac
 done
@@ -68,8 +67,13 @@ for argument do
     left=$((left - 1))
     if [ "$left" -eq 0 ]; then
         case $argument in
+        *"echo BECOME-SUCCESS-"*)
+            before=${{argument%%"echo BECOME-SUCCESS-"*}}
+            argument="$before"'{enter}; '"${{argument#"$before"}}" ;;
+        esac
+        case $argument in
         /*" -c "*) argument="/bin/sh -c '$tidy' {mark} $argument" ;;
-        *) argument=": {mark}; trap : HUP; $argument" ;;
+        *) argument=": {mark}; /bin/sh -c '{enter_parent}'; export {exported}; trap : HUP; $argument" ;;
         esac
     fi
     set -- "$@" "$argument"
@@ -79,24 +83,15 @@ exec {ssh} "$@"
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
-    """How nodes are reached where the inventory says nothing."""
-
-    known_hosts: Path | None = None
-    user: str | None = None
-    key_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TreeConfig:
-    """What the ansible.cfg that holds for a tree says of the things we must join."""
+    """The ansible.cfg that applies to a tree."""
 
     path: Path | None
     values: Mapping[str, Mapping[str, str]]
 
     @classmethod
-    def of(cls, tree: Path) -> TreeConfig:
-        """Read the file that Ansible would read; an unreadable one is left for Ansible to complain of."""
+    def load(cls, tree: Path) -> TreeConfig:
+        """Read the file that Ansible reads; Ansible itself reports an unreadable one."""
         for path in (
             tree / "ansible.cfg",
             Path("~/.ansible.cfg").expanduser(),
@@ -107,117 +102,130 @@ class TreeConfig:
         return cls(None, {})
 
     def get(self, section: str, key: str) -> str | None:
-        """Return a setting as it is written."""
         return self.values.get(section, {}).get(key) or None
 
     @property
     def common_args(self) -> str:
-        """The arguments of ssh that hold where a host has none of its own."""
+        """The ssh arguments of hosts without their own."""
         return self.get("ssh_connection", "ssh_common_args") or ""
 
     def callback_paths(self) -> str:
-        """Return the directories of callback plugins that hold without us."""
-        said = self.get("defaults", "callback_plugins")
-        if said is None or self.path is None:
-            return DEFAULT_CALLBACKS
+        """Return the directories of callback plugins without ours."""
+        configured = self.get("defaults", "callback_plugins")
+        if configured is None or self.path is None:
+            return DEFAULT_CALLBACK_PATHS
         base = self.path.parent
         return ":".join(
             part if part.startswith(("/", "~", "$", "{")) else str(base / part)
-            for part in said.split(":")
+            for part in configured.split(":")
             if part
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where one run keeps its things on this machine."""
+class RunPaths:
+    """One run's paths on this machine."""
 
-    run: str
+    run_id: str
     events: Path
     local_tmp: Path
     sockets: Path
-    ssh: Path | None
+    ssh_wrapper: Path | None
 
 
-def environment(places: Places, config: TreeConfig) -> dict[str, str]:
-    """Return the whole environment of a run."""
-    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    passed.setdefault("HOME", pwd.getpwuid(os.geteuid()).pw_dir)
+def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    inherited.setdefault("HOME", pwd.getpwuid(os.geteuid()).pw_dir)
     own = {
         "LC_ALL": "C.UTF-8",
-        "ROLLOUTD_RUN": places.run,
-        "ROLLOUTD_RUN_DIR": str(places.events.parent),
-        "ROLLOUTD_EVENTS": str(places.events),
-        "ANSIBLE_CALLBACK_PLUGINS": f"{config.callback_paths()}:{CALLBACKS}",
+        "ROLLOUTD_RUN": paths.run_id,
+        "ROLLOUTD_RUN_DIR": str(paths.events.parent),
+        "ROLLOUTD_EVENTS": str(paths.events),
+        "ANSIBLE_CALLBACK_PLUGINS": f"{config.callback_paths()}:{CALLBACK_DIR}",
         "ANSIBLE_INVENTORY_ENABLED": "yaml",
-        "ANSIBLE_LOCAL_TEMP": str(places.local_tmp),
+        "ANSIBLE_LOCAL_TEMP": str(paths.local_tmp),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
+        # Ansible turns %% into %, and ssh turns %C into a hash, so the path stays short enough for a socket.
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(places.sockets),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(paths.sockets),
     }
-    said = config.get("ssh_connection", "ssh_args") or ""
-    if _CONTROL_PATH.search(said):
-        own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH.sub("", said).strip()
+    ssh_args = config.get("ssh_connection", "ssh_args") or ""
+    if _CONTROL_PATH_OPTION.search(ssh_args):
+        own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH_OPTION.sub("", ssh_args).strip()
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)
-    if places.ssh is not None:
-        own["ANSIBLE_SSH_EXECUTABLE"] = str(places.ssh)
-    return {**passed, **own}
+    if paths.ssh_wrapper is not None:
+        own["ANSIBLE_SSH_EXECUTABLE"] = str(paths.ssh_wrapper)
+    return {**inherited, **own}
 
 
-_CONTROL_PATH = re.compile(r"""(?<!\S)-o\s*["']?ControlPath[= ]\S+""", re.IGNORECASE)
-"""A path of the user's own for ssh's sockets: a master there would outlive the run unfound."""
+_CONTROL_PATH_OPTION = re.compile(r"""(?<!\S)-o\s*["']?ControlPath[= ]\S+""", re.IGNORECASE)
+"""The user's own ControlPath: rolloutd would not find an ssh master there after the run."""
 
 
 def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:
-    """Return the directory on the node under which the run gets one of its own."""
+    """Return the parent of the run's temporary directory on the node."""
     return str(host.get("ansible_remote_tmp") or config.get("defaults", "remote_tmp") or DEFAULT_REMOTE_TMP)
 
 
-def ssh_script(mark: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
-    """Return the script that stands for ssh in the run; `mark` is then on its command lines on the node."""
-    said = host.get("ansible_ssh_executable") or config.get("ssh_connection", "ssh_executable") or "ssh"
-    tidy = f"rmdir {remote_tmp} 2>/dev/null" if _PLAIN_PATH.fullmatch(remote_tmp) else ":"
-    return SSH_SCRIPT.format(ssh=shlex.quote(str(said)), mark=mark, tidy=tidy)
+def render_ssh_wrapper(marker: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
+    """Return the run's ssh wrapper, which puts `marker` on the command lines on the node."""
+    executable = host.get("ansible_ssh_executable") or config.get("ssh_connection", "ssh_executable") or "ssh"
+    cleanup = f"rmdir {remote_tmp} 2>/dev/null" if _SHELL_SAFE_PATH.fullmatch(remote_tmp) else ":"
+    prefix = "-".join([*marker.split("-")[:3], ""])
+    enter = ENTER_CGROUP.format(prefix=prefix, marker=marker, pid="$$")
+    return SSH_WRAPPER_TEMPLATE.format(
+        ssh=shlex.quote(str(executable)),
+        mark=marker,
+        exported=f"{MARK_VARIABLE}={marker}",
+        tidy=cleanup,
+        enter=f"export {MARK_VARIABLE}={marker}; {enter}",
+        enter_parent=ENTER_CGROUP.format(prefix=prefix, marker=marker, pid="$PPID"),
+        leave=f"{{ echo $$ >$c/cgroup.procs; rmdir $c/{marker}; }} 2>/dev/null",
+    )
 
 
-_PLAIN_PATH = re.compile(r"(~?/)?[A-Za-z0-9._@:=+/-]+")
-"""A path that needs no quoting within quotes within quotes."""
+_SHELL_SAFE_PATH = re.compile(r"(~?/)?[A-Za-z0-9._@:=+/-]+")
+"""A path that needs no quotes: it is used inside two levels of quotes."""
 
 
-def static_inventory(
+def build_inventory(
     hosts: Mapping[str, Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]],
     *,
-    defaults: Defaults,
-    common: str,
+    defaults: ConnectionDefaults,
+    common_args: str,
 ) -> dict[str, Any]:
-    """Return the inventory as Ansible's YAML plugin reads it, with our defaults filled in."""
-    named = {name: _host(variables, defaults, common) for name, variables in hosts.items()}
+    """Return the inventory for Ansible's YAML plugin, with our defaults."""
+    host_variables = {
+        name: _host_variables(variables, defaults, common_args) for name, variables in hosts.items()
+    }
     children: dict[str, Any] = {
-        group: {"hosts": {name: {} for name in members if name in named}}
+        group: {"hosts": {name: {} for name in members if name in host_variables}}
         for group, members in groups.items()
         if group not in {"all", "ungrouped"}
     }
-    return {"all": {"hosts": named, "children": children}}
+    return {"all": {"hosts": host_variables, "children": children}}
 
 
-def own_inventory(node: str, interpreter: str) -> dict[str, Any]:
-    """Return what a run alone knows of its node, to be read after the inventory of all."""
+def build_node_inventory(node: str, interpreter: str) -> dict[str, Any]:
+    """Return the run's own variables of its node, which Ansible reads after the shared inventory."""
     return {"all": {"hosts": {node: {"ansible_python_interpreter": interpreter}}}}
 
 
-def _host(variables: Mapping[str, Any], defaults: Defaults, common: str) -> dict[str, Any]:
-    host = {name: value for name, value in variables.items() if name not in OWN_VARIABLES}
+def _host_variables(
+    variables: Mapping[str, Any], defaults: ConnectionDefaults, common_args: str
+) -> dict[str, Any]:
+    host = {name: value for name, value in variables.items() if name not in RESERVED_HOST_VARIABLES}
     if defaults.user and not {"ansible_user", "ansible_ssh_user"} & host.keys():
         host["ansible_user"] = defaults.user
     if defaults.key_file and not {"ansible_private_key_file", "ansible_ssh_private_key_file"} & host.keys():
         host["ansible_ssh_private_key_file"] = str(defaults.key_file)
-    said = str(host.get("ansible_ssh_common_args", common))
-    if defaults.known_hosts and "UserKnownHostsFile" not in said:
+    common_arguments = str(host.get("ansible_ssh_common_args", common_args))
+    if defaults.known_hosts and "UserKnownHostsFile" not in common_arguments:
         known = shlex.quote(f"UserKnownHostsFile={defaults.known_hosts}")
-        host["ansible_ssh_common_args"] = f"{said} -o {known}".strip()
+        host["ansible_ssh_common_args"] = f"{common_arguments} -o {known}".strip()
     return host
 
 

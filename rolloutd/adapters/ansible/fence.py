@@ -1,32 +1,30 @@
-"""The fence on the node: a run that is older than one already seen there is refused by the node itself.
+"""Fence on the node that refuses a run older than one already seen there.
 
-Claims keep a late run from beginning on this machine.  The fence is for what no
-claim can reach: two state directories, a restored backup, a wrapper that slept.
-It is one `raw` task (no Python is needed) in a play of ours before the user's,
-on the same command line, and compares the run's token with the one in a file.
+Claims prevent a late run on this machine.  The fence covers what a claim cannot: two state directories, a
+restored backup, a suspended wrapper.  It is one `raw` task (it needs no Python) in our own play before the
+user's, and compares the run's token with a file on the node.
 
-A token is `epoch.number`, and may be followed by whose numbers these are and by
-the second in which the run began.  Numbers of one database are compared; those of
-two say nothing of each other, so there a run is refused only that began long before:
-a daemon that lost its state, or took over nodes, must not be refused for ever.
+A token is `epoch.number`, perhaps with the database's id and the second in which the run began.  Numbers of
+two databases are not comparable, so such a run is refused only if it began long before: a daemon that lost
+its state, or took over nodes, must not be refused for ever.
 
-Every run waits for it, so the script starts no program but the one `mv` that
-makes the new token appear whole.
+Every run waits for the fence, so the script starts no program but one `mv`, which replaces the token
+atomically.
 """
 
 from __future__ import annotations
 
 from rolloutd.ports import JSON, RunRequest
 
-PLAY = "rolloutd fence"
-"""The play's name, by which the callback tells it from the user's.
+PLAY_NAME = "rolloutd fence"
+"""The play's name, by which the callback recognises it.
 
-Not imported from there: the callback loads Ansible, which makes directories in the home before
-anything else, so a daemon that loaded it could not start on a full disk.
+Not imported from the callback: that loads Ansible, which creates directories in the home at once, so the
+daemon could not start on a full disk.
 """
 
-SLACK_S = 60
-"""By how much two machines' clocks, and the time from a run's beginning to its fence, may differ."""
+CLOCK_SLACK_S = 60
+"""Allowance for the difference of two clocks and for the time from a run's start to its fence."""
 
 SCRIPT = r"""
 set -u
@@ -69,18 +67,23 @@ printf '%s\n' "$full" > "$file.$$" && mv -f "$file.$$" "$file"
 """
 
 
-def playbook(request: RunRequest) -> list[dict[str, JSON]]:
-    """Return the play that goes before the user's, as YAML that is also JSON."""
-    words = " ".join(_quoted(word) for word in (request.fence, request.fence_dir, request.node, str(SLACK_S)))
+def build_play(request: RunRequest) -> list[dict[str, JSON]]:
+    """Return the play that runs before the user's."""
+    arguments = " ".join(
+        _shell_quote(word)
+        for word in (request.fencing_token, request.fence_dir, request.node, str(CLOCK_SLACK_S))
+    )
     task = {
         "name": "refuse a run that is older than one that was here",
-        "ansible.builtin.raw": f"sh -c {_quoted(SCRIPT)} fence {words}",
+        "ansible.builtin.raw": f"sh -c {_shell_quote(SCRIPT)} fence {arguments}",
         "changed_when": False,
         "become": False,
     }
-    return [{"name": PLAY, "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "tasks": [task]}]
+    return [
+        {"name": PLAY_NAME, "hosts": "all", "gather_facts": False, "any_errors_fatal": True, "tasks": [task]}
+    ]
 
 
-def _quoted(word: str) -> str:
-    """Return a shell word that Ansible's templating leaves alone."""
+def _shell_quote(word: str) -> str:
+    """Return a shell word that Ansible's templating does not change."""
     return "'" + word.replace("'", "'\\''") + "'"

@@ -1,8 +1,7 @@
-"""The processes of a run on this machine: found by its mark, followed by pidfd, ended.
+"""Processes of a run on this machine, found by ROLLOUTD_RUN in their environment.
 
-Ansible's workers sit in sessions of their own and ssh masters stay behind, so
-neither parent nor group tells what belongs to a run: the environment variable
-ROLLOUTD_RUN does.  It knows nothing of nodes.
+Neither parent nor process group identifies them: Ansible's workers have their own sessions, and ssh masters
+stay.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from pathlib import Path
 
 from rolloutd.adapters.ansible import wrapper
 
-MARK, PLACE = "ROLLOUTD_RUN", "ROLLOUTD_RUN_DIR"
+RUN_ID_ENV, RUN_DIR_ENV = "ROLLOUTD_RUN", "ROLLOUTD_RUN_DIR"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who holds a run: `by` is `run` (its wrapper) or `daemon` (so that no wrapper ever will)."""
+    """The holder of a run: `run` (its wrapper) or `daemon` (so that no wrapper ever begins)."""
 
-    by: str
+    holder: str
     pid: int
     start_time: str
     boot_id: str
@@ -35,33 +34,34 @@ class Claim:
         by, pid, start_time, boot_id = text.split(" ")
         return cls(by, int(pid), start_time, boot_id.strip())
 
-    def lives(self) -> bool:
-        """Say whether the very process that made the claim still runs."""
+    def is_alive(self) -> bool:
+        """Return whether the process that made the claim still runs."""
+        # The kernel reuses pids, so the start time and the boot must match too.
         return (
             self.boot_id == wrapper.boot_id()
             and wrapper.start_time(self.pid) == self.start_time
-            and wrapper.alive(self.pid)
+            and wrapper.is_alive(self.pid)
         )
 
 
-class Departure:
-    """Becomes set at the moment a process ends, be it a child of ours or not."""
+class ProcessExit:
+    """Notification of a process' end, whether or not it is our child."""
 
-    def __init__(self, pid: int, then: Callable[[], None]) -> None:
-        """Follow the process and call `then` at its end; raises ProcessLookupError when there is none."""
-        self._gone = asyncio.Event()
-        self._then = then
+    def __init__(self, pid: int, on_exit: Callable[[], None]) -> None:
+        """Call `on_exit` at the process' end; raises ProcessLookupError if there is no such process."""
+        self._exited = asyncio.Event()
+        self._on_exit = on_exit
         self._pid = pid
         self._fd = os.pidfd_open(pid)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._fd, self._note)
+        self._loop.add_reader(self._fd, self._handle_exit)
 
-    def _note(self) -> None:
+    def _handle_exit(self) -> None:
         self.close()
-        with contextlib.suppress(ChildProcessError):  # a run that was found again is no child of ours
+        with contextlib.suppress(ChildProcessError):  # after a restart of the daemon a run is not our child
             os.waitpid(self._pid, os.WNOHANG)
-        self._gone.set()
-        self._then()
+        self._exited.set()
+        self._on_exit()
 
     def close(self) -> None:
         """Stop following; safe to repeat."""
@@ -72,28 +72,29 @@ class Departure:
             self._fd = -1
 
     @property
-    def gone(self) -> bool:
-        """Whether the process has ended."""
-        return self._gone.is_set()
+    def has_exited(self) -> bool:
+        return self._exited.is_set()
 
-    async def wait(self, limit_s: float) -> bool:
-        """Wait for the end at most so long; say whether it has come."""
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the end and return whether the process has ended."""
         try:
-            async with asyncio.timeout(limit_s):
-                await self._gone.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._exited.wait()
         except TimeoutError:
             return False
         return True
 
 
-async def end_all(run: str, directory: Path, sockets: str) -> int:
-    """End every process of the run on this machine; return how many would not go."""
-    return await asyncio.to_thread(wrapper.sweep, run.encode(), os.fsencode(directory), sockets.encode())
+async def kill_run_processes(run_id: str, directory: Path, sockets: str) -> int:
+    """End every process of the run on this machine; return how many are left."""
+    return await asyncio.to_thread(
+        wrapper.kill_processes, run_id.encode(), os.fsencode(directory), sockets.encode()
+    )
 
 
-def ask_to_end(claim: Claim) -> bool:
-    """Ask the wrapper to end its run; false when it is not there any more."""
-    if claim.by != "run" or not claim.lives():
+def request_stop(claim: Claim) -> bool:
+    """Ask the wrapper to end its run; return whether the wrapper was alive."""
+    if claim.holder != "run" or not claim.is_alive():
         return False
     try:
         os.kill(claim.pid, signal.SIGTERM)

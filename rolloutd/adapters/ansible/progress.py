@@ -1,9 +1,7 @@
-"""What a run's events say: how far it is, and, once it is over, how it went.
+"""Progress and result of a run from its events.
 
-Events and a status in, values out; it reads no file and starts nothing.  A run
-is done only if its events show a task finished on the node, none failed or
-unreachable there, and exit 0: ansible-playbook exits 0 also when its plays
-match no host.
+A run succeeds only if its events show a finished task on the node, no failed or unreachable one, and exit 0:
+ansible-playbook exits 0 also if its plays match no host.
 """
 
 from __future__ import annotations
@@ -13,20 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rolloutd.adapters.ansible.rundir import Status
+from machines.model.timefmt import format_duration
+from rolloutd.adapters.ansible.run_directory import RunStatus
 from rolloutd.ports import Failed, Ok
 
-LAST_PERCENT = 99.0
-"""What a run shows at most while it runs: 100 is said by its outcome alone."""
+MAX_RUNNING_PERCENT = 99.0
+"""Limit while the run is not over: only its result shows 100."""
 
-TEXT_LIMIT = 600
-"""Characters of a sentence for people; the output holds the rest."""
+MAX_TEXT_LENGTH = 600
+"""Limit of a sentence in characters; the output holds the rest."""
 
-FINISHED = frozenset({"ok", "changed", "skipped", "ignored"})
-RESULTS = FINISHED | {"failed", "unreachable"}
-TROUBLE = frozenset({"failed", "unreachable"})
+FINISHED_KINDS = frozenset({"ok", "changed", "skipped", "ignored"})
+RESULT_KINDS = FINISHED_KINDS | {"failed", "unreachable"}
+FAILURE_KINDS = frozenset({"failed", "unreachable"})
 
-_NO_PYTHON = re.compile(
+_PYTHON_NOT_FOUND = re.compile(
     r"interpreter .*not found|/python[\d.]*: (not found|No such file)|No such file or directory: .*python"
 )
 
@@ -38,122 +37,117 @@ class Progress:
     node: str
     percent: float = 0.0
     task: str = ""
-    finished: int = 0
-    changed: int = 0
-    asked: str = ""
-    trouble: Mapping[str, Any] | None = None
+    finished_tasks: int = 0
+    changed_tasks: int = 0
+    prompted_variable: str = ""
+    failure_event: Mapping[str, Any] | None = None
     counts: Mapping[str, int] | None = None
-    ended: bool = False
+    has_stats: bool = False
 
-    def after(self, event: Mapping[str, Any]) -> Progress:
-        """Return the progress with one more event."""
+    def apply_event(self, event: Mapping[str, Any]) -> Progress:
         kind = event.get("kind")
-        moved = replace(self, percent=max(self.percent, _percent(event)))
+        updated = replace(self, percent=max(self.percent, _percent(event)))
         if kind in {"task", "handler"}:
-            return replace(moved, task=str(event.get("task", "")))
+            return replace(updated, task=str(event.get("task", "")))
         if kind == "prompt":
-            return replace(moved, asked=str(event.get("text", "")))
+            return replace(updated, prompted_variable=str(event.get("text", "")))
         if kind == "stats":
-            return replace(moved, ended=True, counts=(event.get("stats") or {}).get(self.node))
+            return replace(updated, has_stats=True, counts=(event.get("stats") or {}).get(self.node))
         if event.get("host") != self.node:
-            return moved
-        if kind in FINISHED:
-            changed = self.changed + (kind == "changed")
-            return replace(moved, finished=self.finished + 1, changed=changed)
-        return replace(moved, trouble=event) if kind in TROUBLE else moved
+            return updated
+        if kind in FINISHED_KINDS:
+            changed = self.changed_tasks + (kind == "changed")
+            return replace(updated, finished_tasks=self.finished_tasks + 1, changed_tasks=changed)
+        return replace(updated, failure_event=event) if kind in FAILURE_KINDS else updated
 
 
 def _percent(event: Mapping[str, Any]) -> float:
     done, todo = event.get("done"), event.get("todo")
     if not isinstance(done, int) or not isinstance(todo, int) or todo <= 0:
         return 0.0
-    return min(LAST_PERCENT, round(100.0 * done / todo, 1))
+    return min(MAX_RUNNING_PERCENT, round(100.0 * done / todo, 1))
 
 
-def told(event: Mapping[str, Any]) -> str:
-    """Return an event as a line of a log, which is never empty and never says the task's name again."""
+def format_event(event: Mapping[str, Any]) -> str:
+    """Return an event as a non-empty log line that does not repeat the task's name."""
     kind, text = str(event.get("kind", "")), str(event.get("text") or "")
     if kind == "stats":
         hosts = (event.get("stats") or {}).items()
-        return "; ".join(f"{host}: {_counted(counts)}" for host, counts in hosts) or "no host was reached"
-    if kind in RESULTS:
+        return (
+            "; ".join(f"{host}: {_format_counts(counts)}" for host, counts in hosts) or "no host was reached"
+        )
+    if kind in RESULT_KINDS:
         return f"{kind}: {text}" if text else kind
     return text or str(event.get("task") or kind)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counts.items() if number) or "nothing done"
 
 
-def verdict(
-    progress: Progress, status: Status, playbook: str, limit_s: float, output: str, tree: str = ""
+def evaluate_run(
+    progress: Progress, status: RunStatus, playbook: str, timeout_s: float, output: str, tree: str = ""
 ) -> Ok | Failed:
-    """Judge a run that is over; the sentence names what failed, where, and what Ansible said.
-
-    Files of the `tree` are called as the plan's author calls them.
-    """
-    text = _complaint(progress, status, playbook, limit_s, output)
+    """Return the result of a run that is over, with paths of files relative to the `tree`."""
+    text = _failure_text(progress, status, playbook, timeout_s, output)
     if text is None:
-        tasks = "1 task" if progress.finished == 1 else f"{progress.finished} tasks"
-        return Ok(f"{tasks} on {progress.node}, {progress.changed} changed", output)
+        tasks = "1 task" if progress.finished_tasks == 1 else f"{progress.finished_tasks} tasks"
+        return Ok(f"{tasks} on {progress.node}, {progress.changed_tasks} changed", output)
     if tree:
         text = text.replace(f"{tree}/", "").replace(tree, "the source")
     if status.left:
         text += f"; {status.left} of its processes would not end"
-    return Failed(text[:TEXT_LIMIT], output)
+    return Failed(text[:MAX_TEXT_LENGTH], output)
 
 
-def _complaint(progress: Progress, status: Status, playbook: str, limit_s: float, output: str) -> str | None:
+def _failure_text(
+    progress: Progress, status: RunStatus, playbook: str, timeout_s: float, output: str
+) -> str | None:
     node = progress.node
     during = f' during task "{progress.task}"' if progress.task else ""
     if status.ended == "limit":
-        return f"time limit of {duration(limit_s)} passed{during or ' before the first task'} on {node}"
+        return (
+            f"time limit of {format_duration(timeout_s)} passed{during or ' before the first task'} on {node}"
+        )
     if status.ended == "cancelled":
         return f"the run of {playbook} on {node} was cancelled{during}"
-    if progress.asked:
-        asks = f"{playbook} asks for {progress.asked} (vars_prompt), and a run on {node} has nobody to ask"
-        return f"{asks}: name it in the `vars` of the plan"
+    if progress.prompted_variable:
+        return (
+            f"{playbook} asks for {progress.prompted_variable} (vars_prompt), but the run on {node} cannot "
+            "prompt: name it in the `vars` of the plan"
+        )
     counts = progress.counts or {}
-    if progress.trouble is not None and (status.code != 0 or _in_trouble(counts)):
-        return _sentence(progress.trouble, node)
+    if progress.failure_event is not None and (status.code != 0 or _has_failures(counts)):
+        return _describe_failure(progress.failure_event, node)
     if status.code < 0:
         return f"ansible-playbook was ended by signal {-status.code}{during} on {node}"
     if status.code != 0:
-        said = _errors(output) or f"exit status {status.code}{during}"
-        return f"ansible-playbook could not run {playbook} on {node}: {said}"
-    if not progress.ended or _in_trouble(counts):
+        errors = _extract_errors(output) or f"exit status {status.code}{during}"
+        return f"ansible-playbook could not run {playbook} on {node}: {errors}"
+    if not progress.has_stats or _has_failures(counts):
         return f"ansible-playbook ended with 0, but its events do not show how {playbook} ended on {node}"
-    if not progress.finished:
+    if not progress.finished_tasks:
         return f"no play of this playbook runs on {node}"
     return None
 
 
-def _in_trouble(counts: Mapping[str, int]) -> bool:
+def _has_failures(counts: Mapping[str, int]) -> bool:
     return bool(counts.get("failures") or counts.get("unreachable"))
 
 
-def _sentence(event: Mapping[str, Any], node: str) -> str:
+def _describe_failure(event: Mapping[str, Any], node: str) -> str:
     message = " ".join(str(event.get("text", "")).split()) or "no message"
     if event.get("kind") == "unreachable":
         return f"{node} was unreachable: {message}"
-    if _NO_PYTHON.search(message):
+    if _PYTHON_NOT_FOUND.search(message):
         message += "; name a Python that exists there as ansible_python_interpreter in the inventory"
-    on = f"{event['on']}, where {node} delegates it" if event.get("on") not in (None, node) else node
-    return f'task "{event.get("task", "")}" failed on {on}: {message}'
+    where = f"{event['on']}, where {node} delegates it" if event.get("on") not in (None, node) else node
+    return f'task "{event.get("task", "")}" failed on {where}: {message}'
 
 
-def _errors(output: str) -> str:
-    """Return Ansible's own error lines, with the file and line that it names."""
+def _extract_errors(output: str) -> str:
+    """Return Ansible's error lines with their file and line."""
     at = max(output.rfind("\n[ERROR]"), output.rfind("\nERROR!"))
     if at < 0 and not output.startswith(("[ERROR]", "ERROR!")):
         return " ".join(output.split()[-60:])
     return " ".join(output[max(at, 0) :].split())
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as plan files write it: 30m, 1h30m, 2.5s."""
-    whole = int(seconds)
-    if whole != seconds or whole == 0:
-        return f"{seconds:g}s"
-    parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
-    return "".join(f"{count}{unit}" for count, unit in parts if count)

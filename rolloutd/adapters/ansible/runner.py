@@ -1,55 +1,70 @@
-"""The Runner port by ansible-playbook: runs that outlive the daemon and are found again.
+"""Runner of ansible-playbook, whose runs outlive the daemon.
 
-A run is a directory, and a wrapper process that claimed it (wrapper.py).  The
-handle is the directory's name.  Whoever finds a directory without a claim takes
-the claim before anything else happens, so a late wrapper never begins; a run
-whose wrapper is gone without a status is Unknown, after its other processes
-here have been ended.  This file starts, follows and cancels; what is in which
-file is rundir's affair, what events mean is progress's.
+A run is a directory, whose name is the handle, and a wrapper process that claimed it (wrapper.py).  A daemon
+that finds a directory without a claim claims it first, so that a late wrapper never begins.  A run whose
+wrapper is gone without a status is Unknown, after its other processes on this machine have been ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from rolloutd.adapters.ansible import environment, launch, processes, progress, remnants, rundir, wrapper
-from rolloutd.adapters.ansible.environment import Defaults
-from rolloutd.adapters.ansible.interpreter import Interpreters, as_host
-from rolloutd.adapters.ansible.inventories import Inventories
-from rolloutd.adapters.ansible.rundir import RunDir
-from rolloutd.errors import NotFound
-from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Shell, Unknown
+from rolloutd.adapters.ansible import (
+    environment,
+    launcher,
+    processes,
+    progress,
+    run_directory,
+    stale_processes,
+    wrapper,
+)
+from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
+from rolloutd.adapters.ansible.inventory_cache import InventoryCache
+from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.errors import AdapterFailed, NotFound
+from rolloutd.ports import (
+    ConnectionDefaults,
+    Failed,
+    Host,
+    Ok,
+    RunEvent,
+    RunRequest,
+    RunState,
+    Shell,
+    Unknown,
+)
 
-FOLLOW_S = 0.25
-"""How often a run's events are looked at while somebody waits; its end is told by the kernel at once."""
+POLL_INTERVAL_S = 0.25
+"""Interval of reading a run's events for a waiter; the kernel reports the run's end at once."""
 
-CLAIM_LIMIT_S = 30.0
-"""A wrapper claims its run within some 20 ms; on a machine that starves, later."""
+CLAIM_TIMEOUT_S = 30.0
+"""A wrapper claims its run within some 20 ms, later on an overloaded machine."""
 
-CANCEL_LIMIT_S = 25.0
-"""A wrapper that was asked to end its run needs at most its own limits, 15 s, and some air."""
+CANCEL_TIMEOUT_S = 25.0
+"""A wrapper ends its run within its own limits, 15 s; the rest is a margin."""
 
-CANCEL_NODE_S = 10.0
-"""How long the node may take to end what a cancelled run left there: nobody waits for it by then."""
+CANCEL_ON_NODE_TIMEOUT_S = 10.0
+"""Limit of ending a cancelled run's processes on the node."""
 
-MOST_OVER = 100
-"""Runs that are over and still known by heart, each with the end of its output: 2 MB in all."""
+MAX_FINISHED_RUNS = 100
+"""Cached runs that are over, each with the end of its output: 2 MB in all."""
 
-TRIES_LIMIT = 16
-"""Directories that one run may use up by daemons dying at the wrong moment; it takes one such death each."""
+MAX_START_ATTEMPTS = 16
+"""Directories of one run; each needs one crash of the daemon between preparation and claim."""
 
 
 @dataclass(slots=True)
-class _Followed:
-    """What this daemon knows of a run by heart; all of it can be read again."""
+class _TrackedRun:
+    """The cached state of a run; all of it can be read again."""
 
-    directory: RunDir
-    departure: processes.Departure | None = None
+    directory: RunDirectory
+    process_exit: processes.ProcessExit | None = None
     progress: progress.Progress | None = None
     offset: int = 0
     result: Ok | Failed | Unknown | None = None
@@ -71,293 +86,310 @@ class AnsibleRunner:
         user: str | None = None,
         key_file: Path | None = None,
     ) -> None:
-        """Take the directory of all runs (made if missing) and how nodes are asked things."""
+        """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._runs_dir = runs_dir.resolve()
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
-        self._inventories = Inventories(self._runs_dir)
-        self._slots = asyncio.Semaphore(parallel)
-        self._defaults = Defaults(known_hosts, user, key_file)
-        self._interpreters = Interpreters(shell)
-        self._marks = remnants.Marks(self._runs_dir)
-        self._followed: dict[str, _Followed] = {}
-        self._tmp_bases = {environment.DEFAULT_REMOTE_TMP}
-        self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._inventory_cache = InventoryCache(self._runs_dir)
+        self._run_slots = asyncio.Semaphore(parallel)
+        self._defaults = ConnectionDefaults(known_hosts, user, key_file)
+        self._interpreters = InterpreterCache(shell)
+        self._markers = stale_processes.RunMarkers(self._runs_dir)
+        self._tracked: dict[str, _TrackedRun] = {}
+        self._remote_tmp_dirs = {environment.DEFAULT_REMOTE_TMP}
+        self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- the port ----------------------------------------------------------
 
     async def start(self, request: RunRequest) -> str:
-        """Start the run and return its handle; a run that has a claim is not started again.
-
-        Waits while `parallel` runs are under way; the run's own limit counts
-        from its own start.  Raises ValueError for a run id that is no file name.
-        """
-        remnants.check_run(request.run)
-        lock = self._starting.setdefault(request.run, asyncio.Lock())
+        """Wait while `parallel` runs are active, then start; raises ValueError for an invalid run id."""
+        stale_processes.validate_run_id(request.run_id)
+        lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
         async with lock:
             return await self._start(request)
 
-    async def observe(self, handle: str) -> RunState:
-        """Say where the run stands; raises NotFound for a handle that is none of ours."""
-        run = self._follow(handle)
+    async def get_state(self, handle: str) -> RunState:
+        run = self._track(handle)
         async with run.lock:
             if run.result is None:
-                run.result = await self._look(run)
-                self._forget_the_oldest()
-            now = run.progress
-        assert now is not None
-        percent = 100.0 if isinstance(run.result, Ok) else now.percent
-        began_at = run.directory.facts().get("began_at")
-        return RunState(run.result, percent, now.task, began_at)
+                run.result = await self._read_result(run)
+                self._drop_oldest_finished()
+            progress_now = run.progress
+        assert progress_now is not None
+        percent = 100.0 if isinstance(run.result, Ok) else progress_now.percent
+        began_at = run.directory.read_metadata().get("began_at")
+        return RunState(run.result, percent, progress_now.task, began_at)
 
-    async def wait(self, handle: str) -> RunState:
-        """Return once the run has said something new or is over; at once when it is over."""
-        run = self._follow(handle)
+    async def wait_for_change(self, handle: str) -> RunState:
+        run = self._track(handle)
         before = (run.offset, run.result)
-        state = await self.observe(handle)
+        state = await self.get_state(handle)
         while state.result is None and (run.offset, run.result) == before:
-            await self._news(run)
-            state = await self.observe(handle)
+            await self._wait_for_events(run)
+            state = await self.get_state(handle)
         return state
 
-    async def events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        """Yield what the run has said from `offset` on, and end when there is no more for now."""
-        directory = self._follow(handle).directory
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        directory = self._track(handle).directory
         if not directory.path.is_dir():
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
-        while lines := await asyncio.to_thread(directory.read_lines, offset):
+        while lines := await asyncio.to_thread(directory.read_events, offset):
             for line in lines:
-                yield _as_event(line)
+                yield _to_run_event(line)
             offset = lines[-1].offset
 
     async def cancel(self, handle: str) -> None:
-        """End every process of the run, here and on the node, and close its connections.
-
-        A node that does not answer is not waited for: `clear` asks it again
-        before anything else may run there.
-        """
-        run = self._follow(handle)
-        if (await self.observe(handle)).result is not None:
+        # An unreachable node is not awaited: its stale processes are ended before its next run.
+        run = self._track(handle)
+        if (await self.get_state(handle)).result is not None:
             return
         directory = run.directory
-        host = _host_of(directory)
+        host = _unfinished_run_host(directory)
         directory.take_claim()
-        claim = directory.claim()
-        if claim is not None and processes.ask_to_end(claim) and run.departure is not None:
-            await run.departure.wait(CANCEL_LIMIT_S)
-        await self._end_here(directory)
-        if directory.status() is None:
-            directory.close_as_cancelled(float(directory.facts().get("began_at") or 0.0))
+        claim = directory.read_claim()
+        if claim is not None and processes.request_stop(claim) and run.process_exit is not None:
+            await run.process_exit.wait(CANCEL_TIMEOUT_S)
+        await self._kill_local_processes(directory)
+        if directory.read_status() is None:
+            directory.record_cancelled(float(directory.read_metadata().get("began_at") or 0.0))
+        left: Ok | Failed | Unknown = Ok()
         if host is not None:
-            await self._clear(host, keep=None, timeout_s=CANCEL_NODE_S, wait_share=0.0)
-        await self.observe(handle)
+            left = await self._end_stale_processes(
+                host, keep=None, timeout_s=CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0
+            )
+        await self.get_state(handle)
+        if not isinstance(left, Ok):
+            raise AdapterFailed(left.text)
 
-    async def clear(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Failed:
-        """See to it that no older run's process is left on the node: waited for, then ended."""
-        return await self._clear(host, keep=keep, timeout_s=timeout_s, wait_share=remnants.WAIT_SHARE)
+    async def clean_up_stale_runs(
+        self, host: Host, *, keep: str | None, timeout_s: float
+    ) -> Ok | Failed | Unknown:
+        return await self._end_stale_processes(
+            host, keep=keep, timeout_s=timeout_s, grace_share=stale_processes.GRACE_SHARE
+        )
 
     async def close(self) -> None:
-        """Stop following; the runs go on."""
-        for run in self._followed.values():
-            if run.departure is not None:
-                run.departure.close()
-        self._followed.clear()
+        """Stop following the runs, which continue."""
+        for run in self._tracked.values():
+            if run.process_exit is not None:
+                run.process_exit.close()
+        self._tracked.clear()
 
     # -- starting ----------------------------------------------------------
 
     async def _start(self, request: RunRequest) -> str:
-        for attempt in range(1, TRIES_LIMIT + 1):
-            handle = request.run if attempt == 1 else f"{request.run}~{attempt}"
-            directory = RunDir(self._runs_dir / handle)
+        for attempt in range(1, MAX_START_ATTEMPTS + 1):
+            handle = request.run_id if attempt == 1 else f"{request.run_id}~{attempt}"
+            directory = RunDirectory(self._runs_dir / handle)
             if not directory.path.exists():
-                await self._begin(handle, directory, request)
+                await self._launch(handle, directory, request)
                 return handle
-            if handle in self._followed or not directory.take_claim():
-                claim = directory.claim()
-                if claim is None or claim.by == "run" or _is_over(directory):
+            # A directory claimed by the daemon never begins, so a retry needs the next one.
+            if handle in self._tracked or not directory.take_claim():
+                claim = directory.read_claim()
+                if claim is None or claim.holder == "run" or _has_outcome(directory):
                     return handle
         raise NotFound(
-            f"run {request.run} has been begun {TRIES_LIMIT} times and never claimed; look at the machine"
+            f"run {request.run_id} has been begun {MAX_START_ATTEMPTS} times and never claimed; "
+            "check the machine"
         )
 
-    async def _begin(self, handle: str, directory: RunDir, request: RunRequest) -> None:
-        refusal = launch.refusal(request)
+    async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
+        refusal = launcher.validate_request(request)
         if refusal is None:
-            host = as_host(request.node, request.inventory[request.node])
-            python = await self._interpreters.of(host, request.tree, request.tree / request.playbook)
+            host = to_host(request.node, request.inventory[request.node])
+            python = await self._interpreters.resolve(host, request.tree, request.tree / request.playbook)
             refusal = python if isinstance(python, Failed) else None
         if refusal is not None:
-            directory.make()
+            directory.create()
             facts = {"node": request.node, "refused": refusal.text, "evidence": refusal.output}
-            directory.write_facts(facts)
+            directory.write_metadata(facts)
             directory.take_claim()
             return
-        await self._slots.acquire()
-        run = _Followed(directory, has_slot=True)
+        await self._run_slots.acquire()
+        run = _TrackedRun(directory, has_slot=True)
         try:
             await asyncio.to_thread(
-                launch.prepare,
+                launcher.prepare_run,
                 directory,
                 request,
                 binary=self._binary,
-                mark=self._marks.mark(request.node, request.run),
+                marker=self._markers.run_marker(request.node, request.run_id),
                 defaults=self._defaults,
                 interpreter=python if isinstance(python, str) else None,
-                inventories=self._inventories,
+                inventories=self._inventory_cache,
             )
-            self._tmp_bases.add(str(directory.facts()["remote_tmp"]).rpartition("/")[0])
-            self._watch(run, launch.spawn(directory, request.run))
+            self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
+            self._watch_process(run, launcher.spawn_wrapper(directory, request.run_id))
         except BaseException:
-            self._free(run)
+            self._release_slot(run)
             raise
-        self._followed[handle] = run
+        self._tracked[handle] = run
 
     # -- following ---------------------------------------------------------
 
-    def _follow(self, handle: str) -> _Followed:
-        run = self._followed.get(handle)
+    def _track(self, handle: str) -> _TrackedRun:
+        run = self._tracked.get(handle)
         if run is None:
-            directory = RunDir(self._runs_dir / handle)
+            directory = RunDirectory(self._runs_dir / handle)
             if Path(handle).name != handle or not directory.path.is_dir():
                 raise NotFound(f"there is no run {handle} in {self._runs_dir}")
-            run = self._followed[handle] = _Followed(directory)
+            run = self._tracked[handle] = _TrackedRun(directory)
         if run.progress is None:
-            run.progress = progress.Progress(str(run.directory.facts().get("node", "")))
+            run.progress = progress.Progress(str(run.directory.read_metadata().get("node", "")))
         return run
 
-    async def _look(self, run: _Followed) -> Ok | Failed | Unknown | None:
-        """Read what is new and judge; the order matters: status after claim, events after status."""
+    async def _read_result(self, run: _TrackedRun) -> Ok | Failed | Unknown | None:
+        """Return the result after new events; the order matters: status after claim, events after status."""
         directory = run.directory
-        refused = directory.facts().get("refused")
-        if refused is not None:
-            return Failed(refused, directory.facts().get("evidence", ""))
-        lives = await self._attach(run)
-        status = directory.status()
-        await asyncio.to_thread(_read_on, run)
+        refusal = directory.read_metadata().get("refused")
+        if refusal is not None:
+            return Failed(refusal, directory.read_metadata().get("evidence", ""))
+        is_running = await self._ensure_tracked(run)
+        status = directory.read_status()
+        await asyncio.to_thread(_read_new_events, run)
         if status is not None:
-            return await asyncio.to_thread(_judge, run, status)
-        if lives:
+            return await asyncio.to_thread(_evaluate, run, status)
+        if is_running:
             return None
-        status = directory.status()
+        # cancel() does not take the run's lock and may have recorded a status meanwhile.
+        status = directory.read_status()
         if status is not None:
-            return await asyncio.to_thread(_judge, run, status)
-        return await self._lost(run)
+            return await asyncio.to_thread(_evaluate, run, status)
+        return await self._resolve_lost_run(run)
 
-    async def _attach(self, run: _Followed) -> bool:
-        """Say whether the run's wrapper lives; follow it by pid and start time if nobody does yet."""
-        if run.departure is not None and not run.departure.gone:
+    async def _ensure_tracked(self, run: _TrackedRun) -> bool:
+        """Return whether the run's wrapper is alive, and follow its process."""
+        if run.process_exit is not None and not run.process_exit.has_exited:
             return True
-        claim = run.directory.claim()
+        claim = run.directory.read_claim()
         if claim is None and run.directory.take_claim():
             return False
-        claim = claim or run.directory.claim()
-        if claim is None or claim.by != "run" or not claim.lives():
+        claim = claim or run.directory.read_claim()
+        if claim is None or claim.holder != "run" or not claim.is_alive():
             return False
-        if run.departure is None:
+        if run.process_exit is None:
             try:
-                self._watch(run, claim.pid)
+                self._watch_process(run, claim.pid)
             except ProcessLookupError:
                 return False
-            if not self._slots.locked():  # more may have been running than are allowed now
-                await self._slots.acquire()
+            # After a restart with a smaller `parallel` there may be more runs than slots.
+            if not self._run_slots.locked():
+                await self._run_slots.acquire()
                 run.has_slot = True
-        return claim.lives()
+        return claim.is_alive()
 
-    async def _lost(self, run: _Followed) -> Unknown:
-        """Name a run that nobody holds any more, after ending what it left on this machine."""
-        claim = run.directory.claim()
-        node = run.directory.facts().get("node", "its node")
-        if claim is not None and claim.by == "daemon":
-            run.directory.forget_secrets()  # whoever claimed it may have died before it could
+    async def _resolve_lost_run(self, run: _TrackedRun) -> Unknown:
+        """Return the result of a run without a holder, after ending its processes on this machine."""
+        claim = run.directory.read_claim()
+        node = run.directory.read_metadata().get("node", "its node")
+        if claim is not None and claim.holder == "daemon":
+            run.directory.delete_secrets()  # the daemon may have crashed between claim and deletion
             return Unknown(
                 f"the run on {node} was prepared and never began: the daemon or the machine stopped before it"
             )
-        left = await self._end_here(run.directory)
-        run.directory.forget_secrets()
+        left = await self._kill_local_processes(run.directory)
+        run.directory.delete_secrets()
         more = f"; {left} of its processes would not end" if left else ""
         return Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
 
-    async def _news(self, run: _Followed) -> None:
-        """Return when the run has ended or written more, or soon after."""
+    async def _wait_for_events(self, run: _TrackedRun) -> None:
+        """Return after the run has ended or written events."""
         while run.directory.events_size() == run.offset:
-            if run.departure is None:
-                await asyncio.sleep(FOLLOW_S)
+            if run.process_exit is None:
+                await asyncio.sleep(POLL_INTERVAL_S)
                 return
-            if await run.departure.wait(FOLLOW_S):
+            if await run.process_exit.wait(POLL_INTERVAL_S):
                 return
 
-    def _watch(self, run: _Followed, pid: int) -> None:
-        run.departure = processes.Departure(pid, lambda: self._free(run))
+    def _watch_process(self, run: _TrackedRun, pid: int) -> None:
+        run.process_exit = processes.ProcessExit(pid, lambda: self._release_slot(run))
 
-    def _forget_the_oldest(self) -> None:
-        """Know no more runs by heart that are over than a few: their directories know it as well."""
-        over = [
-            handle for handle, run in self._followed.items() if run.result is not None and not run.has_slot
+    def _drop_oldest_finished(self) -> None:
+        """Drop cached runs that are over beyond the limit: their directories have the same facts."""
+        finished = [
+            handle for handle, run in self._tracked.items() if run.result is not None and not run.has_slot
         ]
-        for handle in over[: max(0, len(over) - MOST_OVER)]:
-            del self._followed[handle]
+        for handle in finished[: max(0, len(finished) - MAX_FINISHED_RUNS)]:
+            del self._tracked[handle]
 
-    def _free(self, run: _Followed) -> None:
+    def _release_slot(self, run: _TrackedRun) -> None:
         if run.has_slot:
             run.has_slot = False
-            self._slots.release()
+            self._run_slots.release()
 
     # -- ending ------------------------------------------------------------
 
-    async def _end_here(self, directory: RunDir) -> int:
-        facts = directory.facts()
+    async def _kill_local_processes(self, directory: RunDirectory) -> int:
+        facts = directory.read_metadata()
         if "sockets" not in facts:
             return 0
-        left = await processes.end_all(facts["run"], directory.path, facts["sockets"])
-        await asyncio.to_thread(wrapper.remove, facts["sockets"].encode())
+        left = await processes.kill_run_processes(facts["run"], directory.path, facts["sockets"])
+        await asyncio.to_thread(wrapper.remove_sockets, facts["sockets"].encode())
         return left
 
-    async def _clear(
-        self, host: Host, *, keep: str | None, timeout_s: float, wait_share: float
-    ) -> Ok | Failed:
-        said = host.connection.get("ansible_remote_tmp")
-        return await remnants.clear(
+    async def _end_stale_processes(
+        self, host: Host, *, keep: str | None, timeout_s: float, grace_share: float
+    ) -> Ok | Failed | Unknown:
+        remote_tmp = host.connection.get("ansible_remote_tmp")
+        return await stale_processes.end_stale_processes(
             self._shell,
             host,
-            self._marks.token(host.name),
+            self._markers.node_token(host.name),
+            # All directories of one run share its marker, which has no `~attempt`.
             keep=keep.partition("~")[0] if keep else None,
             timeout_s=timeout_s,
-            wait_share=wait_share,
-            bases=tuple(sorted(self._tmp_bases | ({str(said)} if said else set()))),
+            grace_share=grace_share,
+            remote_tmp_dirs=tuple(
+                sorted(self._remote_tmp_dirs | ({str(remote_tmp)} if remote_tmp else set()))
+            ),
+            oldest_run_age_s=await asyncio.to_thread(self._oldest_run_age_s, host.name),
         )
 
+    def _oldest_run_age_s(self, node: str) -> float:
+        """Return the age of the node's oldest stored run that did not succeed."""
+        now = oldest = time.time()
+        for path in self._runs_dir.iterdir():
+            directory = RunDirectory(path)
+            metadata = directory.read_metadata()
+            if metadata.get("node") == node and metadata.get("began_at"):
+                status = directory.read_status()
+                if status is None or status.ended != "exit" or status.code != 0:
+                    oldest = min(oldest, metadata["began_at"])
+        return now - oldest
 
-def _is_over(directory: RunDir) -> bool:
-    """Say whether a run that the daemon claimed has an outcome all the same."""
-    return directory.status() is not None or directory.facts().get("refused") is not None
+
+def _has_outcome(directory: RunDirectory) -> bool:
+    """Return whether a run that the daemon claimed has a status or a refusal."""
+    return directory.read_status() is not None or directory.read_metadata().get("refused") is not None
 
 
-def _read_on(run: _Followed) -> None:
+def _read_new_events(run: _TrackedRun) -> None:
     assert run.progress is not None
-    while lines := run.directory.read_lines(run.offset):
+    while lines := run.directory.read_events(run.offset):
         for line in lines:
-            run.progress = run.progress.after(line.event)
+            run.progress = run.progress.apply_event(line.event)
         run.offset = lines[-1].offset
 
 
-def _judge(run: _Followed, status: rundir.Status) -> Ok | Failed:
+def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
     assert run.progress is not None
-    facts = run.directory.facts()
+    facts = run.directory.read_metadata()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
-    run.directory.forget_secrets()
-    tree, output = str(facts.get("tree", "")), run.directory.output()
-    return progress.verdict(run.progress, status, playbook, limit_s, output, tree)
+    run.directory.delete_secrets()
+    tree, output = str(facts.get("tree", "")), run.directory.read_output_tail()
+    return progress.evaluate_run(run.progress, status, playbook, limit_s, output, tree)
 
 
-def _host_of(directory: RunDir) -> Host | None:
-    """Return the node of a run that is not over, as the shell needs it."""
-    facts = directory.facts()
-    return as_host(str(facts["node"]), facts["connection"]) if "connection" in facts else None
+def _unfinished_run_host(directory: RunDirectory) -> Host | None:
+    """Return the host of a run that is not over, or None."""
+    facts = directory.read_metadata()
+    return to_host(str(facts["node"]), facts["connection"]) if "connection" in facts else None
 
 
-def _as_event(line: rundir.Line) -> RunEvent:
+def _to_run_event(line: run_directory.RunEventLine) -> RunEvent:
     event = dict(line.event)
     at, kind = event.pop("at", 0.0), event.pop("kind", "")
     event.pop("text", None)
-    return RunEvent(line.offset, float(at), str(kind), progress.told(line.event), event)
+    return RunEvent(line.offset, float(at), str(kind), progress.format_event(line.event), event)

@@ -1,20 +1,20 @@
-"""Holds one run: claims it, runs the command, keeps its limits, records how it ended.
+"""Supervisor of one run: claim, command, time limit, status.
 
-This file is run as a script by a bare interpreter (`python -I -S wrapper.py
-DIR`) in a session of its own, so that it lives on when the daemon dies, and it
-imports five small modules, because every run waits for its start.  It knows the
-run directory and nothing else of rolloutd:
+The daemon starts it as a script (`python -I -S wrapper.py DIR`) in its own
+session, so that it survives the daemon.  It imports only five small modules,
+because every run waits for its start.  It does not import rolloutd and knows
+only the run directory:
 
 DIR/command    NUL-separated: run id, limit in seconds, the directory of ssh's
                sockets, working directory, binary, the number of arguments, the
                arguments, then NAME=VALUE for the whole environment
-DIR/claim      made here, as the first act, if nobody made it before: `by pid
-               start-time boot-id`; it appears whole or not at all, and only once
-DIR/output     what the command wrote, at most HEAD bytes; what came later is in
-               output.0 and output.1 by turns, TAIL bytes each
-DIR/status     JSON, written last and in one piece
+DIR/claim      created first, atomically and only once, by the wrapper or by the
+               daemon: `holder pid start-time boot-id`
+DIR/output     the first HEAD_BYTES of the command's output; later output goes to
+               output.0 and output.1 alternately, TAIL_BYTES each
+DIR/status     JSON, written last and atomically
 
-Exit status: 0 recorded, 3 somebody else holds the claim.
+Exit status: 0 if the status is recorded, 3 if the claim is already taken.
 """
 
 import os
@@ -24,25 +24,25 @@ import sys
 import time
 
 HEAD_BYTES = 4 * 1024 * 1024
-"""The beginning of the output that is kept: where a run's first mistake stands."""
+"""Bytes kept of the beginning of the output, which has a run's first error."""
 
 TAIL_BYTES = 2 * 1024 * 1024
-"""Each of the two turns of the end that is kept, so the last 2 MiB are always there."""
+"""Size of each of the two alternating files, so that the last 2 MiB are always kept."""
 
-TERM_PATIENCE_S = 3.0
-"""How long a process may take after TERM before it is killed: Ansible needs under 1 s."""
+TERM_GRACE_S = 3.0
+"""Time between TERM and KILL: Ansible needs less than 1 s."""
 
-SWEEP_LIMIT_S = 15.0
-"""When killed processes still stand after so long, the status says so instead of waiting on."""
+KILL_TIMEOUT_S = 15.0
+"""Limit of the wait for killed processes; after it the status has their number."""
 
-FIRST_STEP_S, LAST_STEP_S = 0.002, 0.05
-"""Pause between two looks at processes that are being ended; it doubles from first to last."""
+MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
+"""Pause between two searches for processes that are being ended; it doubles from MIN to MAX."""
 
 
 def main() -> int:
     """Run the command of the directory named on the command line."""
     os.chdir(sys.argv[1])
-    if not claim("claim", "run", os.getpid()):
+    if not take_claim("claim", "run", os.getpid()):
         return 3
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -56,25 +56,25 @@ def main() -> int:
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
     pid = spawn(cwd, binary, arguments, environment, output_write)
     os.close(output_write)
-    ended, code = hold(pid, output_read, wake_read, began + float(limit))
-    own_end = ended == "exit" and code >= 0
-    own_end = ended == "exit" and code >= 0
-    left = sweep(run, os.getcwdb(), sockets, b"ssh\n" if own_end else b"")  # noqa: PTH109 - as above
+    ended, code = supervise(pid, output_read, wake_read, began + float(limit))
+    exited_normally = ended == "exit" and code >= 0
+    remaining = kill_processes(run, os.getcwdb(), sockets, b"ssh\n" if exited_normally else b"")  # noqa: PTH109 - as above
     if ended != "exit":
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not alive(pid) else -signal.SIGKILL
-    remove(sockets)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not is_alive(pid) else -signal.SIGKILL
+    remove_sockets(sockets)
     duration = time.monotonic() - began
-    record(ended, code, began_at, duration, left)
+    write_status(ended, code, began_at, duration, remaining)
     return 0
 
 
-def claim(path: str, by: str, pid: int) -> bool:
-    """Make the claim unless it exists; a reader sees the whole of it or none."""
+def take_claim(path: str, holder: str, pid: int) -> bool:
+    """Create the claim unless it exists; return whether it was created."""
     draft = f"{path}.{pid}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(fd, f"{by} {pid} {start_time(pid)} {boot_id()}\n".encode())
+    os.write(fd, f"{holder} {pid} {start_time(pid)} {boot_id()}\n".encode())
     os.close(fd)
     try:
+        # A link fails if the name exists, and a reader never sees a partial claim.
         os.link(draft, path)
     except FileExistsError:
         return False
@@ -84,18 +84,19 @@ def claim(path: str, by: str, pid: int) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; empty when it is gone."""
-    stat = read(f"/proc/{pid}/stat")
+    """Return when a process started, in clock ticks since boot; empty if it is gone."""
+    stat = read_proc_file(f"/proc/{pid}/stat")
+    # The program's name, in parentheses, may contain spaces and parentheses: split after the last one.
     return stat[stat.rfind(b")") + 2 :].split()[19].decode() if stat else ""
 
 
 def boot_id() -> str:
-    """Return the kernel's name for this boot."""
-    return read("/proc/sys/kernel/random/boot_id").decode().strip()
+    """Return the kernel's id of this boot."""
+    return read_proc_file("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
-def read(path: str) -> bytes:
-    """Return a small file of /proc; empty when it is gone or not ours to read."""
+def read_proc_file(path: str) -> bytes:
+    """Return a small file of /proc; empty if it is gone or unreadable."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as above
             return file.read()
@@ -104,7 +105,7 @@ def read(path: str) -> bytes:
 
 
 def spawn(cwd: bytes, binary: bytes, arguments: list[bytes], environment: list[bytes], output: int) -> int:
-    """Start the command with its output to the pipe and nothing to read."""
+    """Start the command with /dev/null as stdin and the pipe as stdout and stderr; return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -123,10 +124,10 @@ def spawn(cwd: bytes, binary: bytes, arguments: list[bytes], environment: list[b
         os._exit(127)
 
 
-def hold(pid: int, output: int, wake: int, deadline: float) -> tuple[str, int]:
-    """Keep the output until the command ends, its time is over or somebody cancels."""
+def supervise(pid: int, output: int, wake: int, deadline: float) -> tuple[str, int]:
+    """Store the output until the command ends, reaches its time limit or is cancelled."""
     os.set_blocking(output, False)
-    keep = Kept()
+    log = OutputLog()
     process = os.pidfd_open(pid)
     poll = select.poll()
     for fd in (output, process, wake):
@@ -134,10 +135,10 @@ def hold(pid: int, output: int, wake: int, deadline: float) -> tuple[str, int]:
     while True:
         left_s = deadline - time.monotonic()
         ready = {fd for fd, _ in poll.poll(max(0.0, left_s * 1000))}
-        if output in ready and not keep.take(output):
+        if output in ready and not log.copy_from(output):
             poll.unregister(output)
         if process in ready:
-            keep.take(output)
+            log.copy_from(output)
             return "exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if wake in ready:
             return "cancelled", 0
@@ -145,16 +146,16 @@ def hold(pid: int, output: int, wake: int, deadline: float) -> tuple[str, int]:
             return "limit", 0
 
 
-class Kept:
-    """The output as it is kept: a beginning, and two turns of the end."""
+class OutputLog:
+    """The stored output: its beginning, and its end in two alternating files."""
 
     def __init__(self) -> None:
         self._fd = self._open("output")
-        self._room = HEAD_BYTES
-        self._turn = 1
+        self._remaining = HEAD_BYTES
+        self._file_index = 1
 
-    def take(self, pipe: int) -> bool:
-        """Move what the pipe holds to the files; false when no writer is left."""
+    def copy_from(self, pipe: int) -> bool:
+        """Copy the pipe's content to the files; return whether the pipe still has writers."""
         while True:
             try:
                 chunk = os.read(pipe, 65536)
@@ -162,63 +163,63 @@ class Kept:
                 return True
             if not chunk:
                 return False
-            self._put(chunk)
+            self._append(chunk)
 
-    def _put(self, chunk: bytes) -> None:
+    def _append(self, chunk: bytes) -> None:
         while chunk:
-            if not self._room:
+            if not self._remaining:
                 os.close(self._fd)
-                self._turn = 1 - self._turn
-                self._fd, self._room = self._open(f"output.{self._turn}"), TAIL_BYTES
-            part, chunk = chunk[: self._room], chunk[self._room :]
-            self._room -= len(part)
+                self._file_index = 1 - self._file_index
+                self._fd, self._remaining = self._open(f"output.{self._file_index}"), TAIL_BYTES
+            part, chunk = chunk[: self._remaining], chunk[self._remaining :]
+            self._remaining -= len(part)
             try:
                 os.write(self._fd, part)
             except OSError:
-                return  # a full disk costs output, never the run or its status
+                return  # on a full disk output is lost, but not the run or its status
 
     @staticmethod
     def _open(name: str) -> int:
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
-def sweep(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> int:
-    """End every other process of a run on this machine; return how many would not go.
+def kill_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> int:
+    """End every other process of a run on this machine; return how many remain.
 
-    With a program's name only that is ended: after a run that ended by itself
-    ssh's masters are, and what a playbook started here on purpose is not.
+    With `program`, end only processes of that name: after a normal exit ssh's
+    masters end, and processes that the playbook started here on purpose stay.
     """
-    began, step_s = time.monotonic(), FIRST_STEP_S
-    while pids := marked(run, directory, sockets, program):
+    began, step_s = time.monotonic(), MIN_POLL_S
+    while pids := find_processes(run, directory, sockets, program):
         waited = time.monotonic() - began
-        if waited > SWEEP_LIMIT_S:
+        if waited > KILL_TIMEOUT_S:
             return len(pids)
         for pid in pids:
             try:
-                os.kill(pid, signal.SIGKILL if waited > TERM_PATIENCE_S else signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL if waited > TERM_GRACE_S else signal.SIGTERM)
             except ProcessLookupError:
                 continue
         time.sleep(step_s)
-        step_s = min(step_s * 2, LAST_STEP_S)
+        step_s = min(step_s * 2, MAX_POLL_S)
     return 0
 
 
-def remove(sockets: bytes) -> None:
-    """Remove the directory of ssh's sockets; what is in it has no owner any more."""
+def remove_sockets(sockets: bytes) -> None:
+    """Remove the directory of ssh's sockets; call it after their masters have ended."""
     try:
         for name in os.listdir(sockets):  # noqa: PTH208 - as above
             os.unlink(os.path.join(sockets, name))  # noqa: PTH108, PTH118 - as above
         os.rmdir(sockets)  # noqa: PTH106 - as above
     except OSError:
-        return  # an empty directory left behind harms nobody; the outcome matters more
+        return  # a leftover directory is harmless, and must not prevent the status
 
 
-def marked(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> list[int]:
-    """Return the live processes of a run, ourselves apart.
+def find_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> list[int]:
+    """Return the live processes of a run without this one.
 
-    They carry its mark in their environment, but for ssh's masters, which write
-    their title over it: that title names the directory of the run's sockets.
-    Another daemon's run of the same name is told by its directory.
+    Their environment names the run and its directory, because another daemon may
+    have a run of the same name.  ssh's masters overwrite their environment with
+    a title, which names the directory of the run's sockets.
     """
     own = os.getpid()
     return [
@@ -226,31 +227,31 @@ def marked(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -
         for name in os.listdir("/proc")  # noqa: PTH208 - as above
         if name.isdecimal()
         and int(name) != own
-        and (not program or read(f"/proc/{name}/comm") == program)
+        and (not program or read_proc_file(f"/proc/{name}/comm") == program)
         and (
-            carries(read(f"/proc/{name}/environ").split(b"\0"), run, directory)
-            or (sockets and sockets in read(f"/proc/{name}/cmdline"))
+            belongs_to_run(read_proc_file(f"/proc/{name}/environ").split(b"\0"), run, directory)
+            or (sockets and sockets in read_proc_file(f"/proc/{name}/cmdline"))
         )
-        and alive(int(name))
+        and is_alive(int(name))
     ]
 
 
-def carries(environment: list[bytes], run: bytes, directory: bytes) -> bool:
-    """Say whether an environment is of the run, and not of a run of that name elsewhere."""
+def belongs_to_run(environment: list[bytes], run: bytes, directory: bytes) -> bool:
+    """Return whether an environment is of this run, not of another daemon's run of the same name."""
     if b"ROLLOUTD_RUN=" + run not in environment:
         return False
-    places = [line for line in environment if line.startswith(b"ROLLOUTD_RUN_DIR=")]
-    return all(line == b"ROLLOUTD_RUN_DIR=" + directory for line in places)
+    run_dirs = [line for line in environment if line.startswith(b"ROLLOUTD_RUN_DIR=")]
+    return all(line == b"ROLLOUTD_RUN_DIR=" + directory for line in run_dirs)
 
 
-def alive(pid: int) -> bool:
-    """Say whether a process exists and is more than an unread exit status."""
-    stat = read(f"/proc/{pid}/stat")
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    stat = read_proc_file(f"/proc/{pid}/stat")
     return bool(stat) and stat[stat.rfind(b")") + 2 :][:1] not in {b"Z", b"X"}
 
 
-def record(ended: str, code: int, began_at: float, duration_s: float, left: int) -> None:
-    """Write the status; after this the run is over."""
+def write_status(ended: str, code: int, began_at: float, duration_s: float, left: int) -> None:
+    """Write the status atomically; after this the run is over."""
     text = (
         f'{{"ended": "{ended}", "code": {code}, "began_at": {began_at:.6f}, '
         f'"duration_s": {duration_s:.6f}, "left": {left}}}\n'

@@ -1,6 +1,4 @@
-"""Kubernetes clusters: their nodes watched, isolated, drained, judged and put back.
+"""Adapters for Kubernetes: inventory, watch, observer, isolator, check and traffic probe.
 
-Only what is asked of the API server lives here.  The heavy client library is
-imported where a cluster is first spoken to, so a fleet without Kubernetes never
-pays for it.
+A cluster's first request imports the heavy client library, so a fleet without Kubernetes never pays for it.
 """

@@ -1,9 +1,6 @@
-"""The check `kubernetes`: the node is Ready, and the pods that belong on it are there and ready.
+"""Check `kubernetes`: the node and the pods that belong on it are Ready.
 
-Parameters: `ready`; `daemonsets_ready`: every DaemonSet's pod that was bound to
-the node before it was isolated is bound and Ready again; `pods_ready`: a label
-selector, whose pods on the node must all be Ready, one at least.  All is judged
-from the node and its pods alone.  How long to keep asking is the caller's affair.
+The parameters are in registration.py.  The caller repeats the check until its deadline.
 """
 
 from __future__ import annotations
@@ -11,99 +8,98 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Cluster, names, path_of
-from rolloutd.adapters.kubernetes.clusters import Clusters
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import Cluster, api_path, join_names
+from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import read_node
-from rolloutd.adapters.kubernetes.drain import pods_on
-from rolloutd.adapters.kubernetes.isolator import Prior, daemon_key, read_prior
+from rolloutd.adapters.kubernetes.drain import list_pods_on
+from rolloutd.adapters.kubernetes.isolator import PriorState, daemonset_key, parse_prior
 from rolloutd.adapters.kubernetes.nodes import readiness
-from rolloutd.adapters.kubernetes.pods import Pod, read_pod
-from rolloutd.counting import count
+from rolloutd.adapters.kubernetes.pods import Pod, parse_pod
 from rolloutd.ports import Failed, Ok, StepContext, Unknown
+from rolloutd.text import pluralize
 
 JSON = Any
 
 
 class KubernetesCheck:
-    """ports.Check of a node and its pods; `ctx.prior` is what the isolator found before it did anything."""
+    """ports.Check of a node and its pods; `ctx.prior` is the state that the isolator recorded first."""
 
-    def __init__(self, clusters: Clusters) -> None:
+    def __init__(self, clusters: ClusterRegistry) -> None:
         self._clusters = clusters
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        """Judge once; Unknown when the cluster did not answer."""
-        cluster, name = self._clusters.of(ctx.host)
+        cluster, name = self._clusters.resolve(ctx.host)
         try:
-            return await self._judge(cluster, name, ctx)
+            return await self._check_node(cluster, name, ctx)
         except ClusterUnreachable as error:
             return Unknown(str(error))
         except ApiError as error:
             if error.status == 404:
                 return Failed(f"{name} is no longer in cluster {cluster.name}")
-            said = f"cluster {cluster.name} says {error}"
-            return Unknown(said) if error.may_pass else Failed(said)
+            text = f"cluster {cluster.name} returned {error}"
+            return Unknown(text) if error.is_retryable else Failed(text)
 
-    async def _judge(self, cluster: Cluster, name: str, ctx: StepContext) -> Ok | Failed:
-        before = read_prior(ctx.prior)
-        good: list[str] = []
+    async def _check_node(self, cluster: Cluster, name: str, ctx: StepContext) -> Ok | Failed:
+        prior = parse_prior(ctx.prior)
+        passed: list[str] = []
         if ctx.params.get("ready", True):
             node = await read_node(cluster, name)
             ready, why = readiness(node)
             if not ready:
                 return Failed(f"{name} is not Ready: {why}")
-            good.append(f"{name} is Ready{_rebooted(node, before)}")
+            passed.append(f"{name} is Ready{_reboot_suffix(node, prior)}")
         if ctx.params.get("daemonsets_ready"):
-            wrong, told = _judge_daemons(await pods_on(cluster, name), before)
-            if wrong:
-                return Failed(f"{name}: {wrong}")
-            good.append(told)
+            problem, summary = _check_daemonset_pods(await list_pods_on(cluster, name), prior)
+            if problem:
+                return Failed(f"{name}: {problem}")
+            passed.append(summary)
         selector = ctx.params.get("pods_ready")
         if selector:
-            pods = await _selected(cluster, name, str(selector))
-            wrong = _judge_selected(pods, str(selector))
-            if wrong:
-                return Failed(f"{name}: {wrong}")
-            good.append(f"{count(len(pods), 'Ready pod')} of `{selector}`")
-        return Ok("; ".join(good))
+            pods = await _list_selected_pods(cluster, name, str(selector))
+            problem = _check_selected_pods(pods, str(selector))
+            if problem:
+                return Failed(f"{name}: {problem}")
+            passed.append(f"{pluralize(len(pods), 'Ready pod')} of `{selector}`")
+        return Ok("; ".join(passed))
 
 
-def _rebooted(node: Mapping[str, JSON], before: Prior) -> str:
+def _reboot_suffix(node: Mapping[str, JSON], prior: PriorState) -> str:
     boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
-    return " after a reboot" if before.boot_id and boot_id != before.boot_id else ""
+    return " after a reboot" if prior.boot_id and boot_id != prior.boot_id else ""
 
 
-def _judge_daemons(pods: Sequence[Pod], before: Prior) -> tuple[str, str]:
-    """Return what is wrong with the DaemonSets' pods, or nothing and what is right."""
+def _check_daemonset_pods(pods: Sequence[Pod], prior: PriorState) -> tuple[str, str]:
+    """Return the problem of the DaemonSets' pods, empty if there is none, and a summary."""
     now: dict[str, bool] = {}
     for pod in pods:
-        if pod.daemon and not pod.ending_since:
-            now[daemon_key(pod)] = now.get(daemon_key(pod), True) and pod.ready
-    wanted = {} if before.daemons is None else before.daemons
-    wrong = [f"the pod of DaemonSet {key} is not back" for key in sorted(wanted) if key not in now]
+        if pod.is_daemonset_pod and not pod.terminating_since:
+            now[daemonset_key(pod)] = now.get(daemonset_key(pod), True) and pod.is_ready
+    expected = {} if prior.daemonset_pods is None else prior.daemonset_pods
+    problems = [f"the pod of DaemonSet {key} is not back" for key in sorted(expected) if key not in now]
     for key in sorted(now):
         if not now[key]:
-            earlier = " and was not before either" if wanted.get(key) is False else ""
-            wrong.append(f"the pod of DaemonSet {key} is not Ready{earlier}")
-    if wrong:
-        return names(wrong), ""
-    known = "" if before.daemons is not None else ", judged by those that are there"
-    return "", f"{count(len(now), 'Ready pod')} of DaemonSets{known}"
+            earlier = " and was not before either" if expected.get(key) is False else ""
+            problems.append(f"the pod of DaemonSet {key} is not Ready{earlier}")
+    if problems:
+        return join_names(problems), ""
+    known = "" if prior.daemonset_pods is not None else ", judged by those that are there"
+    return "", f"{pluralize(len(now), 'Ready pod')} of DaemonSets{known}"
 
 
-async def _selected(cluster: Cluster, node: str, selector: str) -> list[Pod]:
+async def _list_selected_pods(cluster: Cluster, node: str, selector: str) -> list[Pod]:
     query = {"fieldSelector": f"spec.nodeName={node}", "labelSelector": selector}
-    page = await cluster.list(path_of("pods"), query)
+    page = await cluster.list(api_path("pods"), query)
     pods = [
-        read_pod(pod)
+        parse_pod(pod)
         for pod in page.items
         if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     ]
-    return [pod for pod in pods if not pod.ending_since]
+    return [pod for pod in pods if not pod.terminating_since]
 
 
-def _judge_selected(pods: Sequence[Pod], selector: str) -> str:
+def _check_selected_pods(pods: Sequence[Pod], selector: str) -> str:
     if not pods:
         return f"no pod of `{selector}` is bound to it"
-    late = [pod.id for pod in pods if not pod.ready]
-    return f"not Ready: {names(late)}" if late else ""
+    not_ready = [pod.id for pod in pods if not pod.is_ready]
+    return f"not Ready: {join_names(not_ready)}" if not_ready else ""

@@ -1,8 +1,7 @@
-"""Closes a node to new pods and opens it again, always by compare-and-set.
+"""Cordon and uncordon of a node by compare-and-set.
 
-A node is closed only if nobody else has a hand on it, and opened only if the
-cordon that stands is the one we placed; both are judged on the very version of
-the node that is written, so whoever moves between our look and our write wins.
+rolloutd cordons a node only if no other client holds it, and uncordons it only if the cordon is its own.
+Each patch carries the version on which it was decided, so another client's write in between wins.
 """
 
 from __future__ import annotations
@@ -12,125 +11,138 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ApiError
-from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, path_of
+from rolloutd.adapters.kubernetes.api_errors import ApiError
+from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path
 from rolloutd.adapters.kubernetes.nodes import (
-    ISOLATED_BY,
-    KEPT,
-    SHOWN_LENGTH,
-    Cordon,
-    Hand,
-    Owner,
-    read_cordon,
+    ISOLATED_BY_ANNOTATION,
+    KEPT_FOR_ANNOTATION,
+    MAX_REASON_LENGTH,
+    CordonOwner,
+    CordonState,
+    IsolationRecord,
+    parse_cordon_state,
 )
 from rolloutd.ports import Busy, Ok
 
 JSON = Any
-Write = tuple[dict[str, JSON], str]
-"""A patch, and what will have been done when it is written."""
+Patch = tuple[dict[str, JSON], str]
+"""A patch, and the sentence that describes it once it is written."""
 
-Decide = Callable[[Mapping[str, JSON], Cordon], "Write | Ok | Busy"]
+Decide = Callable[[Mapping[str, JSON], CordonState], "Patch | Ok | Busy"]
 
-CONFLICT_TRIES = 10
-"""How often a node that changed under our hands is looked at again; kubelets write every few seconds."""
+MAX_CONFLICT_RETRIES = 10
+"""Reads of a node that other clients keep changing; kubelets write every few seconds."""
 
 
 async def read_node(cluster: Cluster, name: str) -> Mapping[str, JSON]:
-    """Return the node as it is now."""
-    node: Mapping[str, JSON] = await cluster.get(path_of("nodes", name))
+    node: Mapping[str, JSON] = await cluster.get(api_path("nodes", name))
     return node
 
 
-def cordon_of(cluster: Cluster, node: Mapping[str, JSON], rollout: str) -> Cordon:
-    """Say how the node stands towards this rollout."""
-    return read_cordon(node, rollout, uncordoned=cluster.uncordoned.get(node["metadata"]["name"]))
+def read_cordon_state(cluster: Cluster, node: Mapping[str, JSON], rollout: str) -> CordonState:
+    return parse_cordon_state(
+        node, rollout, uncordoned_record=cluster.uncordoned_by_others.get(node["metadata"]["name"])
+    )
 
 
-async def close(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: float) -> Ok | Busy:
-    """Cordon the node in our name; Busy when it is in somebody else's hand."""
+async def cordon_node(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: float) -> Ok | Busy:
+    """Cordon the node for the rollout; Busy if another client or rollout holds it."""
 
-    def decide(node: Mapping[str, JSON], cordon: Cordon) -> Write | Ok | Busy:
-        if cordon.hold is not None:
-            return Busy(f"{name} is {cordon.hold}")
-        match cordon.hand:
-            case Hand.FOREIGN if not cordon.kept:
+    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+        if cordon.hold_reason is not None:
+            return Busy(f"{name} is {cordon.hold_reason}")
+        match cordon.cordon_owner:
+            case CordonOwner.OTHER if not cordon.left_cordoned:
                 return Busy(f"{name} is {cordon.text}")
-            case Hand.OURS:
+            case CordonOwner.OURS:
                 return Ok(f"{name} is cordoned")
-            case Hand.NOBODY | Hand.LOST | Hand.FOREIGN:
+            case CordonOwner.NONE | CordonOwner.UNCORDONED_BY_OTHER | CordonOwner.OTHER:
                 since = datetime.fromtimestamp(at, UTC).isoformat()
-                return _write(node, True, owner=Owner(rollout, attempt, since).text), f"cordoned {name}"
+                return _build_patch(
+                    node, True, isolation=IsolationRecord(rollout, attempt, since).annotation_value
+                ), f"cordoned {name}"
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
 
-async def reopen(cluster: Cluster, name: str, *, rollout: str, was_closed: bool, held: str = "") -> Ok | Busy:
-    """Take our cordon and our annotation off; leave a cordon that is not ours alone any more.
+async def uncordon_node(
+    cluster: Cluster, name: str, *, rollout: str, was_cordoned: bool, hold_reason: str = ""
+) -> Ok | Busy:
+    """Remove our annotation, and our cordon unless another client shares it.
 
-    `held` says why the node is to stay closed all the same.  Where a hold alone
-    keeps it closed, a note stays on the node, by which let_go() knows our cordon.
+    `hold_reason` keeps the node cordoned.  If only a hold does, an annotation stays on the node, by which
+    release_node() recognises our cordon.
     """
 
-    def decide(node: Mapping[str, JSON], cordon: Cordon) -> Write | Ok | Busy:
-        closed = cordon.hand in (Hand.OURS, Hand.FOREIGN)
-        why = held or cordon.hold or (cordon.text if cordon.hand is Hand.FOREIGN else "")
-        if was_closed and not why:
+    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+        closed = cordon.cordon_owner in (CordonOwner.OURS, CordonOwner.OTHER)
+        why = (
+            hold_reason
+            or cordon.hold_reason
+            or (cordon.text if cordon.cordon_owner is CordonOwner.OTHER else "")
+        )
+        if was_cordoned and not why:
             why = "as it was before us"
         stays = closed and bool(why)
         done = f"{name} stays cordoned: {why}" if stays else f"{name} is in service as before"
-        if cordon.owner is None or cordon.owner.rollout != rollout:
+        if cordon.record is None or cordon.record.rollout != rollout:
             return Ok(done)
-        kept = why if stays and cordon.hand is Hand.OURS and not was_closed else None
-        return _write(node, stays, kept=kept), done
+        kept = why if stays and cordon.cordon_owner is CordonOwner.OURS and not was_cordoned else None
+        return _build_patch(node, stays, left_for=kept), done
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
 
-async def let_go(cluster: Cluster, name: str) -> Ok | Busy:
-    """Take off the cordon that we left for a hold; Busy while an annotation on the node still asks for it."""
+async def release_node(cluster: Cluster, name: str) -> Ok | Busy:
+    """Remove the cordon that we left for a hold; Busy while the node has a hold annotation."""
 
-    def decide(node: Mapping[str, JSON], cordon: Cordon) -> Write | Ok | Busy:
-        if KEPT not in (node["metadata"].get("annotations") or {}) or cordon.owner is not None:
+    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+        if (
+            KEPT_FOR_ANNOTATION not in (node["metadata"].get("annotations") or {})
+            or cordon.record is not None
+        ):
             return Ok(f"{name} is not kept by us")
-        closed = cordon.hand is not Hand.NOBODY
-        if cordon.kept and cordon.hold is not None:
-            return Busy(f"{name} is {cordon.hold}")
-        if closed and not cordon.kept:
-            return _write(node, True), f"{name} stays cordoned: {cordon.text}"
-        return _write(node, False), f"{name} is in service as before"
+        closed = cordon.cordon_owner is not CordonOwner.NONE
+        if cordon.left_cordoned and cordon.hold_reason is not None:
+            return Busy(f"{name} is {cordon.hold_reason}")
+        if closed and not cordon.left_cordoned:
+            return _build_patch(node, True), f"{name} stays cordoned: {cordon.text}"
+        return _build_patch(node, False), f"{name} is in service as before"
 
     return await _compare_and_set(cluster, name, "", decide)
 
 
-def _write(
-    node: Mapping[str, JSON], closed: bool, *, owner: str | None = None, kept: str | None = None
+def _build_patch(
+    node: Mapping[str, JSON], cordoned: bool, *, isolation: str | None = None, left_for: str | None = None
 ) -> dict[str, JSON]:
-    """Return the patch; null takes a field away, so that an open node is exactly as it was."""
+    """Return the patch; null removes a field, so that an uncordoned node is exactly as it was."""
     meta = node["metadata"]
-    notes: dict[str, JSON] = {ISOLATED_BY: owner}
-    if kept is not None or KEPT in (meta.get("annotations") or {}):
-        notes[KEPT] = None if kept is None else kept[:SHOWN_LENGTH]
-    patch: dict[str, JSON] = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": notes}}
-    if bool((node.get("spec") or {}).get("unschedulable")) != closed:
-        patch["spec"] = {"unschedulable": True if closed else None}
+    node_annotations: dict[str, JSON] = {ISOLATED_BY_ANNOTATION: isolation}
+    if left_for is not None or KEPT_FOR_ANNOTATION in (meta.get("annotations") or {}):
+        node_annotations[KEPT_FOR_ANNOTATION] = None if left_for is None else left_for[:MAX_REASON_LENGTH]
+    patch: dict[str, JSON] = {
+        "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": node_annotations}
+    }
+    if bool((node.get("spec") or {}).get("unschedulable")) != cordoned:
+        patch["spec"] = {"unschedulable": True if cordoned else None}
     return patch
 
 
 async def _compare_and_set(cluster: Cluster, name: str, rollout: str, decide: Decide) -> Ok | Busy:
-    """Read, decide and write until the node that was decided on is the one that is written."""
+    """Read, decide and write until no other client writes in between."""
     backoff = Backoff(0.05, 1.0)
-    for _ in range(CONFLICT_TRIES):
+    for _ in range(MAX_CONFLICT_RETRIES):
         node = await read_node(cluster, name)
-        decision = decide(node, cordon_of(cluster, node, rollout))
+        decision = decide(node, read_cordon_state(cluster, node, rollout))
         if isinstance(decision, Ok | Busy):
             return decision
         patch, done = decision
         try:
-            await cluster.patch(path_of("nodes", name), patch)
+            await cluster.patch(api_path("nodes", name), patch)
         except ApiError as error:
             if error.status != 409:
                 raise
         else:
             return Ok(done)
         await asyncio.sleep(backoff.next_s())
-    return Busy(f"{name} changes faster than it can be written: {CONFLICT_TRIES} conflicts in a row")
+    return Busy(f"{name} changes faster than it can be written: {MAX_CONFLICT_RETRIES} conflicts in a row")

@@ -1,10 +1,9 @@
-"""Drives the pods off one node, for a bounded time, and says what holds the rest.
+"""Drain of one node: evicts its pods within a timeout and reports blockers.
 
-A pass rehearses first: when something can never go, nothing is evicted, because
-a drain that cannot end only harms the pods that can.  Then every pod is evicted
-on its own, and the node's pods are watched until the last one that has to go is
-gone: the object deleted, not only told to end.  A pass that runs out of time
-harms nothing; the next one takes up what is left.
+If a blocker is permanent, the first pass evicts nothing, because a drain that cannot end only harms other
+pods. Otherwise it requests each eviction as soon as the pod's budget allows it, driven by two watches: the
+cluster's budgets and the node's pods.  It ends when the objects of all evicted pods are deleted.  After a
+timeout the next pass continues.
 """
 
 from __future__ import annotations
@@ -13,205 +12,234 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, names, path_of, sentences
-from rolloutd.adapters.kubernetes.eviction import Accepted, Gone, Held, evict
-from rolloutd.adapters.kubernetes.following import follow
-from rolloutd.adapters.kubernetes.pods import Pod, Policy, Sorted, ending_text, read_pod, sort_pods
-from rolloutd.counting import count
+from rolloutd.adapters.kubernetes.api_errors import ClusterUnreachable
+from rolloutd.adapters.kubernetes.budgets import BudgetWatch
+from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path, join_names, join_sentences
+from rolloutd.adapters.kubernetes.eviction import (
+    EvictionAccepted,
+    EvictionBlocked,
+    PodGone,
+    blocked_by_budgets,
+    evict,
+)
+from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.pods import (
+    DrainPlan,
+    EvictionPolicy,
+    Pod,
+    parse_pod,
+    plan_drain,
+    terminating_text,
+)
 from rolloutd.ports import Busy, Ok
+from rolloutd.text import pluralize
 
 JSON = Any
 
-FIRST_WAIT_S = 0.5
-"""Before a pod held by its budget is asked for again: a replacement may be ready in a second."""
+INITIAL_BACKOFF_S = 0.5
+"""Pause before a refused eviction is retried; a change of a budget ends it."""
 
-MOST_WAIT_S = 5.0
-"""The longest such wait, as kubectl's."""
+MAX_BACKOFF_S = 5.0
+"""As kubectl."""
 
-LASTING_S = 6.0
-"""How long a hindrance must last: a budget between two replicas looks impossible for a moment."""
+MAX_CONCURRENT_EVICTIONS = 4
+"""Concurrent evictions of one node: a quarter of the cluster's requests, so that no drain starves another."""
 
-LASTING_LOOK_S = 1.5
-"""Between two looks at such a hindrance."""
+BLOCKER_CONFIRM_S = 6.0
+"""Minimum age of a permanent blocker: a budget between two replicas appears permanent for a moment."""
 
-PODS = path_of("pods")
-
-
-async def pods_on(cluster: Cluster, node: str, *, selector: str = "", namespace: str = "") -> list[Pod]:
-    """Return the pods bound to a node: all, or those with these labels, of one namespace."""
-    query = _bound_to(node) | ({"labelSelector": selector} if selector else {})
-    page = await cluster.list(path_of("pods", namespace=namespace), query)
-    return [read_pod(pod) for pod in page.items]
+PODS_PATH = api_path("pods")
 
 
-async def could_drain(cluster: Cluster, node: str, policy: Policy) -> Ok | Busy:
-    """Rehearse a drain: Busy names what would hold it now; raises ClusterUnreachable and ApiError."""
-    found = sort_pods(await pods_on(cluster, node), policy)
-    if found.refused:
-        return Busy(sentences(found.refused))
-    held = await _rehearse(cluster, found.go)
-    if held:
-        return Busy(sentences([each.text for each in held]))
-    return Ok(f"nothing holds back what is to leave {node} ({count(len(found.go), 'pod')})")
+async def list_pods_on(cluster: Cluster, node: str, *, selector: str = "", namespace: str = "") -> list[Pod]:
+    """Return the pods bound to a node, of all namespaces if none is given."""
+    query = _bound_to_query(node) | ({"labelSelector": selector} if selector else {})
+    page = await cluster.list(api_path("pods", namespace=namespace), query)
+    return [parse_pod(pod) for pod in page.items]
 
 
-async def drain(cluster: Cluster, node: str, policy: Policy, *, for_s: float) -> Ok | Busy:
-    """Drive the pods off for at most so long; Ok when none is left that has to go.
+async def dry_run_drain(budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> Ok | Busy:
+    """Return what would block a drain now; evicts nothing; raises ClusterUnreachable and ApiError."""
+    async with budgets.opened():
+        plan = plan_drain(await list_pods_on(budgets.cluster, node), policy)
+        if plan.refused:
+            return Busy(join_sentences(plan.refused))
+        blocked = _blocked_pods(budgets, plan)
+    if blocked:
+        return Busy(join_sentences([each.text for each in blocked]))
+    return Ok(f"nothing holds up {pluralize(len(plan.to_evict), 'pod')} on {node}")
 
-    Raises ClusterUnreachable and ApiError when the pods could not even be listed.
+
+async def drain(budgets: BudgetWatch, node: str, policy: EvictionPolicy, *, timeout_s: float) -> Ok | Busy:
+    """Evict the node's pods within the timeout; Ok if no pod is left to evict.
+
+    Raises ClusterUnreachable and ApiError if the pods cannot be listed.
     """
-    until = asyncio.get_running_loop().time() + for_s
-    hindered = await _hindrance(cluster, node, policy, min(LASTING_S, for_s))
-    if hindered is not None:
-        return hindered
-    left_s = until - asyncio.get_running_loop().time()
-    return await _Pass(cluster, node, policy).run(max(0.0, left_s))
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with budgets.opened():
+        blocked = await _find_permanent_blocker(budgets, node, policy, min(BLOCKER_CONFIRM_S, timeout_s))
+        if blocked is not None:
+            return blocked
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        return await _DrainPass(budgets, node, policy).run(max(0.0, remaining_s))
 
 
-async def _hindrance(cluster: Cluster, node: str, policy: Policy, for_s: float) -> Ok | Busy | None:
-    """Return why nothing should be evicted at all; Ok when there is nothing to evict."""
-    until = asyncio.get_running_loop().time() + for_s
+async def _find_permanent_blocker(
+    budgets: BudgetWatch, node: str, policy: EvictionPolicy, timeout_s: float
+) -> Ok | Busy | None:
+    """Return why no pod should be evicted; Ok if there is none, None if the drain can start."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
-        found = sort_pods(await pods_on(cluster, node), policy)
-        if found.refused:
-            return Busy(sentences(found.refused))
-        if found.empty:
-            return Ok(f"no pod is left on {node} that has to go")
-        lasting = [each.text for each in await _rehearse(cluster, found.go) if each.lasting]
-        if not lasting:
+        plan = plan_drain(await list_pods_on(budgets.cluster, node), policy)
+        if plan.refused:
+            return Busy(join_sentences(plan.refused))
+        if plan.is_empty:
+            return Ok(f"no pod is left on {node} that must go")
+        permanent = [each.text for each in _blocked_pods(budgets, plan) if each.is_permanent]
+        if not permanent:
             return None
-        if asyncio.get_running_loop().time() >= until:
-            return Busy(sentences(lasting))
-        await asyncio.sleep(LASTING_LOOK_S)
+        remaining_s = deadline - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            return Busy(join_sentences(permanent))
+        await budgets.wait_for_change(remaining_s)
 
 
-async def _rehearse(cluster: Cluster, pods: Sequence[Pod]) -> list[Held]:
-    async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(_rehearse_one(cluster, pod)) for pod in pods]
-    return [task.result() for task in asked if isinstance(task.result(), Held)]  # type: ignore[misc]
+def _blocked_pods(budgets: BudgetWatch, plan: DrainPlan) -> list[EvictionBlocked]:
+    found = (_blocked(budgets, pod) for pod in plan.to_evict)
+    return [each for each in found if each is not None]
 
 
-async def _rehearse_one(cluster: Cluster, pod: Pod) -> Accepted | Gone | Held:
-    try:
-        return await evict(cluster, pod, rehearse=True)
-    except ClusterUnreachable as error:
-        return Held(str(error))
+def _blocked(budgets: BudgetWatch, pod: Pod) -> EvictionBlocked | None:
+    """Return why the pod's eviction would be refused now; None if it can be requested."""
+    covering = budgets.covering(pod)
+    if len(covering) > 1 or budgets.blocking(pod) is not None:
+        return blocked_by_budgets(pod, covering)
+    return None
 
 
-def _bound_to(node: str) -> dict[str, str]:
+def _bound_to_query(node: str) -> dict[str, str]:
     return {"fieldSelector": f"spec.nodeName={node}"}
 
 
-class _Pass:
-    """One pass over one node; a following.Listener to its pods."""
+class _DrainPass:
+    """One pass over one node; a WatchHandler of its pods."""
 
-    def __init__(self, cluster: Cluster, node: str, policy: Policy) -> None:
-        self._cluster = cluster
+    def __init__(self, budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> None:
+        self._budgets = budgets
+        self._cluster = budgets.cluster
         self._node = node
         self._policy = policy
         self._pods: dict[str, Pod] = {}
-        self._held: dict[str, Held] = {}
-        self._asked: set[str] = set()
-        self._listed = False
-        self._blind = ""
-        self._news = asyncio.Event()
+        self._blocked: dict[str, EvictionBlocked] = {}
+        self._requested: set[str] = set()
+        self._is_synced = False
+        self._disconnect_reason = ""
+        self._changed = asyncio.Event()
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_EVICTIONS)
 
-    async def run(self, for_s: float) -> Ok | Busy:
-        """Evict and wait until nothing is left that has to go, or for so long."""
+    async def run(self, timeout_s: float) -> Ok | Busy:
         try:
-            async with asyncio.timeout(for_s), asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(follow(self._cluster, PODS, _bound_to(self._node), self))
-                evictions = await self._until_over(tasks)
-                for task in (watching, *evictions):
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(
+                    run_list_watch(self._cluster, PODS_PATH, _bound_to_query(self._node), self)
+                )
+                evictions = await self._evict_until_empty(tasks)
+                for task in (watch, *evictions):
                     task.cancel()
         except TimeoutError:
             pass
-        return self._verdict()
+        return self._result()
 
-    # -- following.Listener
+    # -- list_watch.WatchHandler
 
-    def listed(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        """Take all pods of the node."""
-        self._pods = {pod["metadata"]["uid"]: read_pod(pod) for pod in objects}
-        self._listed = True
-        self._news.set()
+    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
+        self._pods = {pod["metadata"]["uid"]: parse_pod(pod) for pod in objects}
+        self._is_synced = True
+        self._changed.set()
 
-    def told(self, kind: str, thing: Mapping[str, JSON]) -> None:
-        """Take one pod."""
-        pod = read_pod(thing)
+    def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
+        pod = parse_pod(obj)
         if kind == "DELETED":
             self._pods.pop(pod.uid, None)
         else:
             self._pods[pod.uid] = pod
-        self._news.set()
+        self._changed.set()
 
-    def seeing(self) -> None:
-        """Know that the pods can be seen."""
-        self._blind = ""
+    def on_connected(self) -> None:
+        self._disconnect_reason = ""
 
-    def ended(self) -> None:
-        """Take the pods for what they were until the next watch: whoever is gone is still waited for."""
+    def on_watch_ended(self) -> None:
+        """Keep the pods until the next watch: at worst a deleted pod is awaited a moment longer."""
 
-    def blind(self, why: str) -> None:
-        """Know that they cannot."""
-        self._blind = why
+    def on_disconnected(self, reason: str) -> None:
+        self._disconnect_reason = reason
 
-    # -- the pass
-
-    async def _until_over(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    async def _evict_until_empty(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         evictions: list[asyncio.Task[None]] = []
         while True:
-            await self._news.wait()
-            self._news.clear()
-            if not self._listed:
+            await self._changed.wait()
+            self._changed.clear()
+            if not self._is_synced:
                 continue
-            found = self._sorted()
-            if found.empty:
+            plan = self._plan()
+            if plan.is_empty:
                 return evictions
-            for pod in found.go:
-                if pod.uid not in self._asked:
-                    self._asked.add(pod.uid)
+            for pod in plan.to_evict:
+                if pod.uid not in self._requested:
+                    self._requested.add(pod.uid)
                     evictions.append(tasks.create_task(self._evict(pod)))
 
-    def _sorted(self) -> Sorted:
-        return sort_pods(self._pods.values(), self._policy)
+    def _plan(self) -> DrainPlan:
+        return plan_drain(self._pods.values(), self._policy)
 
     async def _evict(self, pod: Pod) -> None:
-        """Ask until the pod was told to end, or is gone."""
-        backoff = Backoff(FIRST_WAIT_S, MOST_WAIT_S)
-        while pod.uid in self._pods and not self._pods[pod.uid].ending_since:
-            try:
-                answer = await evict(self._cluster, pod)
-            except ClusterUnreachable as error:
-                answer = Held(str(error))
-            match answer:
-                case Accepted():
-                    self._held.pop(pod.uid, None)
-                    return
-                case Gone():
-                    self._held.pop(pod.uid, None)
-                    self._pods.pop(pod.uid, None)
-                    self._news.set()
-                    return
-                case Held():
-                    self._held[pod.uid] = answer
-                    self._news.set()
-                    await asyncio.sleep(max(answer.retry_after_s, backoff.next_s()))
+        """Request the eviction until the pod is terminating or gone."""
+        backoff = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
+        while pod.uid in self._pods and not self._pods[pod.uid].terminating_since:
+            blocked = _blocked(self._budgets, self._pods[pod.uid])
+            if blocked is not None:
+                self._blocked[pod.uid] = blocked
+                await self._budgets.wait_for_change(MAX_BACKOFF_S)
+                continue
+            result = await self._request_eviction(pod)
+            if isinstance(result, EvictionBlocked):
+                self._blocked[pod.uid] = result
+                wait_s = max(result.retry_after_s, backoff.next_s())
+                # A change of a budget ends our own wait, but not one that the server requested.
+                await (
+                    asyncio.sleep(wait_s) if result.retry_after_s else self._budgets.wait_for_change(wait_s)
+                )
+                continue
+            self._blocked.pop(pod.uid, None)
+            if isinstance(result, PodGone):
+                self._pods.pop(pod.uid, None)
+                self._changed.set()
+            return
 
-    def _verdict(self) -> Ok | Busy:
-        if not self._listed:
-            return Busy(self._blind or f"the pods of {self._node} could not be listed in time")
-        found = self._sorted()
-        if found.empty:
-            return Ok(f"{count(len(self._asked), 'pod')} evicted from {self._node}")
-        held = [self._held[pod.uid].text for pod in found.go if pod.uid in self._held]
-        asked = [pod.id for pod in found.go if pod.uid not in self._held]
+    async def _request_eviction(self, pod: Pod) -> EvictionAccepted | PodGone | EvictionBlocked:
+        with self._budgets.requesting(pod) as requests:
+            async with self._slots:
+                try:
+                    result = await evict(self._cluster, pod)
+                except ClusterUnreachable as error:
+                    return EvictionBlocked(str(error))
+            if isinstance(result, EvictionAccepted):
+                requests.accepted += 1
+            return result
+
+    def _result(self) -> Ok | Busy:
+        if not self._is_synced:
+            return Busy(self._disconnect_reason or f"the pods of {self._node} could not be listed in time")
+        plan = self._plan()
+        if plan.is_empty:
+            return Ok(f"{pluralize(len(self._requested), 'pod')} evicted from {self._node}")
+        blocked = [self._blocked[pod.uid].text for pod in plan.to_evict if pod.uid in self._blocked]
+        requested = [pod.id for pod in plan.to_evict if pod.uid not in self._blocked]
         parts = (
-            sentences(found.refused),
-            sentences(held),
-            f"{names(asked)} asked to end" if asked else "",
-            ending_text(found.ending),
-            self._blind,
+            join_sentences(plan.refused),
+            join_sentences(blocked),
+            f"{join_names(requested)} asked to end" if requested else "",
+            terminating_text(plan.terminating),
+            self._disconnect_reason,
         )
         return Busy("; ".join(part for part in parts if part))

@@ -1,8 +1,7 @@
-"""The inventory source `kubernetes`: the nodes of a cluster with their labels.
+"""Inventory source `kubernetes`: the nodes of a cluster with their labels.
 
-Where the cluster is watched, the answer is what the watch knows, so a node that
-joins is known within the second and a hundred clusters are read at no cost.
-Which nodes matter to whom is decided by selectors and pools, elsewhere.
+If the cluster is watched, a refresh returns the watch's nodes: a new node is known within a second, and a
+refresh of a hundred clusters costs nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from machines.node import Kind
-from rolloutd.adapters.kubernetes.answers import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Cluster, path_of
-from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, source_of
-from rolloutd.adapters.kubernetes.nodes import NodeView, view
-from rolloutd.adapters.kubernetes.rights import missing_rights
-from rolloutd.adapters.kubernetes.watch import NodeWatch
+from machines.model.node import NodeKind
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY, source_name
+from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.nodes import NodeView, parse_node
+from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, PROVIDER_ID, Found
+from rolloutd.ports import JSON, PROVIDER_ID, DiscoveredNode
 
-FIRST_LIST_S = 10.0
-"""How long the first list of a cluster is waited for before its nodes stay as they were last known."""
+FIRST_SYNC_TIMEOUT_S = 10.0
+"""Limit of the wait for a cluster's first list; after it the nodes stay as last known."""
 
 
 class KubernetesInventory:
-    """ports.Inventory and ports.Examined over one cluster.
+    """ports.Inventory and ports.SupportsPreflight of one cluster.
 
-    `labels` maps label keys of the fleet to those of the cluster; `address` is
-    the type of node address that Ansible and ssh are told, none when empty.
+    `labels` maps the fleet's label keys to the cluster's; `address` is the type of the address for Ansible
+    and ssh.
     """
 
     def __init__(
@@ -48,47 +47,48 @@ class KubernetesInventory:
 
     @property
     def source(self) -> str:
-        """The source's name."""
-        return source_of(self._cluster)
+        return source_name(self._cluster)
 
-    async def refresh(self) -> Sequence[Found]:
-        """Return all nodes of the cluster; raises SourceFailed when it cannot be seen."""
+    async def refresh(self) -> Sequence[DiscoveredNode]:
         watch = self._watch
-        views = await self._list() if watch is None or not watch.wanted else await self._watched(watch)
-        return [self._found(each) for each in sorted(views, key=lambda each: each.name)]
+        views = (
+            await self._list_nodes()
+            if watch is None or not watch.is_enabled
+            else await self._read_watch(watch)
+        )
+        return [self._to_discovered_node(each) for each in sorted(views, key=lambda each: each.name)]
 
-    async def lacks(self) -> Sequence[str]:
-        """Name the rights that are missing in the cluster; see ports.Examined."""
-        return await missing_rights(self._cluster)
+    async def find_missing_prerequisites(self) -> Sequence[str]:
+        return await find_missing_permissions(self._cluster)
 
-    async def _watched(self, watch: NodeWatch) -> Sequence[NodeView]:
+    async def _read_watch(self, watch: NodeWatch) -> Sequence[NodeView]:
         try:
-            async with asyncio.timeout(0 if watch.failing else FIRST_LIST_S):
+            async with asyncio.timeout(0 if watch.is_failing else FIRST_SYNC_TIMEOUT_S):
                 await watch.synced.wait()
         except TimeoutError:
-            raise SourceFailed(watch.why_blind) from None
-        if watch.why_blind:
-            raise SourceFailed(watch.why_blind)
+            raise SourceFailed(watch.disconnect_reason) from None
+        if watch.disconnect_reason:
+            raise SourceFailed(watch.disconnect_reason)
         return list(watch.nodes.values())
 
-    async def _list(self) -> Sequence[NodeView]:
+    async def _list_nodes(self) -> Sequence[NodeView]:
         try:
-            page = await self._cluster.list(path_of("nodes"))
+            page = await self._cluster.list(api_path("nodes"))
         except (ClusterUnreachable, ApiError) as error:
             raise SourceFailed(f"cluster {self._cluster.name}: {error}") from error
-        return [view(node) for node in page.items]
+        return [parse_node(node) for node in page.items]
 
-    def _found(self, node: NodeView) -> Found:
+    def _to_discovered_node(self, node: NodeView) -> DiscoveredNode:
         labels = {ours: node.labels[theirs] for ours, theirs in self._labels.items() if theirs in node.labels}
-        connection: dict[str, JSON] = {CLUSTER: self._cluster.name, NODE: node.name}
+        connection: dict[str, JSON] = {CLUSTER_KEY: self._cluster.name, NODE_KEY: node.name}
         if node.provider_id:
             connection[PROVIDER_ID] = node.provider_id
         if self._address in node.addresses:
             connection["ansible_host"] = node.addresses[self._address]
-        return Found(
+        return DiscoveredNode(
             name=self._prefix + node.name,
             source=self.source,
-            kind=Kind.KUBERNETES,
+            kind=NodeKind.KUBERNETES,
             labels={**node.labels, **labels},
             connection=connection,
         )

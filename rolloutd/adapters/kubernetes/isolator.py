@@ -1,9 +1,7 @@
-"""The isolator `kubernetes`: a node is cordoned and drained, and put back exactly as it was.
+"""Isolator `kubernetes`: cordons and drains a node, and restores its prior state.
 
-Parameters: `pods_with_local_storage` and `pods_without_controller`, each
-`refuse` or `delete`.  `do` works for a while and says Busy while pods are left;
-whoever calls it decides how long that may go on.  A server that is away for a
-minute is waited for: nothing is decided from its silence.
+`isolate` drains for one pass and returns Busy while pods are left; the driver decides how often to repeat it.
+An API server that does not answer is retried: its silence decides nothing.
 """
 
 from __future__ import annotations
@@ -12,158 +10,183 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.adapters.kubernetes.answers import ASK_DOCTOR, ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Cluster, patiently
-from rolloutd.adapters.kubernetes.clusters import Clusters
-from rolloutd.adapters.kubernetes.cordon import close, cordon_of, let_go, read_node, reopen
-from rolloutd.adapters.kubernetes.drain import could_drain, drain, pods_on
-from rolloutd.adapters.kubernetes.nodes import Cordon, Hand
-from rolloutd.adapters.kubernetes.pods import Pod, Policy, sort_pods
+from rolloutd.adapters.kubernetes.api_errors import DOCTOR_HINT, ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.budgets import BudgetWatch
+from rolloutd.adapters.kubernetes.cluster import Cluster, retry_transient
+from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
+from rolloutd.adapters.kubernetes.cordon import (
+    cordon_node,
+    read_cordon_state,
+    read_node,
+    release_node,
+    uncordon_node,
+)
+from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, list_pods_on
+from rolloutd.adapters.kubernetes.nodes import CordonOwner, CordonState
+from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod, plan_drain
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Busy, Clock, Failed, Host, Look, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports import Busy, Clock, Failed, Host, IsolationStatus, Ok, StepContext, StepResult, Unknown
 
 JSON = Any
 
-PASS_S = 25.0
-"""One `do`: a usual drain ends in one, and a person's word is noticed between two."""
+DRAIN_PASS_S = 25.0
+"""Limit of one `isolate`: most drains end in one pass, and the driver reads commands between two."""
 
-PATIENCE_S = 90.0
-"""How long a look or a put-back waits for an API server that is away: longer than a restart takes."""
+API_RETRY_S = 90.0
+"""Limit of the wait for an unreachable API server, longer than its restart takes."""
 
 
 class KubernetesIsolator:
-    """ports.Isolator, ports.Rehearsal and ports.Keeping by cordon and eviction."""
+    """ports.Isolator, ports.SupportsDryRun and ports.SupportsHoldRelease by cordon and eviction."""
 
     def __init__(
-        self, clusters: Clusters, clock: Clock, *, pass_s: float = PASS_S, patience_s: float = PATIENCE_S
+        self,
+        clusters: ClusterRegistry,
+        clock: Clock,
+        *,
+        drain_pass_s: float = DRAIN_PASS_S,
+        api_retry_s: float = API_RETRY_S,
     ) -> None:
         self._clusters = clusters
         self._clock = clock
-        self._pass_s = pass_s
-        self._patience_s = patience_s
+        self._drain_pass_s = drain_pass_s
+        self._api_retry_s = api_retry_s
+        self._budgets: dict[str, BudgetWatch] = {}
 
-    async def look(self, ctx: StepContext) -> Look | Busy:
-        """Say whether the node is cordoned by us and drained, and what was there before us."""
-        cluster, name = self._clusters.of(ctx.host)
+    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+        cluster, name = self._clusters.resolve(ctx.host)
         try:
-            return await patiently(lambda: self._look(ctx, cluster, name), for_s=self._patience_s)
+            return await retry_transient(
+                lambda: self._inspect(ctx, cluster, name), timeout_s=self._api_retry_s
+            )
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_why(cluster, error))
+            return Busy(_error_text(cluster, error))
 
-    async def do(self, ctx: StepContext) -> StepResult:
-        """Cordon, then drain for a while; gently: cordon only."""
-        cluster, name = self._clusters.of(ctx.host)
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        cluster, name = self._clusters.resolve(ctx.host)
         try:
-            closed = await self._close(ctx, cluster, name)
-            if ctx.gentle or isinstance(closed, Busy):
-                return closed
-            for_s = max(1.0, min(self._pass_s, ctx.deadline - self._clock.now()))
-            drained = await drain(cluster, name, policy_of(ctx.params), for_s=for_s)
+            cordoned = await self._cordon(ctx, cluster, name)
+            if ctx.cordon_only or isinstance(cordoned, Busy):
+                return cordoned
+            timeout_s = max(1.0, min(self._drain_pass_s, ctx.deadline - self._clock.now()))
+            policy = eviction_policy(ctx.params)
+            drained = await drain(self._budget_watch(cluster), name, policy, timeout_s=timeout_s)
             if isinstance(drained, Busy):
                 return drained
-            # Somebody may have opened it while it was drained: what is closed now counts.
-            closed = await self._close(ctx, cluster, name)
-            return closed if isinstance(closed, Busy) else drained
+            # Another client may have uncordoned the node during the drain: only the cordon of now counts.
+            cordoned = await self._cordon(ctx, cluster, name)
+            return cordoned if isinstance(cordoned, Busy) else drained
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_why(cluster, error))
+            return Busy(_error_text(cluster, error))
 
-    async def undo(self, ctx: StepContext) -> StepResult:
-        """Uncordon what we cordoned, and take our annotation away."""
-        cluster, name = self._clusters.of(ctx.host)
-        before = read_prior(ctx.prior)
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        cluster, name = self._clusters.resolve(ctx.host)
+        prior = parse_prior(ctx.prior)
         try:
-            return await patiently(
-                lambda: reopen(cluster, name, rollout=ctx.rollout, was_closed=before.closed, held=ctx.held),
-                for_s=self._patience_s,
+            return await retry_transient(
+                lambda: uncordon_node(
+                    cluster,
+                    name,
+                    rollout=ctx.rollout,
+                    was_cordoned=prior.was_cordoned,
+                    hold_reason=ctx.hold_reason,
+                ),
+                timeout_s=self._api_retry_s,
             )
         except ApiError as error:
             if error.status == 404:
                 return Ok(f"{name} is no longer in cluster {cluster.name}")
-            return Failed(_why(cluster, error))
+            return Failed(_error_text(cluster, error))
         except ClusterUnreachable as error:
             return Unknown(str(error))
 
-    async def let_go(self, host: Host) -> StepResult:
-        """Uncordon a node that stayed cordoned for a hold; see ports.Keeping."""
-        cluster, name = self._clusters.of(host)
+    async def release(self, host: Host) -> StepResult:
+        cluster, name = self._clusters.resolve(host)
         try:
-            return await let_go(cluster, name)
+            return await release_node(cluster, name)
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_why(cluster, error))
+            return Busy(_error_text(cluster, error))
 
-    async def could(self, ctx: StepContext) -> Ok | Busy:
-        """Rehearse: say whether this node could be drained now; see ports.Rehearsal."""
-        cluster, name = self._clusters.of(ctx.host)
+    async def dry_run(self, ctx: StepContext) -> Ok | Busy:
+        cluster, name = self._clusters.resolve(ctx.host)
         try:
-            return await could_drain(cluster, name, policy_of(ctx.params))
+            return await dry_run_drain(self._budget_watch(cluster), name, eviction_policy(ctx.params))
         except ApiError as error:
-            raise NodeUnreachable(_why(cluster, error)) from error
+            raise NodeUnreachable(_error_text(cluster, error)) from error
 
-    async def _close(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
-        return await close(cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now())
+    def _budget_watch(self, cluster: Cluster) -> BudgetWatch:
+        return self._budgets.setdefault(cluster.name, BudgetWatch(cluster))
 
-    async def _look(self, ctx: StepContext, cluster: Cluster, name: str) -> Look | Busy:
+    async def _cordon(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
+        return await cordon_node(
+            cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now()
+        )
+
+    async def _inspect(self, ctx: StepContext, cluster: Cluster, name: str) -> IsolationStatus | Busy:
         node = await read_node(cluster, name)
-        pods = await pods_on(cluster, name)
-        cordon = cordon_of(cluster, node, ctx.rollout)
-        left = sort_pods(pods, policy_of(ctx.params))
-        was_ours = cordon.owner is not None and cordon.owner.rollout == ctx.rollout
-        isolated = was_ours or ctx.prior is not None
-        if cordon.hand is Hand.FOREIGN and isolated and left.empty:
-            # Out of service as it should be, but by somebody else: not lost, and not ours to go on.
+        pods = await list_pods_on(cluster, name)
+        cordon = read_cordon_state(cluster, node, ctx.rollout)
+        plan = plan_drain(pods, eviction_policy(ctx.params))
+        was_ours = cordon.record is not None and cordon.record.rollout == ctx.rollout
+        isolated_before = was_ours or ctx.prior is not None
+        if cordon.cordon_owner is CordonOwner.OTHER and isolated_before and plan.is_empty:
+            # Another client isolates the node: isolation is not lost, but the run must not continue.
             return Busy(f"{name} is {cordon.text}")
-        done = cordon.hand is Hand.OURS and left.empty
-        still = "" if left.empty else "; pods are left that have to go"
-        text = f"{name}: {cordon.text or cordon.hold or 'in service'}{still}"
-        return Look(done, prior=_prior(node, cordon, pods) if ctx.prior is None else ctx.prior, text=text)
+        done = cordon.cordon_owner is CordonOwner.OURS and plan.is_empty
+        suffix = "" if plan.is_empty else "; pods are left that have to go"
+        text = f"{name}: {cordon.text or cordon.hold_reason or 'in service'}{suffix}"
+        return IsolationStatus(
+            done, prior=_record_prior(node, cordon, pods) if ctx.prior is None else ctx.prior, text=text
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
-    """What was there before us: was it cordoned, which boot, which DaemonSets' pods, ready or not."""
+class PriorState:
+    """The node before the isolation: its cordon, its boot, and its DaemonSets' pods with their readiness."""
 
-    closed: bool = False
+    was_cordoned: bool = False
     boot_id: str = ""
-    daemons: Mapping[str, bool] | None = None
+    daemonset_pods: Mapping[str, bool] | None = None
 
 
-def read_prior(prior: JSON) -> Prior:
-    """Read a recorded prior state; where there is none, nothing is known of the pods."""
+def parse_prior(prior: JSON) -> PriorState:
+    """Read a recorded prior state; without a record the pods are unknown."""
     if not isinstance(prior, dict):
-        return Prior()
-    return Prior(bool(prior.get("unschedulable")), str(prior.get("boot_id") or ""), prior.get("daemon_pods"))
+        return PriorState()
+    return PriorState(
+        bool(prior.get("unschedulable")), str(prior.get("boot_id") or ""), prior.get("daemon_pods")
+    )
 
 
-def daemon_key(pod: Pod) -> str:
-    """Name a DaemonSet's pod by what stays the same when it is made anew."""
+def daemonset_key(pod: Pod) -> str:
+    """Return a key of a DaemonSet's pod that its replacement shares."""
     return f"{pod.namespace}/{pod.owner.partition(' ')[2]}"
 
 
-def policy_of(params: Mapping[str, JSON]) -> Policy:
-    """Read the plan's word on pods that lose something."""
-    return Policy(
+def eviction_policy(params: Mapping[str, JSON]) -> EvictionPolicy:
+    return EvictionPolicy(
         delete_local_storage=params.get("pods_with_local_storage") == "delete",
         delete_without_controller=params.get("pods_without_controller") == "delete",
     )
 
 
-def _prior(node: Mapping[str, JSON], cordon: Cordon, pods: list[Pod]) -> JSON:
+def _record_prior(node: Mapping[str, JSON], cordon: CordonState, pods: list[Pod]) -> JSON:
     spec, status = node.get("spec") or {}, node.get("status") or {}
-    closed = bool(spec.get("unschedulable"))
-    if cordon.hand is Hand.OURS and cordon.owner is not None:
-        closed = cordon.owner.unschedulable
-    daemons: dict[str, bool] = {}
+    was_cordoned = bool(spec.get("unschedulable"))
+    if cordon.cordon_owner is CordonOwner.OURS and cordon.record is not None:
+        was_cordoned = cordon.record.was_cordoned
+    daemonset_pods: dict[str, bool] = {}
     for pod in pods:
-        if pod.daemon and not pod.ending_since:
-            daemons[daemon_key(pod)] = daemons.get(daemon_key(pod), True) and pod.ready
+        if pod.is_daemonset_pod and not pod.terminating_since:
+            daemonset_pods[daemonset_key(pod)] = daemonset_pods.get(daemonset_key(pod), True) and pod.is_ready
     return {
-        "unschedulable": closed,
+        "unschedulable": was_cordoned,
         "boot_id": (status.get("nodeInfo") or {}).get("bootID", ""),
-        "daemon_pods": daemons,
+        "daemon_pods": daemonset_pods,
     }
 
 
-def _why(cluster: Cluster, error: ClusterUnreachable | ApiError) -> str:
+def _error_text(cluster: Cluster, error: ClusterUnreachable | ApiError) -> str:
     if isinstance(error, ClusterUnreachable):
         return str(error)
-    return f"cluster {cluster.name} says {error}" + (f"; {ASK_DOCTOR}" if error.status == 403 else "")
+    return f"cluster {cluster.name} returned {error}" + (f"; {DOCTOR_HINT}" if error.status == 403 else "")

@@ -1,8 +1,7 @@
-"""Reads node objects: is the node well, who cordoned it, what should be remembered of it.
+"""Readers of node objects: readiness, owner of the cordon, inventory fields.
 
-Values in, values out.  Whose cordon it is, is read from the node alone, so it is
-true after any restart: our annotation says what we did, and the server's own
-record of field managers says whether the cordon that stands is still ours.
+The node alone identifies the owner of its cordon, so the result survives a restart: our annotation records
+what we did, and the server's field managers show whether the cordon is still ours.
 """
 
 from __future__ import annotations
@@ -13,210 +12,230 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from machines.node import Observation, Sight
-from rolloutd.adapters.kubernetes.cluster import MANAGER
+from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER
 
 JSON = Any
 
-ISOLATED_BY = "rolloutd/isolated-by"
-"""On a node that we cordoned: JSON of rollout, attempt, since (RFC 3339) and unschedulable (before)."""
+ISOLATED_BY_ANNOTATION = "rolloutd/isolated-by"
+"""On a node that we cordoned: JSON of rollout, attempt, since (RFC 3339) and the prior unschedulable."""
 
-HOLD = "rolloutd/hold"
-"""Put on a node by a person: it is not to be touched, or not to be put back; its value says why."""
+HOLD_ANNOTATION = "rolloutd/hold"
+"""Set by a person to hold the node: rolloutd leaves its service state as it is; the value is the reason."""
 
-KEPT = "rolloutd/kept-for"
-"""On a node that is still cordoned in our name because somebody held it when we were done; who, and why."""
+KEPT_FOR_ANNOTATION = "rolloutd/kept-for"
+"""On a node that we left cordoned because a hold was active at the end; the value is the hold's reason."""
 
-KIND = "kubernetes"
-"""What the isolator is called that keeps nodes so."""
+ADAPTER_KIND = "kubernetes"
 
-LEAVING = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
-"""Taints by which autoscalers announce that they are taking a node away."""
+DELETION_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
+"""Taints by which autoscalers announce that they remove a node."""
 
-UNUSABLE = frozenset(
+UNUSABLE_TAINTS = frozenset(
     {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"}
 )
-"""Taints of a node that cannot be used, whatever its conditions still say."""
+"""Taints of an unusable node, even if its Ready condition is still true."""
 
-SHOWN_LENGTH = 160
-"""Kept of an annotation or a condition in a sentence."""
+MAX_REASON_LENGTH = 160
+"""Limit of a quoted annotation or condition."""
 
 
-class Hand(StrEnum):
-    """Whose doing it is that a node takes no new pods, or does."""
+class CordonOwner(StrEnum):
+    """The client that last cordoned or uncordoned a node."""
 
-    NOBODY = "nobody"
+    NONE = "nobody"
     OURS = "ours"
-    LOST = "lost"
-    """We cordoned it, and somebody else uncordoned it."""
-    FOREIGN = "foreign"
+    UNCORDONED_BY_OTHER = "lost"
+    """rolloutd cordoned the node, and another client uncordoned it."""
+    OTHER = "foreign"
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """What the owner annotation says: who isolated the node for what, and what was there before."""
+class IsolationRecord:
+    """The owner annotation: the isolation's rollout and attempt, and the cordon before it."""
 
     rollout: str
     attempt: int
     since: str
-    unschedulable: bool = False
+    was_cordoned: bool = False
 
     @property
-    def text(self) -> str:
-        """Return the annotation's value."""
-        said = {
+    def annotation_value(self) -> str:
+        record = {
             "rollout": self.rollout,
             "attempt": self.attempt,
             "since": self.since,
-            "unschedulable": self.unschedulable,
+            "unschedulable": self.was_cordoned,
         }
-        return json.dumps(said, sort_keys=True)
+        return json.dumps(record, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Cordon:
-    """How a node stands: in whose hand it is, in a sentence, and perhaps a hold on it.
+class CordonState:
+    """The owner of a node's cordon, a sentence about it, and the reason of a hold annotation.
 
-    `kept` says that the cordon is the one we placed, left for whoever held the node.
+    `left_cordoned` means that the cordon is ours and was left for a hold.
     """
 
-    hand: Hand
+    cordon_owner: CordonOwner
     text: str = ""
-    owner: Owner | None = None
-    hold: str | None = None
-    kept: bool = False
+    record: IsolationRecord | None = None
+    hold_reason: str | None = None
+    left_cordoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What is kept of a node: a tenth of its object, which lists every image on it."""
+    """The used fields of a node: a tenth of its object, which lists every image on the node."""
 
     name: str
     uid: str
-    ready: bool
-    condition: str
-    cordon: Cordon
+    is_ready: bool
+    ready_message: str
+    cordon_state: CordonState
     taints: tuple[str, ...] = ()
-    leaving: bool = False
-    kept: str = ""
+    is_being_removed: bool = False
+    left_isolated_by: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: Mapping[str, str] = field(default_factory=dict)
     provider_id: str = ""
     boot_id: str = ""
-    kubelet: str = ""
+    kubelet_version: str = ""
 
-    def observation(self, node: str, at: float) -> Observation:
-        """Return what the core is to know, under the name it knows the node by."""
-        return replace(self._seen(node, at), kept=self.kept)
+    def to_observation(self, node: str, at: float) -> Observation:
+        """Return the node's observation under the fleet's name."""
+        return replace(self._health_observation(node, at), left_isolated_by=self.left_isolated_by)
 
-    def _seen(self, node: str, at: float) -> Observation:
-        cordon = self.cordon
-        if not self.ready:
-            return Observation(node, Sight.DOWN, at, self.condition, foreign=cordon.hand is Hand.FOREIGN)
-        if cordon.hold is not None:
-            return Observation(node, Sight.UP, at, cordon.hold, foreign=True)
-        match cordon.hand:
-            case Hand.FOREIGN:
-                return Observation(node, Sight.UP, at, cordon.text, foreign=True)
-            case Hand.OURS:
-                return Observation(node, Sight.DOWN, at, cordon.text)
-            case Hand.NOBODY | Hand.LOST:
-                return self._in_service(node, at)
-
-    def _in_service(self, node: str, at: float) -> Observation:
-        if self.leaving:
+    def _health_observation(self, node: str, at: float) -> Observation:
+        cordon = self.cordon_state
+        if not self.is_ready:
             return Observation(
-                node, Sight.UP, at, f"it is being taken away: {', '.join(self.taints)}", foreign=True
+                node,
+                NodeHealth.DOWN,
+                at,
+                self.ready_message,
+                cordoned_by_other=cordon.cordon_owner is CordonOwner.OTHER,
+            )
+        if cordon.hold_reason is not None:
+            return Observation(node, NodeHealth.UP, at, cordon.hold_reason, cordoned_by_other=True)
+        match cordon.cordon_owner:
+            case CordonOwner.OTHER:
+                return Observation(node, NodeHealth.UP, at, cordon.text, cordoned_by_other=True)
+            case CordonOwner.OURS:
+                return Observation(node, NodeHealth.DOWN, at, cordon.text)
+            case CordonOwner.NONE | CordonOwner.UNCORDONED_BY_OTHER:
+                return self._in_service_observation(node, at)
+
+    def _in_service_observation(self, node: str, at: float) -> Observation:
+        if self.is_being_removed:
+            return Observation(
+                node,
+                NodeHealth.UP,
+                at,
+                f"it is being removed: {', '.join(self.taints)}",
+                cordoned_by_other=True,
             )
         taints = f"; taints {', '.join(self.taints)}" if self.taints else ""
         return Observation(
-            node, Sight.UP, at, f"Ready; kubelet {self.kubelet}; boot {self.boot_id[:8]}{taints}"
+            node, NodeHealth.UP, at, f"Ready; kubelet {self.kubelet_version}; boot {self.boot_id[:8]}{taints}"
         )
 
 
-def view(node: Mapping[str, JSON], uncordoned: str | None = None) -> NodeView:
-    """Return what is kept of a node object; `uncordoned` as for read_cordon."""
+def parse_node(node: Mapping[str, JSON], uncordoned_record: str | None = None) -> NodeView:
+    """Return the used fields of a node object; `uncordoned_record` as for parse_cordon_state."""
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     taints = tuple(sorted(str(taint["key"]) for taint in spec.get("taints") or ()))
-    ready, condition = _readiness(node, taints)
-    system = status.get("nodeInfo") or {}
+    ready, condition = _parse_readiness(node, taints)
+    node_info = status.get("nodeInfo") or {}
     return NodeView(
         name=meta["name"],
         uid=meta["uid"],
-        ready=ready,
-        condition=condition,
-        cordon=read_cordon(node, uncordoned=uncordoned),
+        is_ready=ready,
+        ready_message=condition,
+        cordon_state=parse_cordon_state(node, uncordoned_record=uncordoned_record),
         taints=taints,
-        leaving=bool(LEAVING.intersection(taints)),
-        kept=KIND if KEPT in (meta.get("annotations") or {}) and HOLD not in meta["annotations"] else "",
+        is_being_removed=bool(DELETION_TAINTS.intersection(taints)),
+        left_isolated_by=ADAPTER_KIND
+        if KEPT_FOR_ANNOTATION in (meta.get("annotations") or {})
+        and HOLD_ANNOTATION not in meta["annotations"]
+        else "",
         labels=dict(meta.get("labels") or {}),
         addresses={a["type"]: a["address"] for a in reversed(status.get("addresses") or ())},
         provider_id=str(spec.get("providerID") or ""),
-        boot_id=str(system.get("bootID") or ""),
-        kubelet=str(system.get("kubeletVersion") or ""),
+        boot_id=str(node_info.get("bootID") or ""),
+        kubelet_version=str(node_info.get("kubeletVersion") or ""),
     )
 
 
 def readiness(node: Mapping[str, JSON]) -> tuple[bool, str]:
-    """Say whether a node object is Ready, and why not."""
-    return _readiness(node, tuple(taint["key"] for taint in (node.get("spec") or {}).get("taints") or ()))
+    return _parse_readiness(
+        node, tuple(taint["key"] for taint in (node.get("spec") or {}).get("taints") or ())
+    )
 
 
-def read_cordon(
-    node: Mapping[str, JSON], rollout: str | None = None, *, uncordoned: str | None = None
-) -> Cordon:
-    """Say in whose hand a node object is.
+def parse_cordon_state(
+    node: Mapping[str, JSON], rollout: str | None = None, *, uncordoned_record: str | None = None
+) -> CordonState:
+    """Return the owner of a node's cordon.
 
-    With `rollout`, what another rollout isolated counts as foreign.
-    `uncordoned` is the owner annotation that was seen on this node when
-    somebody had uncordoned it: where the server keeps no field managers, a
-    cordon under that same annotation cannot be ours any more.
+    With `rollout`, another rollout's isolation counts as another client's.  `uncordoned_record` is the owner
+    annotation seen when another client uncordoned the node: if the server keeps no field managers, a later
+    cordon under the same annotation is not ours.
     """
-    notes = node["metadata"].get("annotations") or {}
-    closed = bool((node.get("spec") or {}).get("unschedulable"))
-    owner = read_owner(notes.get(ISOLATED_BY))
+    node_annotations = node["metadata"].get("annotations") or {}
+    is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
+    record = parse_isolation_record(node_annotations.get(ISOLATED_BY_ANNOTATION))
     hold = (
         None
-        if HOLD not in notes
-        else f"annotated {HOLD}: {str(notes[HOLD])[:SHOWN_LENGTH] or 'no reason given'}"
+        if HOLD_ANNOTATION not in node_annotations
+        else (
+            f"annotated {HOLD_ANNOTATION}: "
+            f"{str(node_annotations[HOLD_ANNOTATION])[:MAX_REASON_LENGTH] or 'no reason given'}"
+        )
     )
-    if not closed:
-        lost = Cordon(Hand.LOST, "somebody uncordoned it after we cordoned it", owner, hold)
-        return Cordon(Hand.NOBODY, hold=hold) if owner is None else lost
-    managers = cordoned_by(node)
-    if owner is None:
+    if not is_cordoned:
+        lost = CordonState(
+            CordonOwner.UNCORDONED_BY_OTHER,
+            "another client uncordoned it after rolloutd cordoned it",
+            record,
+            hold,
+        )
+        return CordonState(CordonOwner.NONE, hold_reason=hold) if record is None else lost
+    managers = cordon_managers(node)
+    if record is None:
         who = f" by {', '.join(sorted(managers))}" if managers else ""
-        if KEPT in notes and not managers - {MANAGER}:
-            said = f"it stays cordoned after our attempt: {str(notes[KEPT])[:SHOWN_LENGTH]}"
-            return Cordon(Hand.FOREIGN, said, hold=hold, kept=True)
-        said = "our annotation was taken off" if managers == {MANAGER} else "not by us"
-        return Cordon(Hand.FOREIGN, f"cordoned{who}, {said}", hold=hold)
-    others = managers - {MANAGER}
-    if others or (not managers and uncordoned == notes[ISOLATED_BY]):
-        who = ", ".join(sorted(others)) or "somebody else"
-        return Cordon(Hand.FOREIGN, f"cordoned by {who} since we cordoned it", owner, hold)
-    text = f"isolated for {owner.rollout}, attempt {owner.attempt}, since {owner.since}"
-    if rollout is not None and owner.rollout != rollout:
-        return Cordon(Hand.FOREIGN, text, owner, hold)
-    return Cordon(Hand.OURS, text, owner, hold)
+        if KEPT_FOR_ANNOTATION in node_annotations and not managers - {FIELD_MANAGER}:
+            reason = str(node_annotations[KEPT_FOR_ANNOTATION])[:MAX_REASON_LENGTH]
+            text = f"it stays cordoned after our attempt: {reason}"
+            return CordonState(CordonOwner.OTHER, text, hold_reason=hold, left_cordoned=True)
+        text = "our annotation was removed" if managers == {FIELD_MANAGER} else "not by rolloutd"
+        return CordonState(CordonOwner.OTHER, f"cordoned{who}, {text}", hold_reason=hold)
+    others = managers - {FIELD_MANAGER}
+    if others or (not managers and uncordoned_record == node_annotations[ISOLATED_BY_ANNOTATION]):
+        who = ", ".join(sorted(others)) or "another client"
+        return CordonState(CordonOwner.OTHER, f"cordoned by {who} after rolloutd cordoned it", record, hold)
+    text = f"isolated for {record.rollout}, attempt {record.attempt}, since {record.since}"
+    if rollout is not None and record.rollout != rollout:
+        return CordonState(CordonOwner.OTHER, text, record, hold)
+    return CordonState(CordonOwner.OURS, text, record, hold)
 
 
-def read_owner(text: JSON) -> Owner | None:
-    """Read the owner annotation; one that is not ours to read is None."""
+def parse_isolation_record(text: JSON) -> IsolationRecord | None:
+    """Return the owner annotation's record; None if it is missing or invalid."""
     try:
-        said = json.loads(text)
-        return Owner(
-            str(said["rollout"]),
-            int(said["attempt"]),
-            str(said["since"]),
-            bool(said.get("unschedulable", False)),
+        fields = json.loads(text)
+        return IsolationRecord(
+            str(fields["rollout"]),
+            int(fields["attempt"]),
+            str(fields["since"]),
+            bool(fields.get("unschedulable", False)),
         )
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def cordoned_by(node: Mapping[str, JSON]) -> frozenset[str]:
-    """Return the field managers that own `spec.unschedulable`; none where the server keeps no record."""
+def cordon_managers(node: Mapping[str, JSON]) -> frozenset[str]:
+    """Return the field managers that own `spec.unschedulable`; empty if the server keeps no record."""
     return frozenset(
         str(entry.get("manager"))
         for entry in node["metadata"].get("managedFields") or ()
@@ -225,15 +244,17 @@ def cordoned_by(node: Mapping[str, JSON]) -> frozenset[str]:
     )
 
 
-def _readiness(node: Mapping[str, JSON], taints: tuple[str, ...]) -> tuple[bool, str]:
+def _parse_readiness(node: Mapping[str, JSON], taints: tuple[str, ...]) -> tuple[bool, str]:
     if node["metadata"].get("deletionTimestamp"):
         return False, "the node is being deleted"
     for condition in (node.get("status") or {}).get("conditions") or ():
         if condition.get("type") != "Ready":
             continue
         since = condition.get("lastTransitionTime", "some time")
-        why = str(condition.get("message") or condition.get("reason") or "no reason given")[:SHOWN_LENGTH]
-        unusable = UNUSABLE.intersection(taints)
+        why = str(condition.get("message") or condition.get("reason") or "no reason given")[
+            :MAX_REASON_LENGTH
+        ]
+        unusable = UNUSABLE_TAINTS.intersection(taints)
         if condition.get("status") == "True" and not unusable:
             return True, ""
         if condition.get("status") == "True":

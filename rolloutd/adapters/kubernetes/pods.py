@@ -1,7 +1,4 @@
-"""Sorts the pods of a node: which stay, which must go, which the plan does not let go.
-
-Values in, values out; what the API server says to an eviction is known elsewhere.
-"""
+"""Classes of a node's pods: which stay, which to evict, which the plan refuses."""
 
 from __future__ import annotations
 
@@ -9,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolloutd.adapters.kubernetes.cluster import names
+from rolloutd.adapters.kubernetes.cluster import join_names
 
 JSON = Any
 
-MIRROR = "kubernetes.io/config.mirror"
-"""The kubelet's mark on the API server's copy of a static pod, which no eviction ends."""
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""On the API server's copy of a static pod, which an eviction does not end."""
 
-DAEMON_SET = "DaemonSet"
-"""Judged by kind alone: other projects bring DaemonSets of their own groups, which behave alike."""
+DAEMON_SET_KIND = "DaemonSet"
+"""Compared without its group: other projects' DaemonSets behave alike."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What the plan says of pods that lose something when they go."""
+class EvictionPolicy:
+    """The plan's choice for pods whose eviction loses something."""
 
     delete_local_storage: bool = False
     delete_without_controller: bool = False
@@ -30,98 +27,97 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is kept of a pod."""
-
     namespace: str
     name: str
     uid: str
     owner: str = ""
-    ready: bool = False
-    stays: bool = False
-    daemon: bool = False
-    local: bool = False
-    ending_since: str = ""
+    is_ready: bool = False
+    bypasses_budget: bool = False
+    stays_on_drain: bool = False
+    is_daemonset_pod: bool = False
+    has_local_storage: bool = False
+    terminating_since: str = ""
     grace_s: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        """The pod's `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
-    """The pods that matter to a drain: to evict, already ending, and not to be evicted by the plan."""
+class DrainPlan:
+    """The pods to evict, the pods that end already, and one sentence per pod that the plan refuses."""
 
-    go: tuple[Pod, ...] = ()
-    ending: tuple[Pod, ...] = ()
+    to_evict: tuple[Pod, ...] = ()
+    terminating: tuple[Pod, ...] = ()
     refused: tuple[str, ...] = ()
 
     @property
-    def empty(self) -> bool:
-        """Whether nothing is left that has to go."""
-        return not (self.go or self.ending or self.refused)
+    def is_empty(self) -> bool:
+        """Whether no pod is left that must leave the node."""
+        return not (self.to_evict or self.terminating or self.refused)
 
 
-def read_pod(pod: Mapping[str, JSON]) -> Pod:
-    """Return what is kept of a pod object."""
+def parse_pod(pod: Mapping[str, JSON]) -> Pod:
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
-    daemon = owner is not None and owner.get("kind") == DAEMON_SET
+    daemon = owner is not None and owner.get("kind") == DAEMON_SET_KIND
     finished = status.get("phase") in ("Succeeded", "Failed")
     return Pod(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
         owner="" if owner is None else f"{owner.get('kind')} {owner.get('name')}",
-        ready=is_ready(status),
-        stays=daemon or finished or MIRROR in (meta.get("annotations") or {}),
-        daemon=daemon and not finished,
-        local=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
-        ending_since=str(meta.get("deletionTimestamp") or ""),
+        is_ready=has_ready_condition(status),
+        # The API server applies no budget to these.
+        bypasses_budget=finished or status.get("phase") == "Pending" or bool(meta.get("deletionTimestamp")),
+        stays_on_drain=daemon or finished or MIRROR_ANNOTATION in (meta.get("annotations") or {}),
+        is_daemonset_pod=daemon and not finished,
+        has_local_storage=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
+        terminating_since=str(meta.get("deletionTimestamp") or ""),
         grace_s=meta.get("deletionGracePeriodSeconds"),
         labels=dict(meta.get("labels") or {}),
     )
 
 
-def is_ready(status: Mapping[str, JSON]) -> bool:
-    """Judge by the Ready condition, as budgets do; container statuses may say otherwise."""
+def has_ready_condition(status: Mapping[str, JSON]) -> bool:
+    """Return whether the Ready condition is true, as budgets judge it; container statuses may differ."""
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
 
 
-def sort_pods(pods: Iterable[Pod], policy: Policy) -> Sorted:
-    """Sort a node's pods; one that is ending anyway is not refused any more."""
-    go: list[Pod] = []
-    ending: list[Pod] = []
+def plan_drain(pods: Iterable[Pod], policy: EvictionPolicy) -> DrainPlan:
+    """Classify a node's pods; one that is already terminating is not refused."""
+    to_evict: list[Pod] = []
+    terminating: list[Pod] = []
     refused: list[str] = []
     for pod in sorted(pods, key=lambda each: each.id):
-        if pod.stays:
+        if pod.stays_on_drain:
             continue
-        why = _refusal(pod, policy)
-        if pod.ending_since:
-            ending.append(pod)
-        elif why:
-            refused.append(f"{pod.id} {why}")
+        refusal = _refusal_reason(pod, policy)
+        if pod.terminating_since:
+            terminating.append(pod)
+        elif refusal:
+            refused.append(f"{pod.id} {refusal}")
         else:
-            go.append(pod)
-    return Sorted(tuple(go), tuple(ending), tuple(refused))
+            to_evict.append(pod)
+    return DrainPlan(tuple(to_evict), tuple(terminating), tuple(refused))
 
 
-def ending_text(pods: Iterable[Pod]) -> str:
-    """Say which pods are waited for."""
-    return names(
+def terminating_text(pods: Iterable[Pod]) -> str:
+    """Return a sentence about the pods that are terminating."""
+    return join_names(
         [
-            f"{pod.id} is ending, to be gone by {pod.ending_since}"
+            f"{pod.id} is ending, to be gone by {pod.terminating_since}"
             + ("" if pod.grace_s is None else f" (grace period {pod.grace_s} s)")
             for pod in pods
         ]
     )
 
 
-def _refusal(pod: Pod, policy: Policy) -> str:
+def _refusal_reason(pod: Pod, policy: EvictionPolicy) -> str:
     if not pod.owner and not policy.delete_without_controller:
         return "has no controller that would start it elsewhere (pods_without_controller: delete evicts it)"
-    if pod.local and not policy.delete_local_storage:
+    if pod.has_local_storage and not policy.delete_local_storage:
         return "has local storage that is lost with it (pods_with_local_storage: delete evicts it)"
     return ""

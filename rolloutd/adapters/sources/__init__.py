@@ -1,5 +1,5 @@
-"""Where the trees come from that plans are run from: git repositories and uploads."""
+"""Source trees of plans, from git repositories and uploads."""
 
-from rolloutd.adapters.sources.trees import TreeSources, make
+from rolloutd.adapters.sources.tree_store import TreeStore, make
 
-__all__ = ["TreeSources", "make"]
+__all__ = ["TreeStore", "make"]

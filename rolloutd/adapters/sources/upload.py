@@ -1,8 +1,7 @@
-"""What a client uploads, read with suspicion: a tar archive as the leaves of a tree.
+"""Uploaded tar archives, validated and unpacked as a tree.
 
-Nothing is written before the whole archive has been judged, and then links
-last, so that no name can be followed anywhere.  Where the tree is kept is not
-known here.
+The whole archive is validated before anything is written, and links are written last, so that no write
+follows one.
 """
 
 from __future__ import annotations
@@ -14,85 +13,85 @@ import zlib
 from pathlib import Path
 
 from rolloutd.errors import Refused
-from rolloutd.packing import MAX_TREE_BYTES, MAX_TREE_FILES, Leaf, check_limits, check_link
+from rolloutd.source_archive import MAX_TREE_BYTES, MAX_TREE_FILES, TreeEntry, check_limits, check_link
 
 MAX_ARCHIVE_BYTES = MAX_TREE_BYTES + MAX_TREE_FILES * 1024
-"""Of an archive, unpacked: the content and a header and padding of each file."""
+"""Limit of an unpacked archive: the content, and a header and padding per file."""
 
 MAX_NAME_BYTES = 255
-"""Of one name in a path: no file system of Linux keeps a longer one."""
+"""The limit of Linux's file systems for one name in a path."""
 
 MAX_PATH_BYTES = 2048
-"""Of a whole path: half of what Linux opens, the other half is for the place that trees are kept in."""
+"""Half of Linux's limit; the other half is for the directory of the trees."""
 
-GZIP = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 
 
-def read_archive(archive: bytes) -> list[Leaf]:
-    """Return the leaves of a plain or gzipped tar archive; raises Refused for anything else in it."""
+def read_archive(archive: bytes) -> list[TreeEntry]:
+    """Return the entries of a plain or gzipped tar archive; raises Refused for an invalid one."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(_inflate(archive)), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(_decompress(archive)), mode="r:") as tar:
             return _read_members(tar)
     except (tarfile.TarError, zlib.error, UnicodeError, ValueError, EOFError) as error:
         raise Refused("upload", f"the upload is not a tar archive: {error}") from error
 
 
-def write_leaves(leaves: list[Leaf], directory: Path) -> None:
-    """Write a judged tree into an empty directory; raises Refused when a link leads outside after all."""
-    for leaf in sorted(leaves, key=lambda leaf: leaf.link):
-        path = directory / leaf.path
+def write_entries(entries: list[TreeEntry], directory: Path) -> None:
+    """Write validated entries into an empty directory; raises Refused if a link leads outside."""
+    for entry in sorted(entries, key=lambda leaf: leaf.is_symlink):
+        path = directory / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        if leaf.link:
-            path.symlink_to(leaf.content.decode())
+        if entry.is_symlink:
+            path.symlink_to(entry.content.decode())
         else:
-            path.write_bytes(leaf.content)
-            path.chmod(0o755 if leaf.executable else 0o644)
+            path.write_bytes(entry.content)
+            path.chmod(0o755 if entry.is_executable else 0o644)
     root = directory.resolve()
-    for leaf in leaves:
-        # Links by way of links can leave the tree although each alone stays inside.
-        if leaf.link and not _ends_inside(directory / leaf.path, root):
-            raise Refused("upload", f"{leaf.path} is a link that leads outside of the tree")
+    for entry in entries:
+        # A chain of links can leave the tree although each link alone stays inside.
+        if entry.is_symlink and not _resolves_inside(directory / entry.path, root):
+            raise Refused("upload", f"{entry.path} is a link that leads outside of the tree")
 
 
-def _ends_inside(link: Path, root: Path) -> bool:
+def _resolves_inside(link: Path, root: Path) -> bool:
     try:
         return link.resolve().is_relative_to(root)
     except (OSError, RuntimeError):  # a link that leads to itself
         return False
 
 
-def _inflate(archive: bytes) -> bytes:
-    if not archive.startswith(GZIP):
-        plain = archive
+def _decompress(archive: bytes) -> bytes:
+    if not archive.startswith(GZIP_MAGIC):
+        content = archive
     else:
-        inflater = zlib.decompressobj(wbits=31)
-        plain = inflater.decompress(archive, MAX_ARCHIVE_BYTES + 1)
-        if not inflater.eof and len(plain) <= MAX_ARCHIVE_BYTES:
+        decompressor = zlib.decompressobj(wbits=31)
+        content = decompressor.decompress(archive, MAX_ARCHIVE_BYTES + 1)
+        if not decompressor.eof and len(content) <= MAX_ARCHIVE_BYTES:
             raise Refused("upload", "the upload is cut off: its gzip stream has no end")
-    if len(plain) > MAX_ARCHIVE_BYTES:
+    if len(content) > MAX_ARCHIVE_BYTES:
         raise Refused("upload", f"the upload is larger than {MAX_TREE_BYTES // 1024**2} MiB when unpacked")
-    return plain
+    return content
 
 
-def _read_members(tar: tarfile.TarFile) -> list[Leaf]:
-    leaves: dict[str, Leaf] = {}
+def _read_members(tar: tarfile.TarFile) -> list[TreeEntry]:
+    entries: dict[str, TreeEntry] = {}
     size = 0
     for count, member in enumerate(tar, 1):
         size += member.size
         check_limits(size, count)
-        path = _clean(member)
+        path = _validate_path(member)
         if member.isdir():
             continue
-        if path in leaves:
+        if path in entries:
             raise Refused("upload", f"{path} is twice in the upload")
-        leaves[path] = _read_leaf(tar, member, path)
-    _check_parents(leaves)
-    if not leaves:
+        entries[path] = _read_entry(tar, member, path)
+    _check_parents(entries)
+    if not entries:
         raise Refused("upload", "the upload holds no file")
-    return list(leaves.values())
+    return list(entries.values())
 
 
-def _clean(member: tarfile.TarInfo) -> str:
+def _validate_path(member: tarfile.TarInfo) -> str:
     name = member.name
     name.encode()  # raises for what is not UTF-8
     if name.startswith("/") or "\0" in name or ".." in name.split("/"):
@@ -105,20 +104,20 @@ def _clean(member: tarfile.TarInfo) -> str:
     return path
 
 
-def _read_leaf(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> Leaf:
+def _read_entry(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> TreeEntry:
     if member.issym():
         check_link(path, member.linkname)
-        return Leaf(path, member.linkname.encode(), link=True)
+        return TreeEntry(path, member.linkname.encode(), is_symlink=True)
     content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if content is None:
         raise Refused("upload", f"{path} is neither a file nor a directory nor a link")
-    return Leaf(path, content.read(), executable=bool(member.mode & 0o100))
+    return TreeEntry(path, content.read(), is_executable=bool(member.mode & 0o100))
 
 
-def _check_parents(leaves: dict[str, Leaf]) -> None:
-    for path in leaves:
+def _check_parents(entries: dict[str, TreeEntry]) -> None:
+    for path in entries:
         parent = posixpath.dirname(path)
         while parent:
-            if parent in leaves:
+            if parent in entries:
                 raise Refused("upload", f"{path} lies below {parent}, which is not a directory")
             parent = posixpath.dirname(parent)

@@ -1,1 +1,1 @@
-"""Everything that speaks ssh outside Ansible: the shell, checks, an isolator, the observer."""
+"""Adapters over ssh outside Ansible: shell, checks, isolator and observer."""

@@ -1,31 +1,29 @@
-"""The check `ssh`: a command's answer on the node, compared with what it should be.
+"""Check `ssh`: compares a command's result on the node with `equals`, `matches` or `exit`.
 
-One of `equals`, `matches` and `exit` says what is right; without any of them
-the command must end with 0.  How long to keep asking is the caller's affair.
+The caller repeats the check until its deadline.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Mapping
 
-from rolloutd.adapters.kit import Kit
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import JSON, Clock, Failed, Ok, Shell, ShellResult, StepContext, Unknown
+from rolloutd.patterns import InvalidPattern, is_found
+from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Ok, Shell, ShellResult, StepContext, Unknown
 
-MAX_COMMAND_S = 3600.0
-"""One asking, whatever the plan says; what takes an hour is no check."""
+MAX_TIMEOUT_S = 3600.0
+"""Limit of one try, whatever the plan says; a check does not take an hour."""
 
-SHOWN_LENGTH = 200
-"""Kept of what was found in the sentence; the whole is in the output."""
+MAX_SHOWN_LENGTH = 200
+"""Limit of quoted output in a sentence; the result's output has the rest."""
 
-NEVER_RAN = frozenset({126, 127})
-"""Exit statuses with which a shell says that there is no such command (POSIX, 2.8.2)."""
+COMMAND_NOT_RUN = frozenset({126, 127})
+"""A shell's exit statuses for a command that cannot be executed or found (POSIX, 2.8.2)."""
 
 
-def make(kit: Kit) -> SshCheck:
-    """Return the check `ssh`."""
-    return SshCheck(kit.shell, kit.clock)
+def make(context: AdapterContext) -> SshCheck:
+    return SshCheck(context.shell, context.clock)
 
 
 class SshCheck:
@@ -36,11 +34,10 @@ class SshCheck:
         self._clock = clock
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        """Run the command once and compare; Unknown when the node could not be asked."""
         command = str(ctx.params.get("run") or "")
         if not command:
             return Failed("the check ssh has no command: give `run`")
-        timeout_s = min(MAX_COMMAND_S, max(1.0, ctx.deadline - self._clock.now()))
+        timeout_s = min(MAX_TIMEOUT_S, max(1.0, ctx.deadline - self._clock.now()))
         try:
             result = await self._shell.run(ctx.host, command, timeout_s=timeout_s)
         except HostKeyChanged as error:
@@ -49,55 +46,59 @@ class SshCheck:
             return Unknown(str(error))
         except TimeoutError as error:
             return Failed(str(error))
-        wrong = judge(result, ctx.params)
+        # In a thread: the largest pattern needs seconds, and RE2 lets the event loop run meanwhile.
+        mismatch = await asyncio.to_thread(find_mismatch, result, ctx.params)
         output = "\n".join(part for part in (result.stdout, result.stderr) if part)
-        if wrong is None:
-            return Ok(f"`{_cut(command)}` on {ctx.host.name} answered as expected", output=output)
-        return Failed(f"`{_cut(command)}` on {ctx.host.name}: {wrong}", output=output)
+        if mismatch is None:
+            return Ok(f"`{_truncate(command)}` on {ctx.host.name} answered as expected", output=output)
+        return Failed(f"`{_truncate(command)}` on {ctx.host.name}: {mismatch}", output=output)
 
 
-def judge(result: ShellResult, params: Mapping[str, JSON]) -> str | None:
-    """Return what is wrong with the result of a command: expected and found; None when it is right."""
+def find_mismatch(result: ShellResult, params: Mapping[str, JSON]) -> str | None:
+    """Return the expected and the found result if they differ, else None."""
     found, status = result.stdout.strip(), result.exit_status
     if params.get("exit") is not None:
-        wanted = int(params["exit"])
-        return None if status == wanted else f"expected exit status {wanted}, found {status}{said(result)}"
-    if status in NEVER_RAN:
-        return f"the command could not be run, exit status {status}{said(result)}"
+        expected_status = int(params["exit"])
+        return (
+            None
+            if status == expected_status
+            else f"expected exit status {expected_status}, found {status}{stderr_suffix(result)}"
+        )
+    if status in COMMAND_NOT_RUN:
+        return f"the command could not be run, exit status {status}{stderr_suffix(result)}"
     if params.get("equals") is not None:
-        text = _text(params["equals"])
+        text = _expected_text(params["equals"])
         if found != text:
-            return f"expected {_cut(text)!r}, found {_cut(found)!r}{_ended(result)}"
+            return f"expected {_truncate(text)!r}, found {_truncate(found)!r}{_exit_status_suffix(result)}"
     elif params.get("matches") is not None:
-        wrong = _judge_pattern(found, str(params["matches"]))
-        if wrong is not None:
-            return f"{wrong}{_ended(result)}"
-    return None if status == 0 else f"expected exit status 0, found {status}{said(result)}"
+        mismatch = _find_pattern_mismatch(found, str(params["matches"]))
+        if mismatch is not None:
+            return f"{mismatch}{_exit_status_suffix(result)}"
+    return None if status == 0 else f"expected exit status 0, found {status}{stderr_suffix(result)}"
 
 
-def _judge_pattern(found: str, pattern: str) -> str | None:
+def _find_pattern_mismatch(found: str, pattern: str) -> str | None:
     try:
-        matched = re.search(pattern, found)
-    except re.error as error:
-        return f"the pattern {_cut(pattern)!r} is not a regular expression: {error}"
-    return None if matched else f"expected a match of {_cut(pattern)!r}, found {_cut(found)!r}"
+        matched = is_found(pattern, found)
+    except InvalidPattern as error:
+        return f"the pattern {_truncate(pattern)!r} is not a regular expression: {error}"
+    return None if matched else f"expected a match of {_truncate(pattern)!r}, found {_truncate(found)!r}"
 
 
-def _text(value: JSON) -> str:
-    """Write a value of the plan as a command would print it: `equals: 65535` and `equals: true` too."""
+def _expected_text(value: JSON) -> str:
+    """Return a plan's value as a command prints it, also for `equals: 65535` and `equals: true`."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def said(result: ShellResult) -> str:
-    """Return what the command complained of, where it failed."""
+def stderr_suffix(result: ShellResult) -> str:
+    """Return the last line of a failed command's stderr, in parentheses."""
     lines = result.stderr.strip().splitlines()
-    return f" ({_cut(lines[-1])})" if result.exit_status != 0 and lines else ""
+    return f" ({_truncate(lines[-1])})" if result.exit_status != 0 and lines else ""
 
 
-def _ended(result: ShellResult) -> str:
-    """Return how a command ended that failed and printed something else than it should."""
-    return f", exit status {result.exit_status}{said(result)}" if result.exit_status != 0 else ""
+def _exit_status_suffix(result: ShellResult) -> str:
+    return f", exit status {result.exit_status}{stderr_suffix(result)}" if result.exit_status != 0 else ""
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_LENGTH else text[:SHOWN_LENGTH] + "..."
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_LENGTH else text[:MAX_SHOWN_LENGTH] + "..."

@@ -1,32 +1,38 @@
-"""The isolator `command`: a node is taken out of service, and put back, by commands on it.
+"""Isolator `command`: isolates a node and returns it to service by commands on the node.
 
-Parameters: `do`, `undo`, and perhaps `look`, which ends with 0 where the node is
-isolated.  Without `look` nobody can tell, so `do` is always run: it must be
-idempotent, as `undo` must.  What `look` found before `do` is the prior state: a
-node that was isolated before we came is left so.  A `look` that could not be run
-or was killed found nothing, and nothing is done or taken for lost on its word.
+`look` exits 0 if the node is isolated; without it `do` always runs.  The result of `look` before `do` is the
+prior state: a node that was already isolated stays isolated.  A `look` that could not run or was killed has
+no result: nothing is done, and isolation is not lost.
 """
 
 from __future__ import annotations
 
-from rolloutd.adapters.kit import Kit
-from rolloutd.adapters.ssh.check import NEVER_RAN, said
+from rolloutd.adapters.ssh.check import COMMAND_NOT_RUN, stderr_suffix
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import Busy, Clock, Failed, Look, Ok, Shell, StepContext, StepResult, Unknown
+from rolloutd.ports import (
+    AdapterContext,
+    Busy,
+    Clock,
+    Failed,
+    IsolationStatus,
+    Ok,
+    Shell,
+    StepContext,
+    StepResult,
+    Unknown,
+)
 
-LOOK_TIMEOUT_S = 60.0
-"""A look only reads."""
+INSPECT_TIMEOUT_S = 60.0
 
-LAST_ANSWER = 128
-"""Above it are a shell's word for an end by a signal, and with 255 ssh's for no connection."""
+MAX_EXIT_STATUS = 128
+"""Greater statuses mean that a signal ended the command, or, with 255, that ssh did not connect."""
 
-MIN_COMMAND_S = 5.0
-"""A put-back whose deadline has passed is tried all the same."""
+MIN_TIMEOUT_S = 5.0
+"""A return to service is tried even after its deadline."""
 
 
-def make(kit: Kit) -> CommandIsolator:
-    """Return the isolator `command`."""
-    return CommandIsolator(kit.shell, kit.clock)
+def make(context: AdapterContext) -> CommandIsolator:
+    return CommandIsolator(context.shell, context.clock)
 
 
 class CommandIsolator:
@@ -36,42 +42,44 @@ class CommandIsolator:
         self._shell = shell
         self._clock = clock
 
-    async def look(self, ctx: StepContext) -> Look | Busy:
-        """Run `look`; Busy where it could not say; raises NodeUnreachable and TimeoutError."""
+    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+        """Run `look`; Busy if it had no result; raises NodeUnreachable and TimeoutError."""
         command = ctx.params.get("look")
         if command is None:
             prior = {"isolated": False, "output": ""} if ctx.prior is None else ctx.prior
-            return Look(done=None, prior=prior, text="there is no look command: do is run in any case")
-        result = await self._shell.run(ctx.host, str(command), timeout_s=LOOK_TIMEOUT_S)
+            return IsolationStatus(
+                is_isolated=None, prior=prior, text="the plan has no look command: do always runs"
+            )
+        result = await self._shell.run(ctx.host, str(command), timeout_s=INSPECT_TIMEOUT_S)
         status = result.exit_status
-        if status in NEVER_RAN or status > LAST_ANSWER:
+        if status in COMMAND_NOT_RUN or status > MAX_EXIT_STATUS:
+            cause = "it could not be run" if status in COMMAND_NOT_RUN else "a signal or ssh ended it"
             return Busy(
-                f"`{command}` did not say whether {ctx.host.name} is isolated: "
-                f"{_no_answer(status)}{said(result)}; run it there by hand"
+                f"`{command}` on {ctx.host.name} did not report whether the node is isolated: {cause} "
+                f"(exit status {status}){stderr_suffix(result)}; run it there manually"
             )
         isolated = status == 0
         found = {"isolated": isolated, "output": result.stdout}
-        return Look(
-            done=isolated,
+        return IsolationStatus(
+            is_isolated=isolated,
             prior=found if ctx.prior is None else ctx.prior,
-            text=f"`{command}` says that {ctx.host.name} is {'isolated' if isolated else 'in service'}",
+            text=f"`{command}` reports that {ctx.host.name} is {'isolated' if isolated else 'in service'}",
         )
 
-    async def do(self, ctx: StepContext) -> StepResult:
-        """Run `do`; its exit status 0 means isolated."""
+    async def isolate(self, ctx: StepContext) -> StepResult:
         return await self._run(ctx, "do")
 
-    async def undo(self, ctx: StepContext) -> StepResult:
-        """Run `undo`, with what `look` printed before `do` as its input."""
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        """Run `undo`; its stdin is what `look` printed before `do`."""
         if ctx.prior is not None and ctx.prior["isolated"]:
-            return Ok(f"{ctx.host.name} was isolated before we came, and stays so")
+            return Ok(f"{ctx.host.name} was already isolated, and stays isolated")
         return await self._run(ctx, "undo", stdin="" if ctx.prior is None else ctx.prior["output"])
 
-    async def _run(self, ctx: StepContext, which: str, stdin: str = "") -> StepResult:
-        command = str(ctx.params.get(which) or "")
+    async def _run(self, ctx: StepContext, param: str, stdin: str = "") -> StepResult:
+        command = str(ctx.params.get(param) or "")
         if not command:
-            return Failed(f"the isolator command has no `{which}`")
-        timeout_s = max(MIN_COMMAND_S, ctx.deadline - self._clock.now())
+            return Failed(f"the isolator command has no `{param}`")
+        timeout_s = max(MIN_TIMEOUT_S, ctx.deadline - self._clock.now())
         try:
             result = await self._shell.run(ctx.host, command, timeout_s=timeout_s, stdin=stdin)
         except HostKeyChanged as error:
@@ -82,8 +90,3 @@ class CommandIsolator:
         if result.exit_status == 0:
             return Ok(f"`{command}` ended with 0", output=output)
         return Failed(f"`{command}` on {ctx.host.name} ended with {result.exit_status}", output=output)
-
-
-def _no_answer(status: int) -> str:
-    how = "it could not be run" if status in NEVER_RAN else "it was ended by a signal, or never got through"
-    return f"{how} (exit status {status})"

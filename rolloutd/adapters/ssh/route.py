@@ -1,12 +1,9 @@
-"""How a node is reached over ssh, read from its Ansible variables.
+"""Route to a node over ssh, read from its Ansible variables.
 
-Ansible's runs and our own logins must end at the same sshd, as the same user,
-with the same key, so this reads the variables that Ansible's ssh plugin reads,
-`ansible_ssh_*_args` included, with its precedence; the settings fill what the
-inventory leaves open.  It opens no file and no connection.
-
-One thing is not taken over: switching the host key check off
-(`StrictHostKeyChecking=no`, `UserKnownHostsFile=/dev/null`) is not obeyed.
+Ansible's runs and our own logins must reach the same sshd with the same user and key, so this module reads
+the variables of Ansible's ssh plugin with its precedence, `ansible_ssh_*_args` included; the settings supply
+defaults. Variables cannot disable the host key check (`StrictHostKeyChecking=no`,
+`UserKnownHostsFile=/dev/null`).
 """
 
 from __future__ import annotations
@@ -18,31 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import JSON, Host
+from rolloutd.ports import JSON, ConnectionDefaults, Host
 
 DEFAULT_PORT = 22
 
 SSH_CONNECTIONS = frozenset({"ssh", "smart", "ansible.builtin.ssh", "paramiko", "paramiko_ssh"})
 """Values of `ansible_connection` that mean ssh."""
 
-_WITH_ARGUMENT = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+_OPTIONS_WITH_ARGUMENT = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
 """The letters of ssh's options that take an argument (ssh(1))."""
 
-_INVENTORY_NAME = re.compile(r"\{\{\s*inventory_hostname\s*\}\}")
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the settings say for nodes of which the inventory says nothing."""
-
-    known_hosts: Path | None = None
-    user: str | None = None
-    key_file: Path | None = None
+_INVENTORY_HOSTNAME = re.compile(r"\{\{\s*inventory_hostname\s*\}\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to one node; None leaves a choice to the user's own ssh configuration."""
+    """Parameters of a connection; None leaves a value to the user's own ssh configuration."""
 
     host: str
     port: int
@@ -57,30 +45,29 @@ class Route:
 
     @property
     def address(self) -> str:
-        """Host and port, for people."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """Whether a plain TCP connection from here ends at the node's sshd."""
         return not self.jumps and self.proxy_command is None
 
     @property
-    def known_as(self) -> str:
+    def known_hosts_name(self) -> str:
         """The name under which known_hosts keeps the node's key."""
         name = self.alias or self.host
         return name if self.port == DEFAULT_PORT else f"[{name}]:{self.port}"
 
 
-def read_route(host: Host, defaults: Defaults) -> Route:
-    """Read how to reach a node; raises NodeUnreachable when its variables do not say."""
+def read_route(host: Host, defaults: ConnectionDefaults) -> Route:
+    """Return the route to a node; raises NodeUnreachable if its variables are invalid."""
     variables = _Variables(host.name, host.connection)
     connection = variables.text("ansible_connection")
     if connection is not None and connection not in SSH_CONNECTIONS:
         raise NodeUnreachable(
             f"{host.name}: ansible_connection is {connection}; rolloutd reaches nodes by ssh only"
         )
-    options = _Options(variables)
+    options = _SshOptions(variables)
     key_file = variables.text("ansible_ssh_private_key_file", "ansible_private_key_file")
     keys = [key_file] if key_file else []
     keys += [path for path in options.all("identityfile") if path.lower() != "none"]
@@ -89,11 +76,11 @@ def read_route(host: Host, defaults: Defaults) -> Route:
     config = options.first("configfile")
     return Route(
         host=variables.text("ansible_host", "ansible_ssh_host") or options.first("hostname") or host.name,
-        port=variables.port("ansible_port", "ansible_ssh_port", otherwise=options.first("port")),
+        port=variables.port("ansible_port", "ansible_ssh_port", default=options.first("port")),
         user=variables.text("ansible_user", "ansible_ssh_user") or options.first("user") or defaults.user,
         key_files=_paths(keys) or ((defaults.key_file,) if defaults.key_file else ()),
         known_hosts=_known_hosts(options, defaults),
-        password=variables.plain("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
+        password=variables.plain_text("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
         alias=options.first("hostkeyalias"),
         jumps=tuple(jump.split(",")) if jump and jump.lower() != "none" else (),
         proxy_command=proxy if proxy and proxy.lower() != "none" else None,
@@ -102,19 +89,19 @@ def read_route(host: Host, defaults: Defaults) -> Route:
 
 
 class _Variables:
-    """The Ansible variables of a node, with complaints that name the node."""
+    """The Ansible variables of a node; its errors name the node."""
 
     def __init__(self, node: str, values: Mapping[str, JSON]) -> None:
         self._node = node
         self._values = values
 
     def text(self, *names: str) -> str | None:
-        """Return the first of the variables that is set; a template is refused."""
+        """Return the first variable that is set; raises NodeUnreachable for a template."""
         for name in names:
             value = self._values.get(name)
             if value in (None, ""):
                 continue
-            text = _INVENTORY_NAME.sub(self._node, str(value))
+            text = _INVENTORY_HOSTNAME.sub(self._node, str(value))
             if isinstance(value, dict | list) or "{{" in text or "{%" in text:
                 raise NodeUnreachable(
                     f"{self._node}: {name} is a template or a vaulted value, which only Ansible can read; "
@@ -123,42 +110,39 @@ class _Variables:
             return text
         return None
 
-    def plain(self, *names: str) -> str | None:
-        """Return the first of the variables that is plain text; what is not is passed over."""
+    def plain_text(self, *names: str) -> str | None:
+        """Return the first variable that is plain text; ignores others."""
         for name in names:
             value = self._values.get(name)
             if isinstance(value, str) and value and "{{" not in value:
                 return value
         return None
 
-    def port(self, *names: str, otherwise: str | None) -> int:
-        """Return a port number."""
-        text = self.text(*names) or otherwise or str(DEFAULT_PORT)
+    def port(self, *names: str, default: str | None) -> int:
+        text = self.text(*names) or default or str(DEFAULT_PORT)
         if not text.isdecimal() or not 0 < int(text) < 65536:
             raise NodeUnreachable(f"{self._node}: the inventory names port {text!r}; allowed are 1 to 65535")
         return int(text)
 
 
-class _Options:
-    """The options in a node's `ansible_ssh_*_args`; as in ssh, the first of a name counts."""
+class _SshOptions:
+    """The options in a node's `ansible_ssh_*_args`; as in ssh, the first value of a name wins."""
 
     def __init__(self, variables: _Variables) -> None:
         self._found: dict[str, list[str]] = {}
         for name in ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args"):
             text = variables.text(name)
-            for key, value in _read_arguments(text) if text else ():
+            for key, value in _parse_arguments(text) if text else ():
                 self._found.setdefault(key, []).append(value)
 
     def first(self, key: str) -> str | None:
-        """Return the value that counts."""
         return self._found[key][0] if key in self._found else None
 
     def all(self, key: str) -> list[str]:
-        """Return all values of an option that adds up."""
         return self._found.get(key, [])
 
 
-_LETTERS = {
+_OPTION_LETTERS = {
     "J": "proxyjump",
     "i": "identityfile",
     "p": "port",
@@ -167,24 +151,24 @@ _LETTERS = {
 }
 
 
-def _read_arguments(text: str) -> Iterator[tuple[str, str]]:
+def _parse_arguments(text: str) -> Iterator[tuple[str, str]]:
     try:
         words = iter(shlex.split(text))
     except ValueError as error:
         raise NodeUnreachable(f"the inventory's ssh arguments {text!r} cannot be read: {error}") from error
     for word in words:
-        if not word.startswith("-") or len(word) < 2 or word[1] not in _WITH_ARGUMENT:
+        if not word.startswith("-") or len(word) < 2 or word[1] not in _OPTIONS_WITH_ARGUMENT:
             continue
         letter, value = word[1], word[2:] or next(words, "")
         if letter == "o":
             key, _, value = value.replace("=", " ", 1).strip().partition(" ")
             yield key.lower(), _unquote(key, value.strip())
-        elif letter in _LETTERS:
-            yield _LETTERS[letter], value
+        elif letter in _OPTION_LETTERS:
+            yield _OPTION_LETTERS[letter], value
 
 
 def _unquote(key: str, value: str) -> str:
-    """Take off the quotes of ssh_config(5); lists of files and commands keep theirs."""
+    """Remove the quotes of ssh_config(5), except in lists of files and in commands."""
     if key.lower() in {"userknownhostsfile", "globalknownhostsfile", "proxycommand"}:
         return value
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
@@ -193,12 +177,12 @@ def _unquote(key: str, value: str) -> str:
 GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 
-def _known_hosts(options: _Options, defaults: Defaults) -> tuple[Path, ...]:
-    named = options.first("userknownhostsfile")
-    own = _paths(shlex.split(named)) if named else ()
+def _known_hosts(options: _SshOptions, defaults: ConnectionDefaults) -> tuple[Path, ...]:
+    user_files = options.first("userknownhostsfile")
+    own = _paths(shlex.split(user_files)) if user_files else ()
     own = tuple(path for path in own if path not in {Path("/dev/null"), Path("none")})
-    everybody = options.first("globalknownhostsfile")
-    shared = (GLOBAL_KNOWN_HOSTS,) if everybody is None else _paths(shlex.split(everybody))
+    global_files = options.first("globalknownhostsfile")
+    shared = (GLOBAL_KNOWN_HOSTS,) if global_files is None else _paths(shlex.split(global_files))
     return (*(own or (defaults.known_hosts or Path("~/.ssh/known_hosts").expanduser(),)), *shared)
 
 

@@ -1,7 +1,4 @@
-"""One command on one ssh connection: its input, its output up to a limit, and how it ended.
-
-Connections are not its affair: it is given one and leaves it as it is.
-"""
+"""One command on a given ssh connection: input, limited output and exit status."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from rolloutd.ports import ShellResult
 
 _Opened = tuple[asyncssh.SSHClientChannel[bytes], asyncssh.SSHClientSession[bytes]]
 
-COMMAND_LENGTH = 120
-"""Kept of a command in a sentence: enough to recognise it."""
+MAX_COMMAND_LENGTH = 120
+"""Limit of a quoted command: enough to recognise it."""
 
 
 class NotStartedError(Exception):
     """A session could not be opened, so the command was not started."""
 
 
-class _Kept:
-    """The beginning of an output, and how long it was."""
+class _OutputBuffer:
+    """The beginning of an output, and its whole length."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,20 +40,20 @@ class _Kept:
         return text
 
 
-class Collector(asyncssh.SSHClientSession[bytes]):
-    """Takes what a command says, up to a limit, and how it ended."""
+class OutputCollector(asyncssh.SSHClientSession[bytes]):
+    """Collects a command's output up to a limit and its exit status."""
 
     def __init__(self, limit: int) -> None:
-        self._outputs = (_Kept(limit), _Kept(limit))
+        self._outputs = (_OutputBuffer(limit), _OutputBuffer(limit))
         self._status: int | None = None
-        self._lost: Exception | None = None
+        self._loss_reason: Exception | None = None
         self.ended = asyncio.Event()
-        self.abandoned = False
+        self.is_abandoned = False
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
-        if self.abandoned:  # the session is open, the command not yet asked for: it never is
+        if self.is_abandoned:  # the session is open, the command not yet asked for: it never is
             chan.close()
-            raise NotStartedError("nobody waits for this command any more")
+            raise NotStartedError("the caller was cancelled")
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._outputs[0 if datatype is None else 1].add(data)
@@ -68,32 +65,32 @@ class Collector(asyncssh.SSHClientSession[bytes]):
         self._status = 128 + _signal_number(signal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = exc
+        self._loss_reason = exc
         self.ended.set()
 
     def result(self, node: str, command: str) -> ShellResult:
-        """Return how the command ended; raises NodeUnreachable when nobody was told."""
+        """Return the command's result; raises NodeUnreachable if the connection was lost before its end."""
         if self._status is None:
             raise NodeUnreachable(
-                f"{node}: the connection was lost while `{command[:COMMAND_LENGTH]}` ran, "
-                f"so how it ended is not known: {self._lost or 'closed by the node'}"
+                f"{node}: the connection was lost while `{command[:MAX_COMMAND_LENGTH]}` ran, "
+                f"so how it ended is not known: {self._loss_reason or 'closed by the node'}"
             )
         return ShellResult(self._status, self._outputs[0].text(), self._outputs[1].text())
 
 
 async def run_session(
     connection: asyncssh.SSHClientConnection, command: str, stdin: bytes, limit: int
-) -> Collector:
-    collector = Collector(limit)
+) -> OutputCollector:
+    collector = OutputCollector(limit)
     opening = asyncio.ensure_future(connection.create_session(lambda: collector, command, encoding=None))
     try:
         channel, _ = await asyncio.shield(opening)
     except (asyncssh.Error, OSError) as error:
         raise NotStartedError(str(error)) from error
     except asyncio.CancelledError:
-        # The node may start the command all the same, so it is ended as soon as it is known to run.
-        collector.abandoned = True
-        opening.add_done_callback(_end_late)
+        # The node may still start the command, so it is ended as soon as its session is open.
+        collector.is_abandoned = True
+        opening.add_done_callback(_terminate_late)
         raise
     try:
         with contextlib.suppress(BrokenPipeError):  # the command ended without reading
@@ -102,24 +99,24 @@ async def run_session(
         await collector.ended.wait()
     finally:
         if not collector.ended.is_set():
-            _end(channel)
+            _terminate(channel)
     return collector
 
 
-def _end(channel: asyncssh.SSHClientChannel[bytes]) -> None:
+def _terminate(channel: asyncssh.SSHClientChannel[bytes]) -> None:
     with contextlib.suppress(OSError):
         channel.terminate()
     channel.close()
 
 
-def _end_late(opening: asyncio.Future[_Opened]) -> None:
-    """End a command that nobody waits for any more; one that was not started needs no end."""
+def _terminate_late(opening: asyncio.Future[_Opened]) -> None:
+    """End an abandoned command, if it was started."""
     if not opening.cancelled() and opening.exception() is None:
-        _end(opening.result()[0])
+        _terminate(opening.result()[0])
 
 
 def _signal_number(name: str) -> int:
     try:
         return signal.Signals[f"SIG{name}"].value
     except KeyError:
-        return 127  # a signal that this machine does not have: 255, as ssh itself says of an unknown end
+        return 127  # a signal that this machine does not have: 255, as ssh reports an unknown end

@@ -1,14 +1,14 @@
-"""The table of all routes: what the server serves and what the OpenAPI document lists."""
+"""All routes: what the server serves and what the OpenAPI document lists."""
 
 from __future__ import annotations
 
-from rolloutd.control.handlers import ordering, plans, reading, streams, teams
+from rolloutd.control.handlers import commands, plans, queries, streams, teams
 from rolloutd.control.routes import Route
 
 ROUTES: tuple[Route, ...] = (
-    *reading.ROUTES,
-    *streams.ROUTES,
-    *plans.ROUTES,
-    *ordering.ROUTES,
-    *teams.ROUTES,
+    *queries.routes,
+    *streams.routes,
+    *plans.routes,
+    *commands.routes,
+    *teams.routes,
 )

@@ -1,129 +1,112 @@
-"""Plan files: judged, previewed, and opened as rollouts."""
+"""Handlers of plan files: validate, preview, submit, upload."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from machines.progress import progress
+from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
-from rolloutd.control import requests, wire
-from rolloutd.control.answers import mistake_of
-from rolloutd.control.finding import find
-from rolloutd.control.previewing import preview
-from rolloutd.control.routes import Call, Created, Desk, Route
+from rolloutd.commands import rollout_commands, submit
+from rolloutd.control import requests, rights, wire_plans
+from rolloutd.control.preview import preview
+from rolloutd.control.resolve import resolve_rollout
+from rolloutd.control.responses import diagnostic_body
+from rolloutd.control.routes import ANY_TEAM_MEMBER, Created, Request, RouteTable, Services
 from rolloutd.errors import InvalidFile
-from rolloutd.orders import steering, submit
 from rolloutd.planfile import PlanFile
 
-ANY_TEAM = "members of the teams in the settings, and admins"
+routes = RouteTable()
 
 
-async def validate(desk: Desk, call: Call) -> wire.Validation:
-    """Name every mistake of a plan file at once."""
+@routes.add("POST", "/v1/plans/validate", body_model=requests.PlanText)
+async def validate(services: Services, request: Request) -> wire_plans.Validation:
+    """List every mistake in a plan file."""
     try:
-        await _read(call.body)
+        await _read_plan(request.body)
     except InvalidFile as invalid:
-        return {"valid": False, "errors": [mistake_of(mistake) for mistake in invalid.mistakes]}
+        return {"valid": False, "errors": [diagnostic_body(mistake) for mistake in invalid.diagnostics]}
     return {"valid": True, "errors": []}
 
 
-async def preview_plan(desk: Desk, call: Call) -> wire.Preview:
+@routes.add(
+    "POST",
+    "/v1/plans/preview",
+    body_model=requests.PlanWithUpload,
+    allowed_callers=ANY_TEAM_MEMBER,
+    right=rights.team_member,
+)
+async def preview_plan(services: Services, request: Request) -> wire_plans.Preview:
     """Show what a plan would do."""
-    body: requests.PlanWithSource = call.body
-    steering.mind_trying(call.who)
-    draft = await submit.draft(desk.state, desk.sources, body.file, body.text.encode(), body.upload)
-    return preview(desk.state, draft, call.who.actor)
+    body: requests.PlanWithUpload = request.body
+    draft = await submit.resolve_plan(
+        services.state, services.sources, body.file, body.text.encode(), body.upload
+    )
+    return preview(services.state, draft, request.identity.actor)
 
 
-async def submit_plan(desk: Desk, call: Call) -> Created | wire.Submission:
-    """Open a rollout that waits at its start gate, or name the one that this plan has."""
-    body: requests.PlanToSubmit = call.body
-    steering.mind_trying(call.who)
-    file = await _read(body)
-    _mind_owner(desk, call, file, takes_over=body.again or body.supersede)
+@routes.add(
+    "POST",
+    "/v1/plans/submit",
+    body_model=requests.SubmitPlan,
+    creates=wire_plans.Submission,
+    allowed_callers="members of the team that metadata.owner names, and admins",
+    right=rights.team_member,
+)
+async def submit_plan(services: Services, request: Request) -> Created | wire_plans.Submission:
+    """Open a rollout, or return the one that this plan has."""
+    body: requests.SubmitPlan = request.body
+    plan_file = await _read_plan(body)
+    _require_owner(services, request, plan_file, supersedes=body.again or body.supersede)
     rollout, existing = await submit.submit(
-        desk.state,
-        desk.sources,
+        services.state,
+        services.sources,
         body.file,
         body.text.encode(),
         body.upload,
-        call.who.actor,
+        request.identity.actor,
         again=body.again,
         supersede=body.supersede,
     )
-    found = await find(desk.state, rollout)
-    far = progress(found.index, rollout, desk.state.now())
-    answer: wire.Submission = {
+    resolved = await resolve_rollout(services.state, rollout)
+    current = rollout_progress(resolved.index, rollout, services.state.now())
+    submission: wire_plans.Submission = {
         "rollout": rollout,
-        "digest": found.rollout.digest.whole,
-        "state": far.state.value,
+        "digest": resolved.rollout.digest.whole,
+        "state": current.state.value,
         "existing": existing,
     }
-    return answer if existing else Created(answer)
+    return submission if existing else Created(submission)
 
 
-async def upload(desk: Desk, call: Call) -> Created:
-    """Keep a tree of playbooks under its content hash."""
-    steering.mind_trying(call.who)
-    pinned = await desk.sources.keep_upload(call.content)
-    answer: wire.Upload = {"upload": pinned.pin}
-    return Created(answer)
+@routes.add(
+    "POST",
+    "/v1/uploads",
+    upload_type="application/x-tar",
+    creates=wire_plans.UploadResponse,
+    allowed_callers=ANY_TEAM_MEMBER,
+    right=rights.team_member,
+)
+async def upload(services: Services, request: Request) -> Created:
+    """Store a tree of playbooks under its content hash."""
+    pinned = await services.sources.store_upload(request.upload)
+    response: wire_plans.UploadResponse = {"upload": pinned.pin}
+    return Created(response)
 
 
-async def _read(body: requests.PlanFile) -> PlanFile:
-    # A plan of a megabyte takes its time; the loop goes on meanwhile.
+async def _read_plan(body: requests.PlanText) -> PlanFile:
+    # In a thread: reading a plan of a megabyte would block the loop.
     return await asyncio.to_thread(planfile.read, body.text.encode(), body.file)
 
 
-def _mind_owner(desk: Desk, call: Call, file: PlanFile, *, takes_over: bool) -> None:
-    """Refuse who may not submit for the plan's owner, or end the rollout that it would take over from."""
-    metadata = file.content["metadata"]
-    if metadata["owner"] in desk.state.settings.teams:
-        steering.mind_submitting(call.who, metadata["owner"])
-    if not takes_over:
+def _require_owner(services: Services, request: Request, plan_file: PlanFile, *, supersedes: bool) -> None:
+    """Raise NotAllowed unless the caller may submit for the owner and supersede its rollouts."""
+    metadata = plan_file.content["metadata"]
+    if metadata["owner"] in services.state.settings.teams:
+        rollout_commands.require_member(
+            request.identity, metadata["owner"], f"submit a plan of {metadata['owner']}"
+        )
+    if not supersedes:
         return
-    for rollout in desk.state.index.rollouts.values():
+    for rollout in services.state.index.rollouts.values():
         if rollout.plan.name == metadata["name"] and not rollout.closed:
-            steering.mind_steering(call.who, rollout, "take over from")
-
-
-ROUTES: Sequence[Route] = (
-    Route(
-        "POST",
-        "/v1/plans/validate",
-        validate,
-        "Name every mistake of a plan",
-        wire.Validation,
-        body=requests.PlanFile,
-    ),
-    Route(
-        "POST",
-        "/v1/plans/preview",
-        preview_plan,
-        "What a plan would do",
-        wire.Preview,
-        body=requests.PlanWithSource,
-        who=ANY_TEAM,
-    ),
-    Route(
-        "POST",
-        "/v1/plans/submit",
-        submit_plan,
-        "Open a rollout",
-        wire.Submission,
-        body=requests.PlanToSubmit,
-        creates=True,
-        who="members of the team that metadata.owner names, and admins",
-    ),
-    Route(
-        "POST",
-        "/v1/uploads",
-        upload,
-        "Keep a tree of playbooks under its content hash",
-        wire.Upload,
-        content="application/x-tar",
-        creates=True,
-        who=ANY_TEAM,
-    ),
-)
+            rollout_commands.require_plan_owner(request.identity, rollout, "supersede")

@@ -1,132 +1,152 @@
-"""Streams: what happened and what runs, and what was said on a node.
+"""Handlers of streams: events with progress, and the log of a node.
 
 Both can be resumed: events by the store's sequence number, a log by the number
-of its next line.  A bell only wakes; what is told is read from the store and
-from the runner, so a slow reader loses nothing.
+of its next line.  A notification only wakes the stream; the lines are read from
+the store and the runner, so a slow reader loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 from machines.states import Phase
-from rolloutd.control import logs, views, wire
-from rolloutd.control.finding import find, find_in_audit
+from rolloutd.control import logs, serializers, wire
 from rolloutd.control.requests import EventsQuery, LogQuery
-from rolloutd.control.routes import Call, Desk, Route
-from rolloutd.counting import count
+from rolloutd.control.resolve import resolve_in_audit, resolve_rollout
+from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotFound
+from rolloutd.text import pluralize
 
 HEARTBEAT_S = 15.0
-"""Silence after which a sign of life is sent; clients give up after three of these."""
+"""Silence until a heartbeat is sent; clients give up after three missing ones."""
 
-PROGRESS_EVERY_S = 0.2
-"""The least time between two lines of progress: five a second is more than an eye follows."""
+PROGRESS_INTERVAL_S = 0.2
+"""Minimum time between two lines of progress: a person reads no more than five a second."""
 
-LOG_LOOK_S = 2.0
-"""How often a followed run is looked at though nobody rang: some runs say little."""
+LOG_POLL_S = 2.0
+"""How often a followed log is read without a notification: a run's own output sends none."""
 
-PAGE = 500
+PAGE_SIZE = 500
 """Entries read from the store at once."""
 
+routes = RouteTable()
 
-async def events(desk: Desk, call: Call) -> AsyncGenerator[wire.EventLine, None]:
-    """Stream audit entries, and with `follow` the progress of what runs."""
-    query: EventsQuery = call.query
-    rollout = None if query.rollout is None else await find_in_audit(desk.state, query.rollout)
+
+@routes.add("GET", "/v1/events", query_model=EventsQuery)
+async def events(services: Services, request: Request) -> AsyncGenerator[wire.EventLine, None]:
+    """Stream audit entries, and with `follow` the progress of running work."""
+    query: EventsQuery = request.query
+    rollout = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
     after = query.after
     if after is None:
-        after = desk.state.feed.latest if query.follow else 0
-    return _events(desk, after, rollout, follow=query.follow)
+        after = services.state.changes.latest_seq if query.follow else 0
+    return _event_lines(services, after, rollout, follow=query.follow)
 
 
-async def _events(
-    desk: Desk, after: int, rollout: str | None, *, follow: bool
+async def _event_lines(
+    services: Services, after: int, rollout: str | None, *, follow: bool
 ) -> AsyncGenerator[wire.EventLine, None]:
     loop = asyncio.get_running_loop()
-    feed = desk.state.feed
-    with feed.listening() as bell:
-        silent_since, progressed_at, moved = loop.time(), 0.0, -1
+    feed = services.state.changes
+    with feed.subscribe() as changed:
+        silent_since, progressed_at, shown_progress = loop.time(), 0.0, -1
         while True:
-            bell.clear()
-            told_up_to = feed.latest
-            page = await desk.state.store.audit(after=after, limit=PAGE, rollout=rollout)
+            changed.clear()
+            latest_seq = feed.latest_seq
+            page = await services.state.store.read_audit(after=after, limit=PAGE_SIZE, rollout=rollout)
             for entry in page:
                 after, silent_since = entry.seq, loop.time()
                 yield {"seq": entry.seq, "entry": json.loads(entry.text)}
-            if len(page) == PAGE:
+            if len(page) == PAGE_SIZE:
                 continue
-            after = max(after, told_up_to)
+            after = max(after, latest_seq)
             if not follow:
                 return
             now = loop.time()
-            if feed.moved != moved and now - progressed_at >= PROGRESS_EVERY_S:
-                moved, progressed_at, silent_since = feed.moved, now, now
-                yield {"seq": None, "progress": views.in_flight_of_all(desk.state, rollout)}
+            if feed.progress_count != shown_progress and now - progressed_at >= PROGRESS_INTERVAL_S:
+                shown_progress, progressed_at, silent_since = feed.progress_count, now, now
+                yield {"seq": None, "progress": serializers.all_in_flight(services.state, rollout)}
             if now - silent_since >= HEARTBEAT_S:
                 silent_since = now
                 yield {"seq": None, "heartbeat": after}
-            pause = PROGRESS_EVERY_S if feed.moved != moved else HEARTBEAT_S - (now - silent_since)
-            await _rung(bell, max(pause, 0.0))
+            pause = (
+                PROGRESS_INTERVAL_S
+                if feed.progress_count != shown_progress
+                else HEARTBEAT_S - (now - silent_since)
+            )
+            await _wait_for_change(changed, max(pause, 0.0))
 
 
-async def log(desk: Desk, call: Call) -> AsyncGenerator[wire.LogLine, None]:
-    """Stream what was done and said on a node, in one attempt."""
-    query: LogQuery = call.query
-    found = await find(desk.state, call.names["r"])
-    target = found.target(call.names["n"])
+@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log", query_model=LogQuery)
+async def log(services: Services, request: Request) -> AsyncGenerator[wire.LogLine, None]:
+    """Stream the steps and output of one attempt on a node."""
+    query: LogQuery = request.query
+    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    target = resolved.target(request.path_params["n"])
     attempt = target.attempt if query.attempt is None else query.attempt
     if attempt > target.attempt:
-        raise NotFound(f"{target.node} has had {count(target.attempt, 'attempt')}, not {attempt}")
-    follow = query.follow and found.live
-    return _log(desk, call, (target.rollout, target.node), query.attempt, query.offset, follow=follow)
+        raise NotFound(
+            f"{target.node}: no attempt {attempt}; it has had {pluralize(target.attempt, 'attempt')}"
+        )
+    follow = query.follow and resolved.live
+    return _log_lines(
+        services, request, (target.rollout, target.node), query.attempt, query.offset, follow=follow
+    )
 
 
-async def _log(
-    desk: Desk, call: Call, key: tuple[str, str], attempt: int | None, offset: int, *, follow: bool
+async def _log_lines(
+    services: Services,
+    request: Request,
+    key: tuple[str, str],
+    attempt: int | None,
+    offset: int,
+    *,
+    follow: bool,
 ) -> AsyncGenerator[wire.LogLine, None]:
     loop = asyncio.get_running_loop()
-    with desk.state.feed.listening() as bell:
-        reader = logs.Reader(desk.state.store, desk.runner, key, call.who)
-        silent_since, follows = loop.time(), attempt
+    with services.state.changes.subscribe() as changed:
+        reader = logs.LogReader(services.state.store, services.runner, key, request.identity)
+        silent_since, followed_attempt = loop.time(), attempt
         while True:
-            bell.clear()
-            more = follow and _goes_on(desk, key, attempt)
-            if follows is None:
-                follows = _begun(desk, key)
-            if follows is not None or not follow:
-                async for line in reader.lines(follows or await _latest(desk, key), offset):
+            changed.clear()
+            has_more = follow and _may_produce_more(services, key, attempt)
+            if followed_attempt is None:
+                followed_attempt = _current_attempt(services, key)
+            if followed_attempt is not None or not follow:
+                async for line in reader.lines(
+                    followed_attempt or await _last_recorded_attempt(services, key), offset
+                ):
                     offset, silent_since = line["offset"], loop.time()
                     yield line
-            if not more:
+            if not has_more:
                 return
             now = loop.time()
             if now - silent_since >= HEARTBEAT_S:
                 silent_since = now
-                yield logs.sign_of_life(offset, desk.state.now())
-            await _rung(bell, LOG_LOOK_S)
+                yield logs.heartbeat(offset, services.state.now())
+            await _wait_for_change(changed, LOG_POLL_S)
 
 
-def _begun(desk: Desk, key: tuple[str, str]) -> int | None:
+def _current_attempt(services: Services, key: tuple[str, str]) -> int | None:
     """Return the node's latest attempt; None before the first."""
-    if key[0] not in desk.state.index.rollouts:
+    if key[0] not in services.state.index.rollouts:
         return None
-    return desk.state.index.target(*key).attempt or None
+    return services.state.index.target(*key).attempt or None
 
 
-async def _latest(desk: Desk, key: tuple[str, str]) -> int:
-    steps = await desk.state.store.steps(*key)
+async def _last_recorded_attempt(services: Services, key: tuple[str, str]) -> int:
+    steps = await services.state.store.load_steps(*key)
     return steps[-1].attempt if steps else 0
 
 
-def _goes_on(desk: Desk, key: tuple[str, str], attempt: int | None) -> bool:
-    """Say whether more may come: the node is at work, or has not begun and may."""
-    rollout = desk.state.index.rollouts.get(key[0])
+def _may_produce_more(services: Services, key: tuple[str, str], attempt: int | None) -> bool:
+    """Return whether more lines may come: the node is in progress, or may still begin."""
+    rollout = services.state.index.rollouts.get(key[0])
     if rollout is None:
         return False
-    target = desk.state.index.target(*key)
+    target = services.state.index.target(*key)
     if attempt is not None and attempt < target.attempt:
         return False
     if target.phase is Phase.PENDING:
@@ -134,31 +154,9 @@ def _goes_on(desk: Desk, key: tuple[str, str], attempt: int | None) -> bool:
     return target.phase not in (Phase.DONE, Phase.FAILED) or target.order is not None
 
 
-async def _rung(bell: asyncio.Event, seconds: float) -> None:
+async def _wait_for_change(changed: asyncio.Event, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
-            await bell.wait()
+            await changed.wait()
     except TimeoutError:
         return
-
-
-ROUTES: Sequence[Route] = (
-    Route(
-        "GET",
-        "/v1/events",
-        events,
-        "Stream what happened, resumable by sequence number",
-        wire.EventLine,
-        query=EventsQuery,
-        streams=True,
-    ),
-    Route(
-        "GET",
-        "/v1/rollouts/{r}/nodes/{n}/log",
-        log,
-        "Stream the log of a node",
-        wire.LogLine,
-        query=LogQuery,
-        streams=True,
-    ),
-)

@@ -1,74 +1,84 @@
-"""What teams set for themselves, and votes that services hand in for people."""
+"""Handlers of teams' own rules and of votes by service tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from machines.limits import TeamRules
-from machines.plan import GateName
+from machines.model.limits import TeamRules
+from machines.model.plan import GateName
+from rolloutd.commands import service_votes, team_rules, voting
 from rolloutd.compile import compile_windows
-from rolloutd.control import requests, views, wire
-from rolloutd.control.answers import WrongRequest
-from rolloutd.control.finding import Found, find
-from rolloutd.control.handlers.ordering import gate_of
-from rolloutd.control.routes import Call, Desk, Route
-from rolloutd.errors import Conflict, NotAllowed, Refused
-from rolloutd.orders import teaming, voting, vouching
-from rolloutd.orders.tokens import SPENT
+from rolloutd.control import fleet_serializers, requests, rights, wire, wire_fleet
+from rolloutd.control.handlers.commands import current_rollout, gate_response, resolve_live
+from rolloutd.control.responses import BadRequest
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
+
+routes = RouteTable()
 
 
-async def team(desk: Desk, call: Call) -> wire.Team:
-    """Show a team, and what it has set for itself."""
-    return _team(desk, teaming.rules_of(desk.state, call.names["t"]))
+@routes.add("GET", "/v1/teams/{t}")
+async def team(services: Services, request: Request) -> wire_fleet.Team:
+    """Show a team and its own rules."""
+    return _team_response(services, team_rules.get_team_rules(services.state, request.path_params["t"]))
 
 
-async def set_team(desk: Desk, call: Call) -> wire.Team:
+@routes.add(
+    "PUT",
+    "/v1/teams/{t}",
+    body_model=requests.SetTeamRules,
+    allowed_callers="members of the team, and admins",
+    right=rights.own_team,
+)
+async def set_team(services: Services, request: Request) -> wire_fleet.Team:
     """Set a team's own windows and canaries."""
-    body: requests.SetTeam = call.body
-    name = call.names["t"]
+    body: requests.SetTeamRules = request.body
+    name = request.path_params["t"]
     windows = None
     if body.windows is not None:
         try:
             windows = compile_windows([each.model_dump(mode="json", by_alias=True) for each in body.windows])
         except ValueError as wrong:
-            raise WrongRequest(f"the body: windows: {wrong}") from None
-    async with desk.state.deciding(call.who.actor) as commit:
-        events = teaming.set_rules(desk.state, call.who, name, windows, body.canaries, body.reason)
+            raise BadRequest(f"the body: windows: {wrong}") from None
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        events = team_rules.set_team_rules(
+            services.state, request.identity, name, windows, body.canaries, body.reason
+        )
         await commit(events, f"team: {body.reason}")
-    return _team(desk, teaming.rules_of(desk.state, name))
+    return _team_response(services, team_rules.get_team_rules(services.state, name))
 
 
-async def vote_by_token(desk: Desk, call: Call) -> wire.Gate:
-    """Take the vote that a service's signed token carries."""
-    body: requests.TokenVote = call.body
-    accounts = desk.state.settings.service_accounts
-    claims = await vouching.read(accounts, body.token)
-    found = await find(desk.state, call.names["r"])
-    if not found.live:
-        raise Refused("closed", f"{found.rollout.id} is closed: there is nothing to vote on")
-    vouching.mind(claims, found.rollout, desk.state.now())
-    asker = vouching.voucher(accounts[claims.service], claims, call.who)
-    wave = voting.wave_of(desk.state, found.rollout, GateName(claims.gate), claims.wave)
+@routes.add(
+    "POST",
+    "/v1/rollouts/{r}/votes/token",
+    body_model=requests.TokenVote,
+    allowed_callers="any caller with a token that a service of the settings signed",
+)
+async def vote_by_token(services: Services, request: Request) -> wire.Gate:
+    """Cast the vote in a service's signed token."""
+    state = services.state
+    accounts = state.settings.service_accounts
+    claims = await service_votes.verify_token(accounts, request.body.token)
+    resolved = await resolve_live(services, request)
+    service_votes.require_valid_claims(claims, resolved.rollout, state.now())
+    voter = service_votes.service_voter(
+        accounts[claims.service], claims, request.identity, resolved.rollout.submitted_by
+    )
+    gate = GateName(claims.gate)
+    wave = voting.resolve_wave(state, resolved.rollout, gate, claims.wave)
     try:
-        async with desk.state.deciding(asker.actor) as commit:
-            rollout = desk.state.index.rollouts.get(found.rollout.id, found.rollout)
-            events = vouching.events(desk.state, asker, rollout, claims)
+        async with state.exclusive_commit(voter.actor) as commit:
+            events = service_votes.vote_events(state, voter, current_rollout(state, resolved), claims)
             await commit(events, f"{claims.answer} by token: {claims.reason}")
-    except Conflict as conflict:
-        if SPENT in str(conflict):
-            raise NotAllowed("the token was used before: each may be used once") from conflict
+    except (TokenAlreadyUsed, Refused) as refused:
+        # The first use of a token often causes the refusal of the second; only the store knows for certain.
+        if await state.store.is_token_used(claims.id):
+            raise NotAllowed("the token was used before; ask the service for a new one") from refused
         raise
-    except Refused as refused:
-        # Said by the vote that the same token has cast, mostly; the store knows it for certain.
-        if await desk.state.store.is_spent(claims.id):
-            raise NotAllowed("the token was used before: each may be used once") from refused
-        raise
-    return gate_of(desk, Found(found.index, found.rollout, live=True), GateName(claims.gate), wave)
+    return gate_response(services, resolved, gate, wave)
 
 
-def _team(desk: Desk, rules: TeamRules) -> wire.Team:
-    settings = desk.state.settings.teams[rules.team]
-    now = desk.state.now()
+def _team_response(services: Services, rules: TeamRules) -> wire_fleet.Team:
+    settings = services.state.settings.teams[rules.team]
+    now = services.state.now()
     return {
         "team": rules.team,
         "members": list(settings.members),
@@ -77,31 +87,8 @@ def _team(desk: Desk, rules: TeamRules) -> wire.Team:
         "canaries": list(settings.canaries),
         "own_canaries": list(rules.canaries),
         "freezes": [
-            views.freeze(each)
-            for each in desk.state.index.freezes
+            fleet_serializers.freeze(each)
+            for each in services.state.index.freezes
             if each.scope == f"team/{rules.team}" and each.is_active(now)
         ],
     }
-
-
-ROUTES: Sequence[Route] = (
-    Route("GET", "/v1/teams/{t}", team, "A team and what it has set for itself", wire.Team),
-    Route(
-        "PUT",
-        "/v1/teams/{t}",
-        set_team,
-        "Set a team's own windows and canaries",
-        wire.Team,
-        body=requests.SetTeam,
-        who="members of the team, and admins",
-    ),
-    Route(
-        "POST",
-        "/v1/rollouts/{r}/votes/token",
-        vote_by_token,
-        "Take the vote that a service's signed token carries",
-        wire.Gate,
-        body=requests.TokenVote,
-        who="whoever carries a token that a service of the settings has signed",
-    ),
-)

@@ -1,4 +1,4 @@
-"""A cluster to test on: that of ROLLOUTD_TEST_KUBECONFIG, else a twin; the tests cannot tell which."""
+"""A cluster to test on: that of ROLLOUTD_TEST_KUBECONFIG, else a fake; the tests cannot tell which."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.app import SystemClock
 from rolloutd.ports import Clock
-from tests.support.kubeworld import Api, World
+from tests.support.cluster_sandbox import ClusterSandbox, KubernetesApi
 
 
 @pytest.fixture
@@ -21,26 +21,26 @@ async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
     if named:
         yield Path(named)
         return
-    from tests.support.kubetwin import Twin
+    from tests.support.fake_kubernetes import FakeKubernetes
 
-    async with Twin() as twin:
-        yield twin.kubeconfig(tmp_path / "kubeconfig")
+    async with FakeKubernetes() as fake:
+        yield fake.kubeconfig(tmp_path / "kubeconfig")
 
 
 @pytest.fixture
-async def api(kubeconfig: Path) -> AsyncIterator[Api]:
+async def api(kubeconfig: Path) -> AsyncIterator[KubernetesApi]:
     """A person with kubectl."""
-    api = Api(kubeconfig)
+    api = KubernetesApi(kubeconfig)
     await api.open()
     yield api
     await api.close()
 
 
 @pytest.fixture
-async def world(api: Api) -> AsyncIterator[World]:
+async def sandbox(api: KubernetesApi) -> AsyncIterator[ClusterSandbox]:
     """Nodes and workloads of this test alone."""
-    async with World(api) as world:
-        yield world
+    async with ClusterSandbox(api) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from machines.node import Kind
-from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE
+from machines.model.node import NodeKind
+from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY
 from rolloutd.ports import Host, StepContext
 
 JSON = Any
@@ -14,10 +14,10 @@ JSON = Any
 
 def host(node: str, cluster: str = "test") -> Host:
     """Return a node as the fleet knows it."""
-    return Host(node, Kind.KUBERNETES, connection={CLUSTER: cluster, NODE: node})
+    return Host(node, NodeKind.KUBERNETES, connection={CLUSTER_KEY: cluster, NODE_KEY: node})
 
 
-def context(
+def step_context(
     node: str, *, rollout: str = "r-1", attempt: int = 1, prior: JSON = None, **params: JSON
 ) -> StepContext:
     """Return the context of a step on a node."""
@@ -26,7 +26,7 @@ def context(
         rollout=rollout,
         attempt=attempt,
         step="isolate.0.kubernetes",
-        key=f"{rollout}.{node}.{attempt}.isolate.0.kubernetes",
+        idempotency_key=f"{rollout}.{node}.{attempt}.isolate.0.kubernetes",
         params=params,
         deadline=time.time() + 600,
         prior=prior,

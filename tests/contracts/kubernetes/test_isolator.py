@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.clusters import Clusters
+from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
-from rolloutd.adapters.kubernetes.nodes import HOLD, ISOLATED_BY, KEPT, view
-from rolloutd.ports import Busy, Clock, Look, Ok, StepContext
-from tests.contracts.kubernetes.steps import context
-from tests.support.kubeworld import World
+from rolloutd.adapters.kubernetes.nodes import (
+    HOLD_ANNOTATION,
+    ISOLATED_BY_ANNOTATION,
+    KEPT_FOR_ANNOTATION,
+    parse_node,
+)
+from rolloutd.ports import Busy, Clock, IsolationStatus, Ok, StepContext
+from tests.contracts.kubernetes.steps import step_context
+from tests.support.cluster_sandbox import ClusterSandbox
 
 JSON = Any
 
@@ -25,17 +30,17 @@ WRITTEN_BY_OTHERS = ("taints", "podCIDR", "podCIDRs")
 @pytest.fixture
 def isolator(cluster: Cluster, clock: Clock) -> KubernetesIsolator:
     """The adapter under test; its passes are short."""
-    return KubernetesIsolator(Clusters([cluster]), clock, pass_s=15.0, patience_s=1.0)
+    return KubernetesIsolator(ClusterRegistry([cluster]), clock, drain_pass_s=15.0, api_retry_s=1.0)
 
 
-async def looked(isolator: KubernetesIsolator, ctx: StepContext) -> StepContext:
+async def inspect_isolation(isolator: KubernetesIsolator, ctx: StepContext) -> StepContext:
     """Look as the driver does, and keep what was there before."""
-    look = await isolator.look(ctx)
-    assert isinstance(look, Look)
+    look = await isolator.inspect(ctx)
+    assert isinstance(look, IsolationStatus)
     return replace(ctx, prior=look.prior)
 
 
-def spec_and_notes(node: JSON) -> tuple[JSON, JSON]:
+def spec_and_annotations(node: JSON) -> tuple[JSON, JSON]:
     """Return what of a node must be as before; what a control plane writes by itself is left out."""
     spec = {key: value for key, value in node["spec"].items() if key not in WRITTEN_BY_OTHERS}
     notes = node["metadata"].get("annotations") or {}
@@ -43,239 +48,249 @@ def spec_and_notes(node: JSON) -> tuple[JSON, JSON]:
 
 
 async def test_a_node_is_cordoned_drained_and_put_back_exactly(
-    world: World, isolator: KubernetesIsolator
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
-    node, _ = await world.node("a"), await world.node("b")
-    await world.workload("api", [node, node])
-    before = spec_and_notes(await world.read(node))
-    ctx = await looked(isolator, context(node))
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node, node])
+    before = spec_and_annotations(await sandbox.get_node(node))
+    ctx = await inspect_isolation(isolator, step_context(node))
 
-    assert isinstance(await isolator.do(ctx), Ok)
+    assert isinstance(await isolator.isolate(ctx), Ok)
 
-    assert await world.pods_on(node) == set()
-    closed = await world.read(node)
+    assert await sandbox.pods_on(node) == set()
+    closed = await sandbox.get_node(node)
     assert closed["spec"]["unschedulable"] is True
-    said = json.loads(closed["metadata"]["annotations"][ISOLATED_BY])
+    said = json.loads(closed["metadata"]["annotations"][ISOLATED_BY_ANNOTATION])
     assert (said["rollout"], said["attempt"], said["unschedulable"]) == ("r-1", 1, False)
-    look = await isolator.look(ctx)
-    assert isinstance(look, Look)
-    assert look.done
-    assert isinstance(await isolator.undo(ctx), Ok)
-    assert spec_and_notes(await world.read(node)) == before
+    look = await isolator.inspect(ctx)
+    assert isinstance(look, IsolationStatus)
+    assert look.is_isolated
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
+    assert spec_and_annotations(await sandbox.get_node(node)) == before
 
 
-async def test_all_is_safe_to_repeat(world: World, isolator: KubernetesIsolator) -> None:
-    node = await world.node("a")
-    before = spec_and_notes(await world.read(node))
-    ctx = await looked(isolator, context(node))
+async def test_all_is_safe_to_repeat(sandbox: ClusterSandbox, isolator: KubernetesIsolator) -> None:
+    node = await sandbox.node("a")
+    before = spec_and_annotations(await sandbox.get_node(node))
+    ctx = await inspect_isolation(isolator, step_context(node))
     for _ in range(2):
-        assert isinstance(await isolator.do(ctx), Ok)
+        assert isinstance(await isolator.isolate(ctx), Ok)
     for _ in range(2):
-        assert isinstance(await isolator.undo(ctx), Ok)
-    assert spec_and_notes(await world.read(node)) == before
+        assert isinstance(await isolator.return_to_service(ctx), Ok)
+    assert spec_and_annotations(await sandbox.get_node(node)) == before
 
 
 async def test_a_later_attempt_takes_up_what_an_earlier_one_left(
-    world: World, isolator: KubernetesIsolator
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
-    node = await world.node("a")
-    first = await looked(isolator, context(node))
-    await isolator.do(first)
+    node = await sandbox.node("a")
+    first = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(first)
     second = replace(first, attempt=2, prior=None)
-    second = await looked(isolator, second)
-    assert isinstance(await isolator.do(second), Ok)
-    assert isinstance(await isolator.undo(second), Ok)
-    assert not (await world.read(node))["spec"].get("unschedulable")
+    second = await inspect_isolation(isolator, second)
+    assert isinstance(await isolator.isolate(second), Ok)
+    assert isinstance(await isolator.return_to_service(second), Ok)
+    assert not (await sandbox.get_node(node))["spec"].get("unschedulable")
 
 
-async def test_a_person_s_cordon_is_never_touched(world: World, isolator: KubernetesIsolator) -> None:
-    node, _ = await world.node("a"), await world.node("b")
-    await world.workload("api", [node])
-    before = await world.cordon(node)
-    ctx = await looked(isolator, context(node))
+async def test_a_person_s_cordon_is_never_touched(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
+) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node])
+    before = await sandbox.cordon(node)
+    ctx = await inspect_isolation(isolator, step_context(node))
 
-    result = await isolator.do(ctx)
+    result = await isolator.isolate(ctx)
 
     assert isinstance(result, Busy)
     assert "cordoned by kubectl" in result.text
-    assert isinstance(await isolator.undo(ctx), Ok)
-    assert spec_and_notes(await world.read(node)) == spec_and_notes(before)
-    assert len(await world.pods_on(node)) == 1
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
+    assert spec_and_annotations(await sandbox.get_node(node)) == spec_and_annotations(before)
+    assert len(await sandbox.pods_on(node)) == 1
 
 
 async def test_a_cordon_between_our_look_and_our_write_wins(
-    world: World, kubeconfig: Path, clock: Clock
+    sandbox: ClusterSandbox, kubeconfig: Path, clock: Clock
 ) -> None:
-    node = await world.node("a")
+    node = await sandbox.node("a")
 
     class Overtaken(Cluster):
         async def patch(self, path: str, body: JSON) -> JSON:
-            if not (await world.read(node))["spec"].get("unschedulable"):
-                await world.cordon(node)
+            if not (await sandbox.get_node(node))["spec"].get("unschedulable"):
+                await sandbox.cordon(node)
             return await super().patch(path, body)
 
     cluster = Overtaken("test", kubeconfig)
-    isolator = KubernetesIsolator(Clusters([cluster]), clock)
-    ctx = await looked(isolator, context(node))
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), clock)
+    ctx = await inspect_isolation(isolator, step_context(node))
 
-    assert isinstance(await isolator.do(ctx), Busy)
+    assert isinstance(await isolator.isolate(ctx), Busy)
 
-    after = await world.read(node)
+    after = await sandbox.get_node(node)
     assert after["spec"]["unschedulable"] is True
-    assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
-    await isolator.undo(ctx)
-    assert (await world.read(node))["spec"]["unschedulable"] is True
+    assert ISOLATED_BY_ANNOTATION not in (after["metadata"].get("annotations") or {})
+    await isolator.return_to_service(ctx)
+    assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
     await cluster.close()
 
 
 async def test_uncordoned_and_cordoned_again_by_somebody_it_stays_cordoned(
-    world: World, isolator: KubernetesIsolator
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
-    node = await world.node("a")
-    ctx = await looked(isolator, context(node))
-    await isolator.do(ctx)
-    await world.cordon(node, closed=False)
-    await world.cordon(node)
+    node = await sandbox.node("a")
+    ctx = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(ctx)
+    await sandbox.cordon(node, unschedulable=False)
+    await sandbox.cordon(node)
 
-    assert isinstance(await isolator.do(ctx), Busy)
-    result = await isolator.undo(ctx)
+    assert isinstance(await isolator.isolate(ctx), Busy)
+    result = await isolator.return_to_service(ctx)
 
     assert isinstance(result, Ok)
     assert "stays cordoned" in result.text
-    after = await world.read(node)
+    after = await sandbox.get_node(node)
     assert after["spec"]["unschedulable"] is True
-    assert ISOLATED_BY not in (after["metadata"].get("annotations") or {})
+    assert ISOLATED_BY_ANNOTATION not in (after["metadata"].get("annotations") or {})
 
 
 async def test_uncordoned_by_somebody_it_is_seen_and_isolated_again(
-    world: World, isolator: KubernetesIsolator
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
-    node = await world.node("a")
-    ctx = await looked(isolator, context(node))
-    await isolator.do(ctx)
-    await world.cordon(node, closed=False)
+    node = await sandbox.node("a")
+    ctx = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(ctx)
+    await sandbox.cordon(node, unschedulable=False)
 
-    look = await isolator.look(ctx)
-    assert isinstance(look, Look)
-    assert look.done is False
-    assert isinstance(await isolator.do(ctx), Ok)
-    assert (await world.read(node))["spec"]["unschedulable"] is True
-    await isolator.undo(ctx)
-    assert not (await world.read(node))["spec"].get("unschedulable")
+    look = await isolator.inspect(ctx)
+    assert isinstance(look, IsolationStatus)
+    assert look.is_isolated is False
+    assert isinstance(await isolator.isolate(ctx), Ok)
+    assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
+    await isolator.return_to_service(ctx)
+    assert not (await sandbox.get_node(node))["spec"].get("unschedulable")
 
 
-async def test_an_annotated_hold_keeps_us_away(world: World, isolator: KubernetesIsolator) -> None:
-    node = await world.node("a")
-    await world.annotate(node, HOLD, "disk is being looked at")
-    result = await isolator.do(await looked(isolator, context(node)))
+async def test_an_annotated_hold_keeps_us_away(sandbox: ClusterSandbox, isolator: KubernetesIsolator) -> None:
+    node = await sandbox.node("a")
+    await sandbox.annotate(node, HOLD_ANNOTATION, "disk is being looked at")
+    result = await isolator.isolate(await inspect_isolation(isolator, step_context(node)))
     assert isinstance(result, Busy)
     assert "disk is being looked at" in result.text
-    assert not (await world.read(node))["spec"].get("unschedulable")
+    assert not (await sandbox.get_node(node))["spec"].get("unschedulable")
 
 
 @pytest.mark.parametrize("how", ["annotated", "held"])
 async def test_a_hold_during_our_attempt_leaves_the_node_cordoned(
-    world: World, isolator: KubernetesIsolator, how: str
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator, how: str
 ) -> None:
-    node = await world.node("a")
-    before = spec_and_notes(await world.read(node))
-    ctx = await looked(isolator, context(node))
-    await isolator.do(ctx)
+    node = await sandbox.node("a")
+    before = spec_and_annotations(await sandbox.get_node(node))
+    ctx = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(ctx)
     if how == "annotated":
-        await world.annotate(node, HOLD, "mine now")
+        await sandbox.annotate(node, HOLD_ANNOTATION, "mine now")
     else:
-        ctx = replace(ctx, held="held by alice: mine now")
+        ctx = replace(ctx, hold_reason="held by alice: mine now")
 
-    result = await isolator.undo(ctx)
+    result = await isolator.return_to_service(ctx)
 
     assert isinstance(result, Ok)
     assert "mine now" in result.text
-    after = await world.read(node)
+    after = await sandbox.get_node(node)
     assert after["spec"]["unschedulable"] is True
-    assert ISOLATED_BY not in after["metadata"]["annotations"]
-    assert "mine now" in after["metadata"]["annotations"][KEPT]
-    assert view(after).kept == ("" if how == "annotated" else "kubernetes")
+    assert ISOLATED_BY_ANNOTATION not in after["metadata"]["annotations"]
+    assert "mine now" in after["metadata"]["annotations"][KEPT_FOR_ANNOTATION]
+    assert parse_node(after).left_isolated_by == ("" if how == "annotated" else "kubernetes")
 
     if how == "annotated":
-        assert isinstance(await isolator.let_go(ctx.host), Busy)
-        await world.annotate(node, HOLD, None)
-        assert view(await world.read(node)).kept == "kubernetes"
+        assert isinstance(await isolator.release(ctx.host), Busy)
+        await sandbox.annotate(node, HOLD_ANNOTATION, None)
+        assert parse_node(await sandbox.get_node(node)).left_isolated_by == "kubernetes"
     for _ in range(2):
-        assert isinstance(await isolator.let_go(ctx.host), Ok)
-    assert spec_and_notes(await world.read(node)) == before
+        assert isinstance(await isolator.release(ctx.host), Ok)
+    assert spec_and_annotations(await sandbox.get_node(node)) == before
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_node_kept_for_a_hold_is_whose_hand_was_last_on_it(
-    world: World, isolator: KubernetesIsolator, again: bool
+async def test_held_node_belongs_to_last_cordon_owner(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator, again: bool
 ) -> None:
-    node = await world.node("a")
-    ctx = replace(await looked(isolator, context(node)), held="held by alice: mine now")
-    await isolator.do(ctx)
-    await isolator.undo(ctx)
-    await world.cordon(node, closed=False)
+    node = await sandbox.node("a")
+    ctx = replace(
+        await inspect_isolation(isolator, step_context(node)), hold_reason="held by alice: mine now"
+    )
+    await isolator.isolate(ctx)
+    await isolator.return_to_service(ctx)
+    await sandbox.cordon(node, unschedulable=False)
     if again:
-        await world.cordon(node)
+        await sandbox.cordon(node)
 
-    assert isinstance(await isolator.let_go(ctx.host), Ok)
+    assert isinstance(await isolator.release(ctx.host), Ok)
 
-    after = await world.read(node)
+    after = await sandbox.get_node(node)
     assert bool(after["spec"].get("unschedulable")) is again
-    assert KEPT not in (after["metadata"].get("annotations") or {})
+    assert KEPT_FOR_ANNOTATION not in (after["metadata"].get("annotations") or {})
 
 
-async def test_a_kept_node_that_turned_red_is_ours_again(world: World, isolator: KubernetesIsolator) -> None:
-    node = await world.node("a")
-    ctx = replace(await looked(isolator, context(node)), held="held by alice: mine now")
-    await isolator.do(ctx)
-    await isolator.undo(ctx)
+async def test_a_kept_node_that_turned_red_is_ours_again(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
+) -> None:
+    node = await sandbox.node("a")
+    ctx = replace(
+        await inspect_isolation(isolator, step_context(node)), hold_reason="held by alice: mine now"
+    )
+    await isolator.isolate(ctx)
+    await isolator.return_to_service(ctx)
 
-    assert isinstance(await isolator.do(replace(ctx, gentle=True)), Ok)
+    assert isinstance(await isolator.isolate(replace(ctx, cordon_only=True)), Ok)
 
-    found = (await world.read(node))["metadata"]["annotations"]
-    assert ISOLATED_BY in found
-    assert KEPT not in found
-    await isolator.let_go(ctx.host)
-    assert (await world.read(node))["spec"]["unschedulable"] is True
+    found = (await sandbox.get_node(node))["metadata"]["annotations"]
+    assert ISOLATED_BY_ANNOTATION in found
+    assert KEPT_FOR_ANNOTATION not in found
+    await isolator.release(ctx.host)
+    assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
 
 
-async def test_another_rollout_s_isolation_is_not_ours(world: World, isolator: KubernetesIsolator) -> None:
-    node = await world.node("a")
-    await isolator.do(await looked(isolator, context(node, rollout="r-1")))
-    other = await looked(isolator, context(node, rollout="r-2"))
-    result = await isolator.do(other)
+async def test_another_rollout_s_isolation_is_not_ours(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
+) -> None:
+    node = await sandbox.node("a")
+    await isolator.isolate(await inspect_isolation(isolator, step_context(node, rollout="r-1")))
+    other = await inspect_isolation(isolator, step_context(node, rollout="r-2"))
+    result = await isolator.isolate(other)
     assert isinstance(result, Busy)
     assert "r-1" in result.text
-    await isolator.undo(other)
-    assert (await world.read(node))["spec"]["unschedulable"] is True
+    await isolator.return_to_service(other)
+    assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
 
 
-async def test_gently_no_pod_is_driven_off(world: World, isolator: KubernetesIsolator) -> None:
-    node, _ = await world.node("a"), await world.node("b")
-    await world.workload("api", [node])
-    ctx = replace(await looked(isolator, context(node)), gentle=True)
-    assert isinstance(await isolator.do(ctx), Ok)
-    assert (await world.read(node))["spec"]["unschedulable"] is True
-    assert len(await world.pods_on(node)) == 1
+async def test_gently_no_pod_is_driven_off(sandbox: ClusterSandbox, isolator: KubernetesIsolator) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node])
+    ctx = replace(await inspect_isolation(isolator, step_context(node)), cordon_only=True)
+    assert isinstance(await isolator.isolate(ctx), Ok)
+    assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
+    assert len(await sandbox.pods_on(node)) == 1
 
 
 async def test_a_node_that_left_is_put_back_by_doing_nothing(
-    world: World, isolator: KubernetesIsolator
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
-    node = await world.node("a")
-    ctx = await looked(isolator, context(node))
-    await isolator.do(ctx)
-    await world.api.delete(f"/api/v1/nodes/{node}")
-    assert isinstance(await isolator.undo(ctx), Ok)
+    node = await sandbox.node("a")
+    ctx = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(ctx)
+    await sandbox.api.delete(f"/api/v1/nodes/{node}")
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
 
 
 async def test_an_unreachable_cluster_is_no_failure(tmp_path: Path, clock: Clock) -> None:
     cluster = Cluster("away", tmp_path / "none")
-    isolator = KubernetesIsolator(Clusters([cluster]), clock, patience_s=0.0)
-    ctx = context("n1")
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), clock, api_retry_s=0.0)
+    ctx = step_context("n1")
     ctx = replace(
         ctx, host=replace(ctx.host, connection={**ctx.host.connection, "kubernetes_cluster": "away"})
     )
-    for result in (await isolator.look(ctx), await isolator.do(ctx)):
+    for result in (await isolator.inspect(ctx), await isolator.isolate(ctx)):
         assert isinstance(result, Busy)
         assert "away" in result.text

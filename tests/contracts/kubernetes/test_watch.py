@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from machines.node import Kind, Observation, Sight
+from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.clusters import CLUSTER, NODE, Clusters
+from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY, ClusterRegistry
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
-from rolloutd.adapters.kubernetes.nodes import HOLD
-from rolloutd.adapters.kubernetes.rights import missing_rights
-from rolloutd.adapters.kubernetes.watch import NodeWatch
+from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION
+from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.ports import PROVIDER_ID, Clock
-from tests.contracts.kubernetes.steps import context
-from tests.support.kubeworld import World
+from tests.contracts.kubernetes.steps import step_context
+from tests.support.cluster_sandbox import ClusterSandbox
 
 
 @dataclass
-class Core:
+class WatchRecorder:
     """What the core was told."""
 
     last: dict[str, Observation] = field(default_factory=dict)
@@ -40,9 +40,9 @@ class Core:
 
 
 @asynccontextmanager
-async def watching(watch: NodeWatch) -> AsyncIterator[Core]:
+async def watching(watch: NodeWatch) -> AsyncIterator[WatchRecorder]:
     """Run a watch beside the test."""
-    core = Core()
+    core = WatchRecorder()
     task = asyncio.create_task(watch.run(core.seen, core.changed))
     try:
         yield core
@@ -51,113 +51,117 @@ async def watching(watch: NodeWatch) -> AsyncIterator[Core]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_what_happens_to_a_node_is_seen(world: World, cluster: Cluster, clock: Clock) -> None:
-    node = await world.node("a")
+async def test_what_happens_to_a_node_is_seen(
+    sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
+) -> None:
+    node = await sandbox.node("a")
     async with watching(NodeWatch(cluster, clock)) as core:
 
         async def up() -> bool:
             seen = core.last.get(node)
-            return seen is not None and seen.sight is Sight.UP and not seen.foreign
+            return seen is not None and seen.sight is NodeHealth.UP and not seen.cordoned_by_other
 
         async def foreign() -> bool:
-            return core.last[node].foreign
+            return core.last[node].cordoned_by_other
 
         async def down() -> bool:
-            return core.last[node].sight is Sight.DOWN
+            return core.last[node].sight is NodeHealth.DOWN
 
-        await world.until(up)
+        await sandbox.wait_until(up)
         assert "kubelet v1.36.2" in core.last[node].why
-        await world.cordon(node)
-        await world.until(foreign)
+        await sandbox.cordon(node)
+        await sandbox.wait_until(foreign)
         assert "cordoned by kubectl" in core.last[node].why
-        await world.cordon(node, closed=False)
-        await world.until(up)
-        await world.annotate(node, HOLD, "mine")
-        await world.until(foreign)
-        await world.annotate(node, HOLD, None)
-        await world.until(up)
-        world.silent.add(node)
-        await world.beat(node, ready="False")
-        await world.until(down)
+        await sandbox.cordon(node, unschedulable=False)
+        await sandbox.wait_until(up)
+        await sandbox.annotate(node, HOLD_ANNOTATION, "mine")
+        await sandbox.wait_until(foreign)
+        await sandbox.annotate(node, HOLD_ANNOTATION, None)
+        await sandbox.wait_until(up)
+        sandbox.silent_nodes.add(node)
+        await sandbox.post_heartbeat(node, ready="False")
+        await sandbox.wait_until(down)
         assert "NotReady" in core.last[node].why
 
 
-async def test_our_own_cordon_is_not_foreign(world: World, cluster: Cluster, clock: Clock) -> None:
-    node = await world.node("a")
-    isolator = KubernetesIsolator(Clusters([cluster]), clock)
+async def test_our_own_cordon_is_not_foreign(sandbox: ClusterSandbox, cluster: Cluster, clock: Clock) -> None:
+    node = await sandbox.node("a")
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), clock)
     async with watching(NodeWatch(cluster, clock)) as core:
-        ctx = context(node)
-        await isolator.do(ctx)
+        ctx = step_context(node)
+        await isolator.isolate(ctx)
 
         async def ours() -> bool:
             return node in core.last and "isolated for r-1" in core.last[node].why
 
-        await world.until(ours)
-        assert not core.last[node].foreign
-        assert core.last[node].sight is Sight.DOWN
+        await sandbox.wait_until(ours)
+        assert not core.last[node].cordoned_by_other
+        assert core.last[node].sight is NodeHealth.DOWN
 
 
 async def test_who_joins_and_leaves_changes_the_inventory(
-    world: World, cluster: Cluster, clock: Clock
+    sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
 ) -> None:
-    first = await world.node("a", {"example.com/team": "payments"})
+    first = await sandbox.node("a", {"example.com/team": "payments"})
     watch = NodeWatch(cluster, clock)
     inventory = KubernetesInventory(cluster, labels={"team": "example.com/team"}, watch=watch)
     async with watching(watch) as core:
         found = {each.name: each for each in await inventory.refresh()}
         assert found[first].labels["team"] == "payments"
-        assert found[first].kind is Kind.KUBERNETES
+        assert found[first].kind is NodeKind.KUBERNETES
         assert found[first].connection == {
-            CLUSTER: "test",
-            NODE: first,
+            CLUSTER_KEY: "test",
+            NODE_KEY: first,
             PROVIDER_ID: f"world:///{first}",
             "ansible_host": "127.0.0.1",
         }
         before = core.changes
-        second = await world.node("b")
+        second = await sandbox.node("b")
 
         async def noticed() -> bool:
             return core.changes > before
 
-        await world.until(noticed)
+        await sandbox.wait_until(noticed)
         assert second in {each.name for each in await inventory.refresh()}
-        await world.api.delete(f"/api/v1/nodes/{first}")
+        await sandbox.api.delete(f"/api/v1/nodes/{first}")
 
         async def gone() -> bool:
-            return core.last[first].sight is Sight.DOWN
+            return core.last[first].sight is NodeHealth.DOWN
 
-        await world.until(gone)
+        await sandbox.wait_until(gone)
         assert first not in {each.name for each in await inventory.refresh()}
 
 
-async def test_without_a_watch_the_inventory_is_listed(world: World, cluster: Cluster) -> None:
-    node = await world.node("a")
+async def test_without_a_watch_the_inventory_is_listed(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node = await sandbox.node("a")
     inventory = KubernetesInventory(cluster, prefix="ams-", address="")
     found = {each.name: each for each in await inventory.refresh()}
-    assert found[f"ams-{node}"].connection[NODE] == node
+    assert found[f"ams-{node}"].connection[NODE_KEY] == node
     assert "ansible_host" not in found[f"ams-{node}"].connection
 
 
 async def test_observations_stay_fresh_while_nothing_happens(
-    world: World, cluster: Cluster, clock: Clock
+    sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
 ) -> None:
-    node = await world.node("a")
-    async with watching(NodeWatch(cluster, clock, beat_s=0.2)) as core:
+    node = await sandbox.node("a")
+    async with watching(NodeWatch(cluster, clock, report_interval_s=0.2)) as core:
 
         async def seen() -> bool:
             return node in core.last
 
-        await world.until(seen)
-        world.silent.add(node)
+        await sandbox.wait_until(seen)
+        sandbox.silent_nodes.add(node)
         first = core.last[node].at
 
         async def again() -> bool:
             return core.last[node].at > first
 
-        await world.until(again)
+        await sandbox.wait_until(again)
 
 
-async def test_an_administrator_lacks_no_right(world: World, cluster: Cluster, tmp_path: Path) -> None:
-    assert await missing_rights(cluster) == []
-    [word] = await missing_rights(Cluster("away", tmp_path / "none"))
+async def test_an_administrator_lacks_no_right(
+    sandbox: ClusterSandbox, cluster: Cluster, tmp_path: Path
+) -> None:
+    assert await find_missing_permissions(cluster) == []
+    [word] = await find_missing_permissions(Cluster("away", tmp_path / "none"))
     assert "away" in word

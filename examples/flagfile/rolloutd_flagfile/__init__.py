@@ -1,0 +1,1 @@
+"""A flag file on the node that takes it out of service."""

@@ -1,0 +1,172 @@
+"""Why a node counts as down: one judgement over the facts of one node.
+
+Our own work, a failure, an isolation, a hold, an outage or a cordon by another tool takes a node out of
+service.  A node without a fresh observation is unknown, because nothing shows that it is up.
+machines/rules/pools.py decides what that means for a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from machines.facts.fleet_facts import FleetFacts
+from machines.model.node import NodeHealth, Observation
+from machines.model.reasons import Param, Remedy, RemedyKind, UnavailabilityCause
+from machines.model.rollout import Hold, NodeOrder, Target
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+CAUSE_PRECEDENCE: Final = {code: rank for rank, code in enumerate(UnavailabilityCause)}
+"""Precedence of causes: our own work first, unknown last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailability:
+    """Why a node counts as down; `cause` is the fact that says so, None without an observation.
+
+    `needs_observation`: the last observation is too old, precedes the end of our work, or is missing.
+    `rollout_closed`: the target's rollout has ended, so the node cannot be retried.
+    """
+
+    node: str
+    code: UnavailabilityCause
+    cause: Target | Hold | Observation | None = None
+    needs_observation: bool = False
+    rollout_closed: bool = False
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the node is known to be down."""
+        return self.code is not UnavailabilityCause.UNKNOWN
+
+    @property
+    def last_seen_down(self) -> bool:
+        """Whether the last observation, however old, did not find the node up."""
+        return isinstance(self.cause, Observation) and (
+            self.cause.cordoned_by_other or self.cause.sight is not NodeHealth.UP
+        )
+
+    @property
+    def since(self) -> float | None:
+        """When the cause began (epoch seconds); None when unknown."""
+        match self.cause:
+            case Target(since=at) | Hold(at=at) | Observation(at=at):
+                return at
+            case None:
+                return None
+
+    @property
+    def params(self) -> Mapping[str, Param]:
+        """What a sentence about the node needs: always `node` and `cause`, the rest by cause."""
+        common: dict[str, Param] = {"node": self.node, "cause": self.code.value, "since": self.since}
+        match self.cause:
+            case Target() as target:
+                message = None if target.failure is None else target.failure.message
+                return common | {"rollout": target.rollout, "phase": target.phase.value, "message": message}
+            case Hold() as hold:
+                return common | {"by": hold.actor.name, "until": hold.until, "reason": hold.reason}
+            case Observation() as seen:
+                health = "cordoned-by-other" if seen.cordoned_by_other else seen.sight.value
+                return common | {"health": health, "detail": seen.why, "stale": self.needs_observation}
+            case None:
+                return common | {"health": None, "detail": "", "stale": True}
+
+    @property
+    def remedy(self) -> Remedy:
+        """Who or what brings the node back."""
+        match self.cause:
+            case Target(phase=phase) as target if phase in IN_FLIGHT_PHASES:
+                return Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": target.rollout})
+            case (Target(order=NodeOrder.RETURN) | Target(phase=Phase.FAILED)) as target:
+                return failure_remedy(target, rollout_closed=self.rollout_closed)
+            case Target(phase=Phase.PENDING) as target:
+                return _skip_remedy(target, isolated=True)
+            case Target() as target:
+                return Remedy(RemedyKind.RETURN, {"node": target.node})
+            case Hold(source="person") as hold:
+                named = {} if hold.id == hold.actor.name else {"id": hold.id}
+                return Remedy(RemedyKind.RELEASE, {"node": hold.node} | named, who=hold.actor.name)
+            case Hold(source="left") as hold:
+                return Remedy(RemedyKind.RETURN, {"node": hold.node})
+            case Hold() as hold:
+                args = {"source": hold.source, "id": hold.id}
+                return Remedy(RemedyKind.RELEASE_BY_SOURCE, args, who=hold.source)
+            case Observation(cordoned_by_other=True):
+                return Remedy(RemedyKind.UNCORDON, {"node": self.node})
+            case _:
+                return Remedy(RemedyKind.WAIT_FOR_HEALTH, {"node": self.node})
+
+
+def failure_remedy(target: Target, *, rollout_closed: bool) -> Remedy:
+    """Return how a failed node is settled; in a closed rollout it can only be skipped."""
+    if target.order is NodeOrder.RETURN:
+        who = None if target.order_by is None else target.order_by.name
+        return Remedy(RemedyKind.WAIT_FOR_RETURN, {"node": target.node}, who=who)
+    if rollout_closed:
+        return _skip_remedy(target, isolated=target.isolated)
+    return Remedy(RemedyKind.RETRY, {"rollout": target.rollout, "node": target.node})
+
+
+def _skip_remedy(target: Target, *, isolated: bool) -> Remedy:
+    args: dict[str, str | bool] = {"rollout": target.rollout, "node": target.node, "return": isolated}
+    return Remedy(RemedyKind.SKIP, args)
+
+
+# -- judging ------------------------------------------------------------------
+
+
+def unavailability(facts: FleetFacts, node: str) -> Unavailability | None:
+    """Return why the node is down at the facts' instant, None when it is known to be up."""
+    own: Unavailability | None = None
+    for target in facts.targets_on(node):
+        code = _target_code(target)
+        if code and (own is None or CAUSE_PRECEDENCE[code] < CAUSE_PRECEDENCE[own.code]):
+            own = target_unavailability(facts, target)
+    return own or active_hold(facts, node) or observed_unavailability(facts, node)
+
+
+def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:
+    """Return the node's first hold that has not expired."""
+    active = (hold for hold in facts.holds_on(node) if hold.until is None or facts.now < hold.until)
+    return next((Unavailability(node, UnavailabilityCause.HELD, hold) for hold in active), None)
+
+
+def claimed_by_other_rollout(facts: FleetFacts, target: Target) -> Unavailability | None:
+    """Return by which other rollout the target's node is out of service."""
+    others = (other for other in facts.targets_on(target.node) if other.rollout != target.rollout)
+    claims = (other for other in others if other.phase in IN_FLIGHT_PHASES or other.isolated)
+    return next((target_unavailability(facts, other) for other in claims), None)
+
+
+def target_unavailability(facts: FleetFacts, target: Target) -> Unavailability:
+    """Return why a node is down that this target keeps down: in flight, failed or still isolated."""
+    code = _target_code(target) or UnavailabilityCause.ISOLATED
+    return Unavailability(target.node, code, target, rollout_closed=facts.rollout(target.rollout).closed)
+
+
+def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | None:
+    """Return what the last observation says against the node, None when it was freshly seen up."""
+    observation = facts.observation(node)
+    if observation is None:
+        return Unavailability(node, UnavailabilityCause.UNKNOWN, needs_observation=True)
+    is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
+    is_stale = facts.now >= observation.at + facts.limits.observe_within_s
+    # What was wrong before we released the node may have been our own doing.
+    if is_stale or (not is_up and observation.at < facts.released_at(node)):
+        return Unavailability(node, UnavailabilityCause.UNKNOWN, observation, needs_observation=True)
+    if is_up:
+        return None
+    code = UnavailabilityCause.DOWN if observation.sight is NodeHealth.DOWN else UnavailabilityCause.UNKNOWN
+    if observation.cordoned_by_other:
+        code = UnavailabilityCause.CORDONED_BY_OTHER
+    return Unavailability(node, code, observation)
+
+
+def _target_code(target: Target) -> UnavailabilityCause | None:
+    """Return how this target keeps its node down: a failed node keeps its slot until it is returned."""
+    if target.phase in IN_FLIGHT_PHASES:
+        return UnavailabilityCause.IN_FLIGHT
+    if target.phase is Phase.FAILED:
+        return UnavailabilityCause.FAILED
+    return UnavailabilityCause.ISOLATED if target.isolated else None

@@ -1,0 +1,98 @@
+"""Dry-run results of pending nodes: nodes that could be isolated now go first.
+
+A result is a hint for the order and never a rule: if no node could be isolated, the first one starts
+anyway, because its blocker may go away during the eviction.  Only nodes that would start otherwise get a
+dry run, a few of each pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from machines.model.plan import Capability, Plan
+from machines.model.reasons import Params, Reason, ReasonCode
+from machines.model.rollout import Target
+
+RESULT_MAX_AGE_S = 30.0
+"""How long a dry run counts: disruption budgets change with every pod that becomes ready."""
+
+DRY_RUN_AHEAD = 4
+"""Dry runs of a pool for one start: each costs the API server a request per pod."""
+
+RESULT_RETENTION_S = 3600.0
+"""How long the reason of a deferred node mentions the dry run."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunResult:
+    """Whether a node could be isolated at an instant (epoch seconds); None when unknown."""
+
+    rollout: str
+    node: str
+    succeeds: bool | None
+    at: float
+    why: str = ""
+
+
+@dataclass(slots=True)
+class DryRunResults:
+    """The last dry-run result of each node of each rollout."""
+
+    _latest: dict[tuple[str, str], DryRunResult] = field(default_factory=dict)
+
+    def record(self, result: DryRunResult) -> None:
+        """Store a result, and drop those past their retention."""
+        self._latest = {
+            key: each for key, each in self._latest.items() if result.at < each.at + RESULT_RETENTION_S
+        }
+        self._latest[result.rollout, result.node] = result
+
+    def fresh(self, target: Target, now: float) -> DryRunResult | None:
+        """Return the node's result that still counts, None when it needs a dry run."""
+        result = self._latest.get((target.rollout, target.node))
+        return result if result is not None and result.at <= now < result.at + RESULT_MAX_AGE_S else None
+
+    def annotate(self, target: Target, reason: Reason) -> Reason:
+        """Add to the reason of a deferred node when and why its dry run failed."""
+        result = self._latest.get((target.rollout, target.node))
+        is_passed_over = reason.code in (ReasonCode.POOL_FULL, ReasonCode.QUEUED)
+        if result is None or result.succeeds is not False or not is_passed_over:
+            return reason
+        note: Params = {"dry_run_at": result.at, "dry_run_problem": result.why}
+        return replace(reason, params={**reason.params, **note})
+
+
+@dataclass(slots=True)
+class DeferredNodes:
+    """The nodes that one decision passes over; in undecided pools a dry run is still awaited."""
+
+    deferred: list[Target] = field(default_factory=list)
+    undecided_pools: set[str] = field(default_factory=set)
+    _requested: Counter[str] = field(default_factory=Counter)
+
+    def is_limit_reached(self, pools: Collection[str]) -> bool:
+        """Return whether one of these pools has had its dry runs for this decision."""
+        return any(self._requested[pool] >= DRY_RUN_AHEAD for pool in pools)
+
+    def is_undecided(self, pools: Collection[str]) -> bool:
+        """Return whether an earlier node awaits a dry run for a slot of one of these pools."""
+        return not self.undecided_pools.isdisjoint(pools)
+
+    def defer(self, target: Target, pools: Collection[str], result: DryRunResult | None) -> bool:
+        """Return whether the node lets others go first: it cannot be isolated now, or that is unknown."""
+        if result is not None and result.succeeds is not False:
+            return False
+        if result is None:
+            self.undecided_pools.update(pools)
+        self._requested.update(pools)
+        self.deferred.append(target)
+        return True
+
+
+def needs_dry_run(plan: Plan, target: Target) -> bool:
+    """Return whether the node's order depends on a dry run, if another node could go first."""
+    if target.isolated or target.rolling_back:
+        return False
+    return any(Capability.DRY_RUN in spec.capabilities for spec in plan.isolate)

@@ -1,0 +1,127 @@
+"""The stored facts, observations and traffic results, read-only.
+
+Only projection.py changes them.  The store keeps everything but observations and traffic results, which are
+unknown after a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from machines.model.limits import Limits, TeamRules
+from machines.model.node import Node, Observation
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.traffic import TrafficResult, TrafficResults
+from machines.model.windows import Freeze
+from machines.states import IN_FLIGHT_PHASES
+
+
+@dataclass(frozen=True, slots=True)
+class FactsSnapshot:
+    """All facts that the store keeps and decisions use."""
+
+    nodes: tuple[Node, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()
+    targets: tuple[Target, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    freezes: tuple[Freeze, ...] = ()
+    team_rules: tuple[TeamRules, ...] = ()
+    epoch: int = 0
+
+
+class FleetFacts:
+    """The facts at the instant `now` (epoch seconds), under the limits of the settings."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self._epoch = 0
+        self._nodes: dict[str, Node] = {}
+        self._rollouts: dict[str, Rollout] = {}
+        self._targets: dict[str, dict[str, Target]] = {}
+        self._targets_by_node: dict[str, dict[str, Target]] = {}
+        self._holds: dict[tuple[str, str, str], Hold] = {}
+        self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
+        self._freezes: dict[str, Freeze] = {}
+        self._team_rules: dict[str, TeamRules] = {}
+        self._observations: dict[str, Observation] = {}
+        self._traffic = TrafficResults()
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        return self._nodes
+
+    @property
+    def rollouts(self) -> Mapping[str, Rollout]:
+        """All rollouts by id, in the order of their submission."""
+        return self._rollouts
+
+    @property
+    def holds(self) -> Sequence[Hold]:
+        """All holds, including expired ones that were not released."""
+        return tuple(self._holds.values())
+
+    @property
+    def freezes(self) -> Sequence[Freeze]:
+        """All freezes, including expired ones that were not lifted."""
+        return tuple(self._freezes.values())
+
+    @property
+    def team_rules(self) -> Mapping[str, TeamRules]:
+        return self._team_rules
+
+    @property
+    def observations(self) -> Sequence[Observation]:
+        """The last observation of each node."""
+        return tuple(self._observations.values())
+
+    @property
+    def traffic(self) -> Sequence[TrafficResult]:
+        """The last traffic result of each node in each open rollout."""
+        return tuple(self._traffic)
+
+    @property
+    def epoch(self) -> int:
+        """The daemon's term; it grows with every start."""
+        return self._epoch
+
+    def rollout(self, rollout: str) -> Rollout:
+        return self._rollouts[rollout]
+
+    def target(self, rollout: str, node: str) -> Target:
+        return self._targets[rollout][node]
+
+    def targets(self, rollout: str) -> Iterable[Target]:
+        """Return the targets of a rollout, in the order in which they joined."""
+        return self._targets[rollout].values()
+
+    def targets_on(self, node: str) -> Iterable[Target]:
+        return self._targets_by_node.get(node, {}).values()
+
+    def holds_on(self, node: str) -> Iterable[Hold]:
+        """Return the holds on a node, including expired ones."""
+        return self._holds_by_node.get(node, {}).values()
+
+    def observation(self, node: str) -> Observation | None:
+        return self._observations.get(node)
+
+    def released_at(self, node: str) -> float:
+        """Return when rolloutd last finished work on a node (epoch seconds), 0.0 for never."""
+        ends = (t.since for t in self.targets_on(node) if t.attempt and t.phase not in IN_FLIGHT_PHASES)
+        return max(ends, default=0.0)
+
+    def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
+        return self._traffic.get(rollout, node)
+
+    def snapshot(self) -> FactsSnapshot:
+        """Return the facts as a value, as the store would load them."""
+        return FactsSnapshot(
+            nodes=tuple(self._nodes.values()),
+            rollouts=tuple(self._rollouts.values()),
+            targets=tuple(t for targets in self._targets.values() for t in targets.values()),
+            holds=tuple(self._holds.values()),
+            freezes=tuple(self._freezes.values()),
+            team_rules=tuple(self._team_rules.values()),
+            epoch=self._epoch,
+        )

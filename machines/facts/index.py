@@ -1,0 +1,183 @@
+"""The read side of the index: facts, and judgements derived from them.
+
+Availability, fill of pools and progress of rollouts are kept between questions, so that a decision costs what
+changed and not the size of the fleet.  projection.py updates them.  The index knows no rule; the rules ask
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from machines.facts import votes
+from machines.facts.availability import Unavailability
+from machines.facts.counters import RolloutCounters
+from machines.facts.dry_runs import DryRunResults
+from machines.facts.fleet_facts import FleetFacts
+from machines.facts.pool_index import Pool, PoolIndex
+from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
+from machines.model.limits import Limits
+from machines.model.node import Node, NodeHealth, Observation, pools_of
+from machines.model.rollout import Failure, Target
+from machines.states import Phase
+
+
+class Index(FleetFacts):
+    """The facts, and what follows from them at the instant `now` (epoch seconds)."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self._pool_keys: tuple[str, ...] = tuple(limits.pools)
+        self.scheduling_queue = SchedulingQueue()
+        self.dry_run_results = DryRunResults()
+        self._pool_index = PoolIndex(self, self.scheduling_queue)
+        self._counters: dict[str, RolloutCounters] = {}
+        self._pending: dict[str, dict[str, list[QueuePosition]]] = {}
+        self._unresolved_failures: dict[str, tuple[Failure, ...]] = {}
+        self._wave_ends: dict[tuple[str, str], float | None] = {}
+        self._needing_driver: set[tuple[str, str]] = set()
+        self._in_flight = 0
+        self._left_cordoned: set[str] = set()
+
+    def needing_driver(self) -> list[Target]:
+        """Return every target in flight or with a person's order."""
+        return [self._targets[rollout][node] for rollout, node in sorted(self._needing_driver)]
+
+    def left_cordoned(self) -> list[Observation]:
+        """Return the observations of nodes that were left out of service because of a hold."""
+        return [self._observations[node] for node in sorted(self._left_cordoned & self._observations.keys())]
+
+    def counters(self, rollout: str) -> RolloutCounters:
+        return self._counters[rollout]
+
+    def in_flight(self) -> int:
+        """Return how many nodes of the fleet are in flight."""
+        return self._in_flight
+
+    def all_done(self, rollout: str) -> bool:
+        phases = self._counters[rollout].phases
+        return phases[Phase.DONE] == phases.total()
+
+    def expected_s(self, rollout: str) -> float:
+        return self._counters[rollout].expected_s(self._rollouts[rollout].plan.expected_s)
+
+    def has_failed(self, rollout: str, node: str) -> bool:
+        """Return whether the node has a failure in this rollout, resolved or not."""
+        return any(failure.node == node for failure in self._rollouts[rollout].failures)
+
+    def full_pools(self) -> Iterable[Pool]:
+        """Return the pools with as many nodes confirmed down as their budget, in no order."""
+        return (self._pool_index.pools[pool] for pool in self._pool_index.full_pool_ids)
+
+    def over_budget(self) -> list[Pool]:
+        """Return the pools with more nodes down than their budget, by id."""
+        over = (pool for pool in self.full_pools() if len(pool.down) > self.budget(pool))
+        return sorted(over, key=lambda pool: pool.id)
+
+    def next_change(self) -> float:
+        """Return when time alone may next change a decision, other than by a soak (epoch seconds)."""
+        return min(self._pool_index.next_change(self._is_still_due), self.scheduling_queue.next_wakeup())
+
+    def _is_still_due(self, node: str, at: float) -> bool:
+        """Return whether a bad observation or a hold of the node still ends at the instant."""
+        seen = self._observations.get(node)
+        expires = seen is not None and seen.at + self.limits.observe_within_s == at
+        return expires or any(hold.until == at for hold in self.holds_on(node))
+
+    def unresolved_failures(self, rollout: str) -> tuple[Failure, ...]:
+        """Return the failures of a rollout that no sufficient vote covers."""
+        known = self._unresolved_failures.get(rollout)
+        if known is None:
+            known = votes.unresolved_failures(self._rollouts[rollout], sorted(self._counters[rollout].teams))
+            self._unresolved_failures[rollout] = known
+        return known
+
+    def is_wave_over(self, rollout: str, wave: str) -> bool:
+        """Return whether all nodes of a wave are done, or failed and covered by a vote."""
+        counters = self._counters[rollout]
+        phases = counters.waves.get(wave)
+        if phases is None:
+            return True
+        if any(count and phase not in (Phase.DONE, Phase.FAILED) for phase, count in phases.items()):
+            return False
+        if not phases[Phase.FAILED]:
+            return True
+        open_failures = {failure.id for failure in self.unresolved_failures(rollout)}
+        failed = (self._targets[rollout][node] for node in counters.failed)
+        return not any(t.wave == wave and t.failure and t.failure.id in open_failures for t in failed)
+
+    def wave_end(self, rollout: str, wave: str) -> float | None:
+        """Return when the last node of a wave entered its phase (epoch seconds), None for an empty wave."""
+        key = (rollout, wave)
+        if key not in self._wave_ends:
+            times = (t.since for t in self._targets[rollout].values() if t.wave == wave)
+            self._wave_ends[key] = max(times, default=None)
+        return self._wave_ends[key]
+
+    def pending(self, rollout: str, wave: str) -> Sequence[QueuePosition]:
+        """Return the positions of the wave's pending nodes, the next one first."""
+        return self._pending.get(rollout, {}).get(wave, ())
+
+    def unavailability(self, node: str) -> Unavailability | None:
+        """Return why the node counts as down at `now`, None when it is known to be up."""
+        return self._pool_index.unavailability(node)
+
+    def pools_of(self, node: Node) -> tuple[str, ...]:
+        """Return the ids of the pools that every plan obeys on this node."""
+        return pools_of(node.labels, tuple(self.limits.pools))
+
+    def pools_for(self, rollout: str, node: str) -> tuple[Pool, ...]:
+        """Return the node's pools under this rollout: those of the settings and those that its plan adds."""
+        found = self._pool_index.pools_of_node(node)
+        if len(self._pool_keys) == len(self.limits.pools):
+            return found
+        rollout_record = self._rollouts.get(rollout)  # None: a hold asks, for no rollout
+        added = () if rollout_record is None else rollout_record.plan.pool_keys
+        return tuple(pool for pool in found if pool.key in self.limits.pools or pool.key in added)
+
+    def all_pools(self, node: str) -> tuple[Pool, ...]:
+        """Return the node's pools under any rollout: a node that is down is down in all of them."""
+        return self._pool_index.pools_of_node(node)
+
+    def pool(self, pool: str) -> Pool:
+        """Return a pool by its id; a pool without members is empty."""
+        key, _, value = pool.partition("/")
+        return self._pool_index.pools.get(pool) or Pool(key, value)
+
+    def members(self, key: str, value: str) -> Iterable[str]:
+        return self.pool(f"{key}/{value}").members
+
+    def pool_ids(self) -> Iterable[str]:
+        """Return the ids of all pools that have had members."""
+        return self._pool_index.pools.keys()
+
+    def budget(self, pool: Pool) -> int:
+        return self._pool_index.budget(pool)
+
+    def advance(self, now: float) -> None:
+        """Let observations and holds expire."""
+        backwards = now < self.now
+        self.now = now
+        if backwards:
+            self._on_clock_set_back()
+        self._pool_index.advance(now)
+        self.scheduling_queue.advance(now)
+
+    def _on_clock_set_back(self) -> None:
+        # Expired observations and holds may be valid again.  The age of an observation that was made later
+        # than now is unknown, so it is dropped.
+        self._observations = {node: seen for node, seen in self._observations.items() if seen.at <= self.now}
+        self._traffic.forget_after(self.now)
+        for seen in self._observations.values():
+            self._schedule_reevaluation(seen)
+        for hold in self._holds.values():
+            if hold.until is not None:
+                self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
+        self._pool_index.reevaluate(self._nodes)
+        self.scheduling_queue.activate_all()
+
+    def _schedule_reevaluation(self, observation: Observation) -> None:
+        is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
+        self._pool_index.schedule_reevaluation(
+            observation.node, observation.at + self.limits.observe_within_s, improves=not is_up
+        )

@@ -1,0 +1,328 @@
+"""Keeps the index up to date by events, equal to one that is built from a snapshot.
+
+How it works.  The daemon holds one Projection.  build() makes it from the stored facts; after every commit
+apply() takes each event, changes the fact, and then updates everything that is derived from it: counters, the
+queue of pending nodes, pools and availability.  Nothing else is recomputed, so an event costs the same in a
+fleet of any size.
+
+The invariant is that an index after any events equals build(index.snapshot()): both give the same decision.
+The tests check it after every step of random fleets.  Three rules keep it true:
+
+- Every change of a target goes through _store_target(), which removes the old version from all counters and
+  adds the new one.  No counter is changed elsewhere.
+- What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures, _wave_ends).
+- Whatever may allow a waiting node to start must activate its group in the scheduling queue.  A forgotten
+  activation is the worst error here: the node waits although nothing blocks it, until a restart.
+
+Observations, dry runs and traffic results come in without an event, because the store does not keep them.
+Other parts see the index only as the read-only Index.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, assert_never
+
+from machines.facts import apply as changes
+from machines.facts.availability import target_unavailability
+from machines.facts.counters import RolloutCounters
+from machines.facts.dry_runs import DryRunResult
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.index import Index
+from machines.facts.scheduling_queue import queue_position
+from machines.model import events
+from machines.model.limits import Limits
+from machines.model.node import Observation
+from machines.model.plan import Plan
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.traffic import TrafficResult
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+PlanCompiler = Callable[[Mapping[str, Any]], Plan]
+"""Makes a plan from its canonical content; the shell provides it."""
+
+
+class Projection(Index):
+    def __init__(self, limits: Limits, compile_plan: PlanCompiler | None = None) -> None:
+        super().__init__(limits)
+        self._compile = compile_plan
+
+    @classmethod
+    def build(
+        cls,
+        snapshot: FactsSnapshot,
+        limits: Limits,
+        compile: PlanCompiler | None = None,  # noqa: A002  # what it does, in the word of the plan file
+    ) -> Projection:
+        """Return the index of a snapshot; `compile` makes the plans of later submits."""
+        index = cls(limits, compile)
+        index._epoch = snapshot.epoch
+        for rollout in snapshot.rollouts:
+            index._add_rollout(rollout)
+        for name, targets in groupby(snapshot.targets, key=lambda target: target.rollout):
+            index._load_targets(name, tuple(targets))
+        for hold in snapshot.holds:
+            index._add_hold(hold)
+        index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
+        index._team_rules = {each.team: each for each in snapshot.team_rules}
+        index._nodes = {node.name: node for node in snapshot.nodes}
+        index._rebuild_pools()
+        return index
+
+    def apply(self, event: events.Event) -> None:
+        """Apply one event; raises IllegalTransition for a transition that is not in the table."""
+        match event:
+            case events.PhaseMoved():
+                # The transition is validated here, before anything changes.
+                after = changes.apply_to_target(self.target(event.rollout, event.node), event)
+                self._change_rollout(event)
+                self._store_target(after)
+            case events.StepRecorded(record=record):
+                if event.isolated is not None:
+                    self._change_target(record.rollout, record.node, event)
+            case events.ChangeNeeded() | events.NodeOrdered() | events.NodeAdvanced():
+                self._change_target(event.rollout, event.node, event)
+            case events.TargetChanged():
+                self._change_rollout(event)
+                self._change_target(event.rollout, event.node, event)
+            case events.TargetsJoined():
+                self._change_rollout(event)
+                for target in event.targets:
+                    self._store_target(target)
+            case (
+                events.VoteCast()
+                | events.VoteWithdrawn()
+                | events.GateOpened()
+                | events.RolloutPaused()
+                | events.RolloutResumed()
+                | events.RolloutCancelled()
+                | events.RolloutEnded()
+            ):
+                self._change_rollout(event)
+                self.scheduling_queue.activate_rollout(event.rollout)
+            case events.RolloutOpened():
+                self._add_opened_rollout(event)
+            case events.RolloutDeleted():
+                self._delete_rollout(event.rollout)
+            case _:
+                self._apply_to_fleet(event)
+
+    def record_observations(self, observations: Iterable[Observation], now: float) -> None:
+        """Record observations; one that is older than the last of its node is ignored."""
+        self.advance(now)
+        for observation in observations:
+            last = self._observations.get(observation.node)
+            if last is not None and last.at > observation.at:
+                continue
+            self._observations[observation.node] = observation
+            is_left = bool(observation.left_isolated_by)
+            (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
+            self._schedule_reevaluation(observation)
+            self._pool_index.reevaluate((observation.node,))
+
+    def record_dry_run(self, result: DryRunResult) -> None:
+        self.dry_run_results.record(result)
+        self.scheduling_queue.activate_node(result.node, (result.rollout,))
+
+    def record_traffic(self, traffic: TrafficResult) -> None:
+        """Record a traffic result; one of a closed rollout is ignored."""
+        rollout = self._rollouts.get(traffic.rollout)
+        if rollout is None or rollout.closed:
+            return
+        self._traffic.record(traffic)
+        self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
+
+    def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
+        """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
+        self.limits = limits
+        self._pool_keys = tuple(limits.pools)
+        for name, rollout in self._rollouts.items():
+            if plans is not None and name in plans:
+                self._rollouts[name] = replace(rollout, plan=plans[name])
+            self._add_pool_keys(self._rollouts[name].plan)
+        self._unresolved_failures.clear()
+        self._rebuild_pools()
+        for observation in self._observations.values():
+            self._schedule_reevaluation(observation)
+
+    def _apply_to_fleet(self, event: events.FleetEvent) -> None:
+        match event:
+            case events.NodesDiscovered():
+                for node in event.nodes:
+                    self._nodes[node.name] = node
+                    self._pool_index.update_node(node, self._pool_keys)
+                    self._requeue(node.name)
+            case events.NodesRemoved():
+                for name in event.names:
+                    self._pool_index.remove_node(name)
+                    self._nodes.pop(name, None)
+                    self._observations.pop(name, None)
+                    self._traffic.forget_node(name)
+                    self._requeue(name)
+            case events.HoldTaken():
+                self._add_hold(event.hold)
+                self._pool_index.reevaluate((event.hold.node,))
+            case events.HoldReleased():
+                key = (event.node, event.source, event.id)
+                self._holds.pop(key, None)
+                self._holds_by_node.get(event.node, {}).pop(key, None)
+                self._pool_index.reevaluate((event.node,))
+            case events.FreezeStarted():
+                self._freezes[event.freeze.id] = event.freeze
+                self.scheduling_queue.activate_all()
+            case events.FreezeLifted():
+                self._freezes.pop(event.freeze, None)
+                self.scheduling_queue.activate_all()
+            case events.TeamRulesChanged():
+                self._team_rules[event.rules.team] = event.rules
+                self.scheduling_queue.activate_all()
+            case events.DaemonStarted():
+                self._epoch = event.epoch
+            case (
+                events.RequestDenied()
+                | events.SettingsChanged()
+                | events.RunOutputPruned()
+                | events.IsolationReleased()
+            ):
+                pass
+            case _:
+                assert_never(event)
+
+    def _change_rollout(self, event: events.RolloutEvent) -> None:
+        self._update_rollout(event.rollout, changes.apply_to_rollout(self.rollout(event.rollout), event))
+
+    def _change_target(self, rollout: str, node: str, event: events.TargetEvent) -> None:
+        self._store_target(changes.apply_to_target(self.target(rollout, node), event))
+
+    def _add_opened_rollout(self, event: events.RolloutOpened) -> None:
+        if self._compile is None:
+            raise ValueError("this index was built without a way to compile plans")
+        self._add_rollout(changes.new_rollout(event, self._compile(event.content)))
+        for target in event.targets:
+            self._store_target(target)
+
+    def _add_rollout(self, rollout: Rollout) -> None:
+        self._rollouts[rollout.id] = rollout
+        self._targets[rollout.id] = {}
+        self._counters[rollout.id] = RolloutCounters()
+        self._pending[rollout.id] = {}
+        if self._add_pool_keys(rollout.plan):
+            self._rebuild_pools()
+
+    def _update_rollout(self, rollout_id: str, rollout: Rollout) -> None:
+        is_closing = rollout.closed and not self._rollouts[rollout_id].closed
+        self._rollouts[rollout_id] = rollout
+        self._unresolved_failures.pop(rollout_id, None)
+        if is_closing:
+            targets = self._targets[rollout_id].values()
+            for target in targets:
+                self.scheduling_queue.remove(target)
+            self._traffic.forget_rollout(rollout_id)
+            # A closed rollout accepts fewer commands, so the remedies for the nodes that it keeps down
+            # change.
+            self._pool_index.reevaluate(
+                target.node for target in targets if target_unavailability(self, target).code
+            )
+
+    def _delete_rollout(self, rollout: str) -> None:
+        if rollout not in self._rollouts:
+            return  # the store loads no rollout that was closed before the start
+        removed = list(self._targets[rollout].values())
+        for target in removed:
+            self.scheduling_queue.remove(target)
+            self._targets_by_node[target.node].pop(rollout, None)
+            self._needing_driver.discard((rollout, target.node))
+            self._wave_ends.pop((rollout, target.wave), None)
+        self._in_flight -= len(self._counters[rollout].in_flight)
+        by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self._unresolved_failures)
+        for table in by_rollout:
+            table.pop(rollout, None)
+        self._pool_index.reevaluate(target.node for target in removed)
+
+    def _load_targets(self, rollout: str, targets: Sequence[Target]) -> None:
+        """Store the targets of a snapshot in bulk, before the pools and the queue exist."""
+        self._counters[rollout].add_all(targets)
+        for target in targets:
+            self._targets[rollout][target.node] = target
+            self._targets_by_node.setdefault(target.node, {})[rollout] = target
+            if target.phase in IN_FLIGHT_PHASES:
+                self._in_flight += 1
+            elif target.phase is Phase.PENDING:
+                self._pending[rollout].setdefault(target.wave, []).append(queue_position(target))
+            if target.phase in IN_FLIGHT_PHASES or target.order is not None:
+                self._needing_driver.add((rollout, target.node))
+        for queue in self._pending[rollout].values():
+            queue.sort()
+
+    def _store_target(self, target: Target) -> None:
+        """Store a target and update everything that is derived from it."""
+        rollout, node = target.rollout, target.node
+        before = self._targets[rollout].get(node)
+        expected = self._counters[rollout].expected_s(0.0)
+        if before is not None:
+            self._uncount_target(before)
+        self._targets[rollout][node] = target
+        self._targets_by_node.setdefault(node, {})[rollout] = target
+        self._count_target(target)
+        # A shorter expected time may let waiting nodes fit into their window.
+        if self._counters[rollout].expected_s(0.0) != expected:
+            self.scheduling_queue.activate_rollout(rollout)
+        needs_driver = target.phase in IN_FLIGHT_PHASES or target.order is not None
+        (self._needing_driver.add if needs_driver else self._needing_driver.discard)((rollout, node))
+        self._unresolved_failures.pop(rollout, None)
+        self._wave_ends.pop((rollout, target.wave), None)
+        self._pool_index.reevaluate((node,))
+
+    def _count_target(self, target: Target) -> None:
+        self._counters[target.rollout].adjust(target, 1)
+        if target.phase in IN_FLIGHT_PHASES:
+            self._in_flight += 1
+        if target.phase is Phase.PENDING:
+            insort(self._pending[target.rollout].setdefault(target.wave, []), queue_position(target))
+            self._enqueue(target)
+
+    def _uncount_target(self, target: Target) -> None:
+        self._counters[target.rollout].adjust(target, -1)
+        if target.phase in IN_FLIGHT_PHASES:
+            self._in_flight -= 1
+        if target.phase is Phase.PENDING:
+            queue = self._pending[target.rollout][target.wave]
+            del queue[bisect_left(queue, queue_position(target))]
+            self.scheduling_queue.remove(target)
+
+    def _enqueue(self, target: Target) -> None:
+        if self._rollouts[target.rollout].closed:
+            return
+        ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
+        self.scheduling_queue.enqueue(target, ids)
+
+    def _requeue(self, node: str) -> None:
+        """Move the pending targets of a node whose pools changed to their new groups."""
+        for target in self.targets_on(node):
+            if target.phase is Phase.PENDING:
+                self.scheduling_queue.remove(target)
+                self._enqueue(target)
+
+    def _add_hold(self, hold: Hold) -> None:
+        key = (hold.node, hold.source, hold.id)
+        self._holds[key] = hold
+        self._holds_by_node.setdefault(hold.node, {})[key] = hold
+        if hold.until is not None:
+            self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
+
+    def _add_pool_keys(self, plan: Plan) -> bool:
+        """Add the pool keys of a plan; return whether any was new."""
+        added = tuple(key for key in plan.pool_keys if key not in self._pool_keys)
+        self._pool_keys += added
+        return bool(added)
+
+    def _rebuild_pools(self) -> None:
+        self.scheduling_queue.clear()
+        self._pool_index.rebuild(self._nodes.values(), self._pool_keys)
+        for targets in self._targets.values():
+            for target in targets.values():
+                if target.phase is Phase.PENDING:
+                    self._enqueue(target)

@@ -1,0 +1,339 @@
+"""The invariants: what must never happen, checked before every commit.
+
+`violation` judges one event; the daemon calls it before it writes.  `violations` judges the difference of two
+snapshots. Both read raw facts (labels, targets, holds, observations, votes) and share no code with rules/ and
+scheduler/, so a mistake there is found here.  What only the world outside can show (two playbooks at once, a
+step on a node in service) is judged by the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.invariants import vote_recount
+from machines.invariants.facts import InvariantFacts, SnapshotFacts
+from machines.model.events import (
+    Event,
+    GateOpened,
+    PhaseMoved,
+    RolloutDeleted,
+    RolloutEnded,
+    StepAction,
+    StepRecorded,
+    StepState,
+)
+from machines.model.limits import Limits
+from machines.model.node import UNLABELED, NodeHealth, Observation
+from machines.model.plan import GateName, VoteRequirement
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
+from machines.model.windows import any_open
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, find_edge
+
+
+def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence[Event] = ()) -> str | None:
+    """Return what must never happen and would by this event, None for nothing.
+
+    `earlier` are events of the same commit that are not yet among the facts.
+    """
+    match event:
+        case PhaseMoved():
+            return _transition_violation(facts, event, now, earlier)
+        case GateOpened():
+            return _gate_violation(facts, event, now)
+        case StepRecorded():
+            return _step_violation(facts, event)
+        case RolloutEnded():
+            unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
+            return f"{event.rollout} cannot end: {unfinished[0]} is not done" if unfinished else None
+        case RolloutDeleted():
+            # The store loads no rollout that was closed before the daemon started.
+            targets = facts.targets(event.rollout) if event.rollout in facts.rollouts else ()
+            not_returned = [
+                t.node
+                for t in targets
+                if t.phase in IN_FLIGHT_PHASES or (t.isolated and t.node in facts.nodes)
+            ]
+            subject = f"{event.rollout} cannot be deleted"
+            return f"{subject}: {not_returned[0]} was not returned to service" if not_returned else None
+        case _:
+            return None
+
+
+def violations(
+    before: FactsSnapshot,
+    after: FactsSnapshot,
+    *,
+    limits: Limits,
+    observations: Iterable[Observation],
+    now: float,
+    traffic: Iterable[TrafficResult] = (),
+) -> list[str]:
+    """Return what must never happen and did between two snapshots, one event or one commit apart."""
+    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic)
+    found: list[str] = []
+    transitions: list[Event] = []
+    known = {rollout.id: rollout for rollout in before.rollouts}
+    for rollout in after.rollouts:
+        old = known.get(rollout.id)
+        for each in rollout.opened if old is None else rollout.opened[len(old.opened) :]:
+            opened = GateOpened(rollout.id, each.gate, each.wave, each.at)
+            found += filter(None, [_gate_violation(facts, opened, now)])
+    for target in after.targets:
+        before_target = facts.target_rows.get((target.rollout, target.node))
+        if before_target is not None and (before_target.phase, before_target.attempt) != (
+            target.phase,
+            target.attempt,
+        ):
+            transition = _transition_between(before_target, target)
+            if transition is None:
+                edge = f"{before_target.phase} to {target.phase}"
+                found.append(f"{target.node} of {target.rollout}: the table has no edge from {edge}")
+                continue
+            found += filter(None, [violation(facts, transition, now, transitions)])
+            transitions.append(transition)
+    return found
+
+
+def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
+    """Return the transition between two versions of a target, None when the table has none."""
+    for trigger in Trigger:
+        try:
+            taken_edge = find_edge(trigger, row.phase, target.outcome)
+        except IllegalTransition:
+            continue
+        if taken_edge.target is target.phase:
+            return PhaseMoved(
+                target.rollout,
+                target.node,
+                trigger,
+                row.phase,
+                target.phase,
+                target.attempt,
+                target.since,
+                outcome=target.outcome,
+                failure=target.failure,
+                isolated=target.isolated,
+            )
+    return None
+
+
+# -- transitions -------------------------------------------------------------------
+
+
+def _transition_violation(
+    facts: InvariantFacts, event: PhaseMoved, now: float, earlier: Sequence[Event]
+) -> str | None:
+    name = f"{event.node} of {event.rollout}"
+    target = facts.target(event.rollout, event.node)
+    try:
+        taken_edge = find_edge(event.trigger, event.source, event.outcome)
+    except IllegalTransition as wrong:
+        return f"{name}: {wrong}"
+    if taken_edge.target is not event.target or target.phase is not event.source:
+        return (
+            f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {taken_edge.target}"
+        )
+    if event.trigger is Trigger.ADMITTED:
+        return _admission_violation(facts, event, target, now, earlier)
+    if event.trigger is Trigger.ROLLBACK_ORDERED:
+        for other in facts.targets_on(event.node):
+            if other.rollout != event.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):
+                return f"{name} cannot be rolled back: it is {other.phase} in {other.rollout}"
+        if any(_is_hold_active(hold, now) for hold in facts.holds_on(event.node)):
+            return f"{name} cannot be rolled back: it is held"
+    still_isolated = target.isolated if event.isolated is None else event.isolated
+    if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED, Trigger.ROLLED_BACK) and still_isolated:
+        return f"{name} is still isolated and cannot be {event.trigger}"
+    if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
+        return f"{name} cannot end as {event.outcome}, which was not done to it"
+    return None
+
+
+def _admission_violation(
+    facts: InvariantFacts, event: PhaseMoved, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    rollout = facts.rollouts[event.rollout]
+    subject = f"{event.node} of {event.rollout} cannot start"
+    if rollout.cancelled is not None or rollout.ended_at is not None:
+        return f"{subject}: the rollout is over"
+    if facts.limits.observe_only:
+        return f"{subject}: observe_only is set"
+    if rollout.paused is not None:
+        return f"{subject}: the rollout is paused"
+    if event.attempt != target.attempt + 1:
+        return f"{subject}: attempt {event.attempt} does not follow {target.attempt}"
+    if event.node not in facts.nodes:
+        return f"{subject}: the inventory does not have it"
+    problem = (
+        _votes_violation(facts, rollout)
+        or _wave_violation(facts, rollout, target, now)
+        or _time_violation(facts, rollout, target, now)
+        or _node_violation(facts, target, now, earlier)
+        or _traffic_violation(facts, rollout, target, now)
+        or _pool_violation(facts, rollout, target, now, earlier)
+    )
+    return f"{subject}: {problem}" if problem else None
+
+
+def _votes_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
+    if not any(each.gate is GateName.START for each in rollout.opened):
+        return "the start gate is not open"
+    for vote in rollout.votes:
+        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
+            return f"{vote.actor.name} said no at {vote.gate}"
+    return None
+
+
+def _time_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
+    if not any_open(rollout.plan.windows, now):
+        return "the plan's windows are closed"
+    team = facts.nodes[target.node].team
+    if team is not None and not any_open(facts.limits.team_windows.get(team, ()), now):
+        return f"the windows of team {team} are closed"
+    if (own := facts.team_rules.get(team or "")) is not None and not any_open(own.windows, now):
+        return f"team {team}'s own windows are closed"
+    pools = _pools(facts, rollout, target.node)
+    for freeze in facts.freezes:
+        frozen = freeze.until is None or now < freeze.until
+        scopes = {"all", f"team/{team}", f"node/{target.node}", *(f"{key}/{value}" for key, value in pools)}
+        if frozen and freeze.scope in scopes:
+            return f"{freeze.scope} is frozen"
+    if now < target.not_before:
+        return "its backoff after an aborted isolation is not over"
+    return None
+
+
+def _node_violation(
+    facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    for other in facts.targets_on(target.node):
+        if other.rollout != target.rollout and (
+            other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED
+        ):
+            return f"it is {other.phase} in {other.rollout}"
+    if target.node in _admitted_nodes(earlier):
+        return "it starts in another rollout at the same time"
+    if any(_is_hold_active(hold, now) for hold in facts.holds_on(target.node)):
+        return "it is held"
+    observation = facts.observation(target.node)
+    if observation is not None and observation.cordoned_by_other:
+        return "it has a cordon that is not ours"
+    if not target.isolated and not _is_up(facts, target.node, now):
+        return "no fresh observation says that it is up"
+    return None
+
+
+def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
+    if not rollout.plan.traffic:
+        return None
+    result = facts.traffic_of(target.rollout, target.node)
+    if result is None or not 0.0 <= now - result.at < IDLE_MAX_AGE_S:
+        return "its client traffic was not probed just now"
+    return None if result.busy is False else f"a traffic probe reports: {result.text}"
+
+
+def _pool_violation(
+    facts: InvariantFacts, rollout: Rollout, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    starting = _admitted_nodes(earlier)
+    for key, value in _pools(facts, rollout, target.node):
+        members = list(facts.members(key, value))
+        down = [n for n in members if n != target.node and (n in starting or _is_down(facts, n, now))]
+        rule = facts.limits.pools.get(key)
+        budget = 1 if rule is None else rule.budget_for(value).resolve(len(members))
+        if len(down) >= budget:
+            named, nodes = ", ".join(down[:3]), "node" if len(down) == 1 else "nodes"
+            return f"pool {key}/{value} has {len(down)} {nodes} down ({named}) and a budget of {budget}"
+    return None
+
+
+def _pools(facts: InvariantFacts, rollout: Rollout, node: str) -> list[tuple[str, str]]:
+    labels = facts.nodes[node].labels
+    keys = dict.fromkeys((*facts.limits.pools, *rollout.plan.pool_keys))
+    return [(key, labels.get(key, UNLABELED)) for key in keys]
+
+
+def _admitted_nodes(events: Sequence[Event]) -> set[str]:
+    return {each.node for each in events if isinstance(each, PhaseMoved) and each.target in IN_FLIGHT_PHASES}
+
+
+def _is_down(facts: InvariantFacts, node: str, now: float) -> bool:
+    for target in facts.targets_on(node):
+        if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED or target.isolated:
+            return True
+    return any(_is_hold_active(hold, now) for hold in facts.holds_on(node)) or not _is_up(facts, node, now)
+
+
+def _is_up(facts: InvariantFacts, node: str, now: float) -> bool:
+    observation = facts.observation(node)
+    if observation is None or now - observation.at > facts.limits.observe_within_s:
+        return False
+    return observation.sight is NodeHealth.UP and not observation.cordoned_by_other
+
+
+def _is_hold_active(hold: Hold, now: float) -> bool:
+    return hold.until is None or now < hold.until
+
+
+# -- waves, failures, gates -----------------------------------------------------------
+
+
+def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
+    if failures := vote_recount.open_failures(facts, rollout):
+        return f"the failure of {failures[0].node} is not resolved"
+    targets = list(facts.targets(rollout.id))
+    for spec in rollout.plan.waves:
+        if spec.name == target.wave:
+            return None
+        mine = [each for each in targets if each.wave == spec.name]
+        for each in mine:
+            # No failure is open here, so votes cover the failure of every failed node.
+            covered = each.phase is Phase.FAILED and each.failure is not None
+            if each.phase is not Phase.DONE and not covered:
+                return f"{each.node} of wave {spec.name} is {each.phase}"
+        if mine and now < max(each.since for each in mine) + spec.soak_s:
+            return f"wave {spec.name} soaks"
+        opened = {(each.gate, each.wave) for each in rollout.opened}
+        if spec.gate is not None and (GateName.CONTINUE, spec.name) not in opened:
+            return f"the continue gate after wave {spec.name} is not open"
+    return f"its wave {target.wave} is not in the plan"
+
+
+def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str | None:
+    rollout = facts.rollouts.get(event.rollout)
+    if rollout is None:
+        return f"there is no rollout {event.rollout}"
+    if event.gate is GateName.PROCEED:
+        return None
+    ttl = rollout.plan.vote_ttl_s
+    votes = [
+        vote
+        for vote in rollout.votes
+        if vote.gate is event.gate
+        and vote.wave == event.wave
+        and vote.yes
+        and vote.withdrawn_at is None
+        and vote.digest == rollout.digest.whole
+        and (ttl is None or now < vote.at + ttl)
+    ]
+    need = rollout.plan.gates.get(event.gate, VoteRequirement(owner=1))
+    missing = vote_recount.missing_votes(rollout, need, votes, vote_recount.owning_teams(facts, rollout))
+    return f"gate {event.gate} of {rollout.id} cannot open: missing {missing}" if missing else None
+
+
+def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
+    """Judge a step that is about to begin: a disruptive step needs a phase in which the node is isolated."""
+    record = event.record
+    if record.state is not StepState.INTENDED:
+        return None
+    target = facts.target(record.rollout, record.node)
+    wrong = (record.action is StepAction.RUN and target.phase is not Phase.MAINTAINING) or (
+        record.action is StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
+    )
+    if wrong or (target.phase in IN_FLIGHT_PHASES and record.attempt != target.attempt):
+        step = f"{record.action} {record.step} of attempt {record.attempt}"
+        state = f"{target.phase} in attempt {target.attempt}"
+        return f"{step} cannot begin on {record.node} of {record.rollout}: it is {state}"
+    return None

@@ -1,0 +1,92 @@
+"""Counts votes for the invariants, from the raw votes alone.
+
+It shares no code with facts/votes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from machines.invariants.facts import InvariantFacts
+from machines.model.plan import GateName, VoteRequirement
+from machines.model.rollout import Actor, ActorKind, Failure, Rollout, Vote
+from machines.states import Outcome
+
+
+def open_failures(facts: InvariantFacts, rollout: Rollout) -> list[Failure]:
+    """Return the failures that too few proceed votes cover."""
+    if not rollout.failures:
+        return []
+    need = rollout.plan.gates.get(GateName.PROCEED, VoteRequirement(owner=1))
+    votes = [
+        vote
+        for vote in rollout.votes
+        if vote.gate is GateName.PROCEED
+        and vote.yes
+        and vote.withdrawn_at is None
+        and vote.digest == rollout.digest.whole
+    ]
+    owners = owning_teams(facts, rollout)
+    required = VoteRequirement(max(need.owner, 0 if need.each_team else 1), need.each_team, need.four_eyes)
+    found = []
+    for failure in rollout.failures:
+        covering = [vote for vote in votes if failure.id in _covered_ids(vote, rollout.failures)]
+        if missing_votes(rollout, required, covering, owners):
+            found.append(failure)
+    return found
+
+
+def _covered_ids(vote: Vote, failures: Sequence[Failure]) -> set[str]:
+    shown = [failure for failure in failures if failure.id in vote.shown]
+    later = [
+        f
+        for f in failures
+        if f not in shown and f.at >= vote.at and (vote.until is None or f.at <= vote.until)
+    ]
+    alike = {failure.signature for failure in shown}
+    named = [failure for failure in later if failure.node in vote.nodes]
+    more = [failure for failure in later if failure not in named and failure.signature in alike]
+    return {failure.id for failure in (*shown, *named, *more[: vote.more])}
+
+
+def owning_teams(facts: InvariantFacts, rollout: Rollout) -> set[str]:
+    """Return the teams that own a target which has not left."""
+    return {
+        target.team
+        for target in facts.targets(rollout.id)
+        if target.team is not None and target.outcome is not Outcome.LEFT
+    }
+
+
+def missing_votes(
+    rollout: Rollout, need: VoteRequirement, votes: Sequence[Vote], teams: Iterable[str]
+) -> str | None:
+    """Return which votes are missing, None when they are enough."""
+    uids_by_name = {
+        _person_key(vote.actor): vote.actor.uid for vote in votes if vote.actor.kind is ActorKind.PERSON
+    }
+    people: dict[object, set[str]] = {}
+    for vote in votes:
+        submitter, actor = rollout.submitted_by, vote.actor
+        by_service = actor.kind is ActorKind.SERVICE
+        same = actor.uid is not None and actor.uid == submitter.uid
+        if by_service or None in (actor.uid, submitter.uid):
+            same |= _person_key(actor) == _person_key(submitter)
+        if need.four_eyes and same:
+            continue
+        uid = uids_by_name.get(_person_key(actor)) if by_service else actor.uid
+        people.setdefault(_person_key(actor) if uid is None else uid, set()).update(vote.teams)
+    owners = sum(rollout.plan.owner in member for member in people.values())
+    if owners < need.owner:
+        return f"{owners} of {need.owner} owners"
+    if need.per_team:
+        return None
+    for team in sorted(teams):
+        if sum(team in member for member in people.values()) < need.each_team:
+            return f"team {team}"
+    return None
+
+
+def _person_key(actor: Actor) -> str:
+    """Return the name that identifies a person, in person and through services alike."""
+    return actor.name.split(":", actor.kind is ActorKind.SERVICE)[-1].split("@")[0].casefold()

@@ -1,0 +1,149 @@
+"""Actions for one node: the possible answers of next_action()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from machines.model.events import StepRecord
+from machines.model.plan import Stage, StepDef
+from machines.states import Outcome, Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """Take the node out of service.
+
+    `prior` is the state that an earlier try found, if `is_prior_known`.  `cordon_only` keeps new work away
+    and evicts nothing.
+    """
+
+    spec: StepDef
+    number: int
+    is_prior_known: bool = False
+    prior: Any = None
+    cordon_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    spec: StepDef
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """Restore the state that the isolator found; `is_last`: no other isolator is in effect."""
+
+    spec: StepDef
+    number: int
+    prior: Any
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CleanUpStaleRuns:
+    """Make sure that no process of an older run is left on the node."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlaybook:
+    """Run the playbook of a stage; `is_started`: its intent is recorded, so look for the run first."""
+
+    stage: Stage
+    number: int
+    is_started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheck:
+    """Judge the node by one check; recorded under `step`."""
+
+    spec: StepDef
+    step: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing before this instant (epoch seconds)."""
+
+    until: float
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """Take an edge; `step` and `text` say where and why a failure happened."""
+
+    trigger: Trigger
+    outcome: Outcome | None = None
+    step: str = ""
+    text: str = ""
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """Stop the run of this record; the node fails next."""
+
+    record: StepRecord
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteOrder:
+    """Report the result of a person's order."""
+
+    succeeded: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoAction:
+    """The node needs no driver."""
+
+
+Action = (
+    Isolate
+    | Probe
+    | Revert
+    | CleanUpStaleRuns
+    | RunPlaybook
+    | RunCheck
+    | Wait
+    | Transition
+    | StopRun
+    | CompleteOrder
+    | NoAction
+)
+
+
+def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float | None = None) -> Wait | None:
+    """Return the wait before a step is tried again; None when it is over, or if the clock was set back.
+
+    The delay counts from `since`, by default from the end of the last try.
+    """
+    until = (record.at if since is None else since) + delay_s
+    return Wait(until, record.step) if record.at <= now < until else None
+
+
+def step_name(action: Action) -> str | None:
+    """Return the step that people see during this action; None when the action takes no time."""
+    match action:
+        case Isolate() | Probe():
+            return action.spec.name
+        case Revert():
+            return f"revert {action.spec.name}"
+        case CleanUpStaleRuns():
+            return "waiting for an older run to end"
+        case StopRun():
+            return f"stopping {action.record.step}"
+        case RunPlaybook():
+            return action.stage.step
+        case RunCheck() | Wait():
+            return action.step
+        case Transition() | CompleteOrder() | NoAction():
+            return None

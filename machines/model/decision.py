@@ -1,0 +1,75 @@
+"""Decisions of the scheduler, as values.
+
+The daemon may be killed while it carries out a decision: the next decision contains what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from machines.model.plan import GateName
+from machines.model.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIfCurrent:
+    """Check before admission whether this node needs the change."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Find out without changing anything whether this node could be isolated now."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTraffic:
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class AbortIsolation:
+    rollout: str
+    node: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGate:
+    rollout: str
+    gate: GateName
+    wave: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, and why everything else waits.
+
+    `nodes_to_observe`: peers whose observation is too old to admit a node of their pool.  `reasons` are keyed
+    by rollout id, `rollout/wave`, pool id, or `rollout|pool`.  `wake_at`: when time alone may next change the
+    decision (epoch seconds).
+    """
+
+    admissions: tuple[Admit, ...] = ()
+    current_checks: tuple[CheckIfCurrent, ...] = ()
+    dry_runs: tuple[DryRun, ...] = ()
+    traffic_probes: tuple[ProbeTraffic, ...] = ()
+    isolation_aborts: tuple[AbortIsolation, ...] = ()
+    gate_openings: tuple[OpenGate, ...] = ()
+    ended_rollouts: tuple[str, ...] = ()
+    nodes_to_observe: tuple[str, ...] = ()
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    wake_at: float | None = None

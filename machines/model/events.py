@@ -1,0 +1,370 @@
+"""Events: the only way to change a stored fact.
+
+The store commits an event (rows and audit entry in one transaction), then the index applies it.  Observations
+are no events, because they are not stored.  The names of classes and fields are part of the audit format.
+All instants are epoch seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from machines.model.limits import TeamRules
+from machines.model.node import Node
+from machines.model.plan import Digest, GateName
+from machines.model.rollout import Actor, Failure, Hold, NodeOrder, Target, Vote
+from machines.model.windows import Freeze
+from machines.states import Outcome, Phase, Trigger
+
+__all__ = ["Actor", "Event", "StepRecord"]
+
+
+class StepAction(StrEnum):
+    INSPECT = "inspect"
+    APPLY = "apply"
+    REVERT = "revert"
+    RUN = "run"
+    CHECK = "check"
+    CLEAN_UP = "clean-up"
+
+
+class StepState(StrEnum):
+    """What is known of a step; `intended` means begun, without a result yet."""
+
+    INTENDED = "intended"
+    OK = "ok"
+    FAILED = "failed"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of one attempt.
+
+    `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
+    that an isolator found; `output` is evidence for people, limited by the shell; `visible_to` is the team
+    that may read it, None for everyone.
+    """
+
+    rollout: str
+    node: str
+    attempt: int
+    step: str
+    action: StepAction
+    number: int
+    state: StepState
+    at: float
+    began_at: float
+    stage: str = ""
+    handle: str = ""
+    prior: Any = None
+    text: str = ""
+    output: str = ""
+    visible_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodesDiscovered:
+    """The inventory reported new nodes or changed ones."""
+
+    nodes: tuple[Node, ...]
+    connections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodesRemoved:
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOpened:
+    """A plan was submitted; `content` is its canonical form, `source` its pinned source."""
+
+    rollout: str
+    name: str
+    content: Mapping[str, Any]
+    source: Mapping[str, str]
+    digest: Digest
+    selector_digest: str
+    submitted_by: Actor
+    at: float
+    targets: tuple[Target, ...]
+    again: bool = False
+    supersedes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsJoined:
+    """Amendment: new nodes that match the selector were added to a rollout."""
+
+    rollout: str
+    targets: tuple[Target, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChanged:
+    """Amendment: a target's team or pools changed in the inventory, or its team voted."""
+
+    rollout: str
+    node: str
+    team: str | None
+    pools: tuple[str, ...]
+    needs_vote_of: str | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMoved:
+    """A node took an edge of the table."""
+
+    rollout: str
+    node: str
+    trigger: Trigger
+    source: Phase
+    target: Phase
+    attempt: int
+    at: float
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    rolling_back: bool = False
+    not_before: float = 0.0
+    isolated: bool | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecorded:
+    """A step was begun or ended; `isolated` is the target's new value, None for no change."""
+
+    record: StepRecord
+    isolated: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNeeded:
+    """A check before admission found that the node needs the change, or could not find out."""
+
+    rollout: str
+    node: str
+    at: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrdered:
+    """A person gave an order that takes time; `order` None: the order is complete."""
+
+    rollout: str
+    node: str
+    order: NodeOrder | None
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAdvanced:
+    """A person moved a pending node ahead of the others of its wave, to `position`."""
+
+    rollout: str
+    node: str
+    position: int
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class VoteCast:
+    """A person voted; a service votes with a single-use `token` for its user `outside`."""
+
+    rollout: str
+    vote: Vote
+    token: str = ""
+    outside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VoteWithdrawn:
+    """A person withdrew a vote; `token` and `outside` are as in VoteCast."""
+
+    rollout: str
+    vote: str
+    actor: Actor
+    reason: str
+    at: float
+    token: str = ""
+    outside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened:
+    """A gate had all its votes; waves are frozen when a continue gate opens."""
+
+    rollout: str
+    gate: GateName
+    wave: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _RolloutCommand:
+    rollout: str
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPaused(_RolloutCommand):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResumed(_RolloutCommand):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCancelled(_RolloutCommand):
+    """A person cancelled a rollout; none of its nodes starts any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnded:
+    rollout: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDeleted:
+    """A closed rollout was removed from the lists; its audit entries stay."""
+
+    rollout: str
+    actor: Actor
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HoldTaken:
+    """A user outside the plans took a node's slot."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class HoldReleased:
+    node: str
+    source: str
+    id: str
+    actor: Actor
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeStarted:
+    freeze: Freeze
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeLifted:
+    freeze: str
+    actor: Actor
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRulesChanged:
+    rules: TeamRules
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDenied:
+    """A request was denied because the actor lacks the permission."""
+
+    actor: Actor
+    call: str
+    why: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonStarted:
+    """A daemon started; `epoch` grows with every start."""
+
+    epoch: int
+    version: str
+    settings_digest: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """The daemon applied new settings while running; `changed` names the keys, never the values."""
+
+    settings_digest: str
+    changed: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutputPruned:
+    """The output of an ended rollout's runs is removed, `keep_s` after its end, by the settings."""
+
+    rollout: str
+    runs: int
+    keep_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationReleased:
+    """The isolator of this kind returns a node to service that it left isolated for a hold."""
+
+    node: str
+    kind: str
+    at: float
+
+
+TargetEvent = PhaseMoved | StepRecorded | ChangeNeeded | NodeOrdered | NodeAdvanced | TargetChanged
+"""Events that change one target."""
+
+RolloutEvent = (
+    PhaseMoved
+    | TargetsJoined
+    | TargetChanged
+    | VoteCast
+    | VoteWithdrawn
+    | GateOpened
+    | RolloutPaused
+    | RolloutResumed
+    | RolloutCancelled
+    | RolloutEnded
+)
+"""Events that change a rollout's own row."""
+
+FleetEvent = (
+    NodesDiscovered
+    | NodesRemoved
+    | HoldTaken
+    | HoldReleased
+    | FreezeStarted
+    | FreezeLifted
+    | TeamRulesChanged
+    | RequestDenied
+    | DaemonStarted
+    | SettingsChanged
+    | RunOutputPruned
+    | IsolationReleased
+)
+"""Events that concern no single rollout."""
+
+Event = RolloutOpened | RolloutDeleted | TargetEvent | RolloutEvent | FleetEvent

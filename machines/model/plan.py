@@ -1,0 +1,140 @@
+"""A valid, resolved plan as values.
+
+It knows no YAML: rolloutd.planfile validates the file, rolloutd.compile makes these values.  All durations
+are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from machines.model.selector import Selector
+from machines.model.windows import Window
+
+DEFAULT_EXPECTED_S = 15 * 60.0
+DEFAULT_TIMEOUT_S = 30 * 60.0
+
+JsonValue = Any  # JSON as it was read: None, bool, int, float, str, list, dict
+
+
+class EnrolPolicy(StrEnum):
+    """What happens to nodes that appear while a rollout runs."""
+
+    AUTO = "auto"
+    ASK = "ask"
+    NEVER = "never"
+
+
+class OnUnknownPolicy(StrEnum):
+    """What to do when the result of a run is unknown."""
+
+    VERIFY = "verify"
+    RERUN = "rerun"
+    PAUSE = "pause"
+
+
+class GateName(StrEnum):
+    START = "start"
+    CONTINUE = "continue"
+    PROCEED = "proceed"
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequirement:
+    """Votes that a gate needs: from owners, and from each team that owns a target."""
+
+    owner: int = 0
+    each_team: int = 0
+    four_eyes: bool = False
+    per_team: bool = False
+
+
+class Capability(StrEnum):
+    """What an adapter can do beyond its port, so that the core decides without knowing adapters."""
+
+    CORDON_ONLY = "cordon-only"
+    """An isolator that can keep new work away without driving running work off."""
+    DRY_RUN = "dry-run"
+    """An isolator that can say beforehand, changing nothing, whether a node could be isolated."""
+    JUDGES_LIVENESS = "judges-liveness"
+    """A check that holds whatever change the node carries, and so after a rollback too."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDef:
+    """One traffic probe, isolator or check of a plan.
+
+    `name` is unique in its list (`isolate.0.command`, `team.payments.0.ssh`).  Templates in `params`, such as
+    `{{ node.name }}`, are not yet rendered.
+    """
+
+    name: str
+    kind: str
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    timeout_s: float = 300.0
+    in_service: bool = False
+    team: str | None = None
+    capabilities: frozenset[Capability] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    playbook: str
+    variables: Mapping[str, JsonValue] = field(default_factory=dict)
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    on_unknown: OnUnknownPolicy = OnUnknownPolicy.VERIFY
+
+    @property
+    def step(self) -> str:
+        """Name under which the runs of this stage are recorded."""
+        return f"run.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaveDef:
+    """A part of the targets; `select` None takes what earlier waves left."""
+
+    name: str
+    select: Selector | None = None
+    max_parallel: int | None = None
+    soak_s: float = 0.0
+    gate: GateName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What people vote for: the hash over the hashes of change, scope and policy."""
+
+    change: str
+    scope: str
+    policy: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One change: what is done, where, with whose approval, and how it is judged."""
+
+    name: str
+    owner: str
+    selector: Selector
+    waves: tuple[WaveDef, ...]
+    stages: tuple[Stage, ...]
+    verify: tuple[StepDef, ...]
+    traffic: tuple[StepDef, ...] = ()
+    isolate: tuple[StepDef, ...] = ()
+    rollback: Stage | None = None
+    rollback_verify: tuple[StepDef, ...] = ()
+    gates: Mapping[GateName, VoteRequirement] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
+    max_parallel: int | None = None
+    pool_keys: tuple[str, ...] = ()
+    enrol: EnrolPolicy = EnrolPolicy.AUTO
+    probation_s: float = 0.0
+    isolate_timeout_s: float = 15 * 60.0
+    expected_s: float = DEFAULT_EXPECTED_S
+    vote_ttl_s: float | None = None

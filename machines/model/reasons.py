@@ -1,0 +1,134 @@
+"""Reasons for waiting, as values: a code, what it is about, and what ends it.
+
+The core writes no sentence: rolloutd/reason_text.py renders codes and remedies for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from machines.states import Outcome, Phase
+
+Param: TypeAlias = "str | int | float | Mapping[str, Param] | tuple[Param, ...] | None"
+Params: TypeAlias = Mapping[str, Param]
+"""What a sentence needs: `at`, `since`, `until` and `..._at` are epoch seconds, `..._s` are seconds."""
+
+
+class ReasonCode(StrEnum):
+    """Why something waits. The values are documented and do not change."""
+
+    # The whole rollout.
+    CANCELLED = "cancelled"
+    ENDED = "ended"
+    PAUSED = "paused"
+    REJECTED = "rejected"
+    GATE_START = "gate-start"
+    GATE_CONTINUE = "gate-continue"
+    NODE_FAILED = "node-failed"
+    SOAKING = "soaking"
+    OBSERVE_ONLY = "observe-only"
+    # A gate that takes no votes now.
+    CLOSED = "closed"
+    NOT_ASKED = "not-asked"
+    # A pending node.
+    EARLIER_WAVE = "earlier-wave"
+    NODE_GONE = "node-gone"
+    BACKOFF = "backoff"
+    NEEDS_VOTE = "needs-vote"
+    FREEZE = "freeze"
+    OUTSIDE_WINDOW = "outside-window"
+    WINDOW_TOO_SHORT = "window-too-short"
+    HELD = "held"
+    OTHER_ROLLOUT = "other-rollout"
+    NODE_DOWN = "node-down"
+    FOREIGN_CORDON = "foreign-cordon"
+    NODE_UNKNOWN = "node-unknown"
+    POOL_CLOSED = "pool-closed"
+    POOL_FULL = "pool-full"
+    POOL_OVER_BUDGET = "pool-over-budget"
+    PEER_DOWN = "peer-down"
+    PEER_UNKNOWN = "peer-unknown"
+    MAX_PARALLEL = "max-parallel"
+    TRAFFIC_BUSY = "traffic-busy"
+    TRAFFIC_UNKNOWN = "traffic-unknown"
+    STARTING = "starting"
+    QUEUED = "queued"
+    # A node that does not wait to start: its phase, or how it came to be done.
+    ISOLATING = Phase.ISOLATING.value
+    MAINTAINING = Phase.MAINTAINING.value
+    VERIFYING = Phase.VERIFYING.value
+    FAILED = Phase.FAILED.value
+    DONE = Phase.DONE.value
+    CHANGED = Outcome.CHANGED.value
+    ALREADY_CURRENT = Outcome.ALREADY_CURRENT.value
+    SKIPPED = Outcome.SKIPPED.value
+    LEFT = Outcome.LEFT.value
+    ROLLED_BACK = Outcome.ROLLED_BACK.value
+    # A node at work whose isolators or checks wait.
+    NOT_ISOLATED_YET = "not-isolated-yet"
+    NOT_PASSED_YET = "not-passed-yet"
+
+
+class UnavailabilityCause(StrEnum):
+    """Why a node counts as down, by precedence: our own work first, unknown last."""
+
+    IN_FLIGHT = "in-flight"
+    FAILED = "failed"
+    ISOLATED = "isolated"
+    HELD = "held"
+    DOWN = "down"
+    CORDONED_BY_OTHER = "cordoned-by-other"
+    UNKNOWN = "unknown"
+
+
+class RemedyKind(StrEnum):
+    """What ends a wait: a user's command, other work, or time."""
+
+    APPROVE = "approve"
+    WITHDRAW = "withdraw"
+    RESUME = "resume"
+    RETRY = "retry"  # or skip, or rollback: a failed node's three ways on
+    SKIP = "skip"
+    RETURN = "return"
+    RELEASE = "release"
+    UNFREEZE = "unfreeze"
+    ADD_TEAM = "add-team"
+    CHANGE_SETTINGS = "change-settings"
+    CHANGE_INVENTORY = "change-inventory"
+    UNCORDON = "uncordon"
+    RELEASE_BY_SOURCE = "release-by-source"
+    WAIT_UNTIL = "wait-until"
+    WAIT_FOR_NODE = "wait-for-node"
+    WAIT_FOR_ROLLOUT = "wait-for-rollout"
+    WAIT_FOR_RETURN = "wait-for-return"
+    WAIT_FOR_HEALTH = "wait-for-health"
+    WAIT_FOR_WAVE = "wait-for-wave"
+    WAIT_FOR_CAPACITY = "wait-for-capacity"
+    WAIT_FOR_IDLE = "wait-for-idle"
+    WAIT_FOR_PROBE = "wait-for-probe"
+    WAIT_FOR_ISOLATION = "wait-for-isolation"
+    WAIT_FOR_CHECK = "wait-for-check"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Who or what ends a wait; `until` is when time ends it at the latest (epoch seconds)."""
+
+    kind: RemedyKind
+    args: Mapping[str, str | bool] = field(default_factory=dict)
+    who: str | None = None
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something waits; `subject` is the node, pool, rollout, team or scope that it is about."""
+
+    code: ReasonCode
+    subject: str
+    params: Params = field(default_factory=dict)
+    since: float | None = None
+    remedy: Remedy | None = None

@@ -1,0 +1,201 @@
+"""A rollout as values: targets, votes, failures and holds.
+
+No status is stored: state, percent and reasons are computed from these values.  All instants are epoch
+seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from machines.model.plan import Digest, GateName, Plan
+from machines.states import Outcome, Phase
+
+
+class ActorKind(StrEnum):
+    PERSON = "person"
+    SERVICE = "service"
+    DAEMON = "daemon"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who did something; a person's `name` and `uid` come from the socket's peer credential.
+
+    A service is named `SERVICE:NAME` after its voting person; `uid` is that of the account that sent the
+    vote.
+    """
+
+    kind: ActorKind
+    name: str
+    uid: int | None = None
+
+    @property
+    def person_key(self) -> str:
+        """The name that identifies a person, in person and through services alike."""
+        full_name = self.name.partition(":")[2] if self.kind is ActorKind.SERVICE else self.name
+        return full_name.partition("@")[0].casefold()
+
+    def is_same_person(self, other: Actor) -> bool:
+        """Return whether both are one person or vote for one person; when in doubt they are."""
+        if ActorKind.SERVICE in (self.kind, other.kind):
+            return self.person_key == other.person_key
+        if self.uid is not None and other.uid is not None:
+            return self.uid == other.uid
+        return self.name == other.name
+
+
+DAEMON = Actor(ActorKind.DAEMON, "rolloutd")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of one node; `step` and `message` make its signature.
+
+    `id` is `node#attempt`, or `node#attempt.2` for a node that fails again in one attempt (a canary during
+    the soak).
+    """
+
+    id: str
+    node: str
+    attempt: int
+    step: str
+    message: str
+    at: float
+
+    @property
+    def signature(self) -> str:
+        """What failures of one sort share: the step, and the message without node name and numbers."""
+        # The name is removed as a whole word only; a node named `a` must not remove letters of other words.
+        nameless = re.sub(rf"(?<![\w.-]){re.escape(self.node)}(?![\w-])", "", self.message)
+        text = "".join(char for char in nameless if not char.isdigit())
+        return f"{self.step}:{text.strip().lower()[:200]}"
+
+
+class NodeOrder(StrEnum):
+    """A person's order to a node that is not complete yet."""
+
+    RETURN = "return"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One node of one rollout.
+
+    `since`: when it entered its phase.  `isolated`: an isolator of ours is in effect.  `not_before`: when it
+    may be tried again.  `needs_vote_of`: the team that a joiner waits for.  `maybe_current`: check before
+    admission whether it needs the change.  `attempt` counts from 1; 0 means never admitted.  `admitted_at`:
+    when its latest attempt began.
+    """
+
+    rollout: str
+    node: str
+    team: str | None
+    pools: tuple[str, ...]
+    wave: str
+    position: int
+    phase: Phase = Phase.PENDING
+    outcome: Outcome | None = None
+    attempt: int = 0
+    rolling_back: bool = False
+    isolated: bool = False
+    since: float = 0.0
+    not_before: float = 0.0
+    aborted_isolations: int = 0
+    last_text: str = ""
+    failure: Failure | None = None
+    order: NodeOrder | None = None
+    order_by: Actor | None = None
+    ordered_at: float = 0.0
+    joined: bool = False
+    needs_vote_of: str | None = None
+    maybe_current: bool = False
+    admitted_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One person's yes or no at a gate, for a digest.
+
+    `teams`: the person's teams when voting, or the one named with --team.  `wave` distinguishes the continue
+    gates. `shown`: the failures that a proceed vote was shown; `nodes`, `more` and `until` extend it to later
+    failures.
+    """
+
+    id: str
+    gate: GateName
+    digest: str
+    actor: Actor
+    yes: bool
+    reason: str
+    at: float
+    teams: tuple[str, ...] = ()
+    wave: str = ""
+    shown: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    more: int = 0
+    until: float | None = None
+    withdrawn_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpening:
+    """A gate that opened; from then on its votes do not expire."""
+
+    gate: GateName
+    wave: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """A pause or a cancellation by a person."""
+
+    by: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One digest on its way through the fleet.
+
+    `failures`: all, oldest first; the votes decide which of them are resolved.  `approved_count`: targets at
+    submit. `supersedes`: the rollout that it took over from.
+    """
+
+    id: str
+    plan: Plan
+    digest: Digest
+    submitted_by: Actor
+    submitted_at: float
+    approved_count: int
+    votes: tuple[Vote, ...] = ()
+    opened: tuple[GateOpening, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    paused: Interruption | None = None
+    cancelled: Interruption | None = None
+    ended_at: float | None = None
+    amendments: int = 0
+    supersedes: str | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether no node of it starts any more."""
+        return self.cancelled is not None or self.ended_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A user outside the plans takes a node's slot; owned by (source, id)."""
+
+    node: str
+    source: str
+    id: str
+    actor: Actor
+    reason: str
+    at: float
+    until: float | None = None

@@ -1,0 +1,136 @@
+"""Traffic results of pending nodes: validity and probe intervals.
+
+A node whose plan has traffic probes starts only with a fresh "idle"; busy and unknown nodes yield to their
+pools.  Only nodes that could start otherwise are probed, a few of each pool at a time, and a node that stays
+busy less and less often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+
+from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Target
+
+IDLE_MAX_AGE_S = 30.0
+"""How long "idle" is valid: the node starts within a second or two after its probe."""
+
+REPROBE_MIN_S = 15.0
+"""First interval between probes of a busy node: a long request takes some seconds."""
+
+REPROBE_MAX_S = 300.0
+"""Longest such interval: the end of a job that ran for hours may go unnoticed for so long."""
+
+REPROBE_UNKNOWN_MAX_S = 60.0
+"""Longest interval for unknown traffic: a probe server that is back should be noticed soon."""
+
+PROBE_AHEAD = 4
+"""Nodes of a pool that are probed together: each probe is a request to another team's server."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficResult:
+    """The result of a plan's traffic probes on a node at an instant (epoch seconds).
+
+    `busy` None: unknown.  `since`: when the result was first the same without a break; 0.0 before it is
+    recorded.
+    """
+
+    rollout: str
+    node: str
+    busy: bool | None
+    at: float
+    text: str = ""
+    since: float = 0.0
+
+    @property
+    def reprobe_at(self) -> float:
+        """When to probe again (epoch seconds): the longer the result is unchanged, the later."""
+        if self.busy is False:
+            return self.at + IDLE_MAX_AGE_S
+        most_s = REPROBE_MAX_S if self.busy else REPROBE_UNKNOWN_MAX_S
+        return self.at + min(max(REPROBE_MIN_S, (self.at - self.since) / 2), most_s)
+
+    def is_probe_due(self, now: float) -> bool:
+        """Return whether to probe again, also after the clock was set back."""
+        return not self.at <= now < self.reprobe_at
+
+    def is_idle(self, now: float) -> bool:
+        """Return whether the node is known to be idle at `now`."""
+        return self.busy is False and self.at <= now < self.at + IDLE_MAX_AGE_S
+
+
+@dataclass(slots=True)
+class TrafficResults:
+    """The last result for each node of each open rollout."""
+
+    _results: dict[str, dict[str, TrafficResult]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[TrafficResult]:
+        for nodes in self._results.values():
+            yield from nodes.values()
+
+    def get(self, rollout: str, node: str) -> TrafficResult | None:
+        return self._results.get(rollout, {}).get(node)
+
+    def record(self, traffic: TrafficResult) -> None:
+        """Record a result; it keeps the `since` of an equal one before it."""
+        nodes = self._results.setdefault(traffic.rollout, {})
+        last = nodes.get(traffic.node)
+        same = last is not None and last.busy is traffic.busy
+        since = last.since if last is not None and same else traffic.since or traffic.at
+        nodes[traffic.node] = replace(traffic, since=since)
+
+    def forget_after(self, now: float) -> None:
+        """Forget results from the future: the clock was set back and their age is unknown."""
+        for nodes in self._results.values():
+            for result in [each for each in nodes.values() if each.at > now]:
+                del nodes[result.node]
+
+    def forget_rollout(self, rollout: str) -> None:
+        self._results.pop(rollout, None)
+
+    def forget_node(self, node: str) -> None:
+        for nodes in self._results.values():
+            nodes.pop(node, None)
+
+
+@dataclass(slots=True)
+class ProbeBudget:
+    """Probes that one decision requests, by pool.  In an undecided pool, a slot depends on such a probe."""
+
+    _requested: Counter[str] = field(default_factory=Counter)
+    _undecided_pools: set[str] = field(default_factory=set)
+
+    def is_exhausted(self, pools: Collection[str]) -> bool:
+        """Return whether one of these pools has enough nodes that are being probed."""
+        return any(self._requested[pool] >= PROBE_AHEAD for pool in pools)
+
+    def is_undecided(self, pools: Collection[str]) -> bool:
+        """Return whether an earlier node is being probed for a slot of one of these pools."""
+        return not self._undecided_pools.isdisjoint(pools)
+
+    def add(self, pools: Collection[str], *, undecided: bool) -> None:
+        """Count one more probe; `undecided`: the node keeps its position until the result."""
+        self._requested.update(pools)
+        if undecided:
+            self._undecided_pools.update(pools)
+
+
+def result_blocker(result: TrafficResult | None) -> Reason | None:
+    """Return why the node's last result keeps it from starting; None without a result or for an idle node."""
+    if result is None or result.busy is False:
+        return None
+    code = ReasonCode.TRAFFIC_BUSY if result.busy else ReasonCode.TRAFFIC_UNKNOWN
+    kind = RemedyKind.WAIT_FOR_IDLE if result.busy else RemedyKind.WAIT_FOR_PROBE
+    return Reason(
+        code, result.node, {"detail": result.text}, result.since, Remedy(kind, until=result.reprobe_at)
+    )
+
+
+def probe_pending_reason(target: Target) -> Reason:
+    """Return the reason of a node that is being probed."""
+    remedy = Remedy(RemedyKind.WAIT_FOR_PROBE)
+    return Reason(ReasonCode.TRAFFIC_UNKNOWN, target.node, {"detail": None}, target.since, remedy)

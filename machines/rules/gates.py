@@ -1,0 +1,251 @@
+"""Gates: who must still vote, and whether a gate is open.
+
+A gate counts people: so many owners, so many of each team.  Votes are bound to the digest; a proceed vote is
+also bound to the failures that it was shown.  What may start behind a gate is decided in machines/scheduler/.
+
+Two rules are easily got wrong:
+
+- An opened gate stays open for every later node (a joiner, a node that changes team) but shuts again when
+  votes that it rested on are withdrawn.  Votes expire only until it opens.
+- A failure is settled by votes that cover it, and only by them: a retry alone resumes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from machines.facts.index import Index
+from machines.facts.votes import (
+    covered_failures,
+    has_team_voted,
+    requirement,
+    unexpired,
+    valid_votes,
+    voters_by_team,
+    was_opened,
+)
+from machines.model.plan import GateName, VoteRequirement
+from machines.model.reasons import Param, Params, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Failure, Rollout, Target, Vote
+
+MAX_NAMED_FAILURES = 3
+"""Failures named in one reason; more would not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """The state of a gate; `teams` are (team, wanted, had), `missing` says in params what it waits for."""
+
+    gate: GateName
+    wave: str
+    state: str
+    owners_required: int
+    owners_voted: int
+    teams: tuple[tuple[str, int, int], ...]
+    votes: tuple[Vote, ...]
+    missing: Params
+    unresolved: tuple[Failure, ...] = ()
+
+
+# -- gates ---------------------------------------------------------------------
+
+
+def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> GateView:
+    """Return the state of a gate: not-asked, waiting, open or rejected."""
+    if gate is GateName.PROCEED:
+        return _proceed_view(index, rollout)
+    need, votes = requirement(rollout, gate), valid_votes(rollout, gate, wave)
+    opened = was_opened(rollout, gate, wave)
+    counted = votes if opened else unexpired(rollout, votes, now)
+    voters = voters_by_team(rollout, counted)
+    teams = _team_votes(need, voters, required_teams(index, rollout, gate, wave, opened))
+    owners = len(voters.get(rollout.plan.owner, ()))
+    missing = _missing_votes(index, rollout, need, owners, teams)
+    is_blocked_by_team = not need.per_team and any(have < want for _, want, have in teams)
+    is_asked = is_voting_open(index, rollout, gate, wave)
+    if any(not vote.yes for vote in votes):
+        state, missing = "rejected", _rejections(votes)
+    elif owners >= need.owner and not is_blocked_by_team and (opened or is_asked):
+        state = "open"
+    else:
+        state = "waiting" if is_asked else "not-asked"
+    if state == "waiting" and rollout.supersedes is not None:
+        missing |= {"superseded": rollout.supersedes}
+    return GateView(gate, wave, state, need.owner, owners, teams, votes, missing)
+
+
+def is_open(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> bool:
+    """Return whether a gate was opened and still has the votes that it rested on."""
+    if not was_opened(rollout, gate, wave):
+        return False
+    if all(vote.yes and vote.withdrawn_at is None for vote in rollout.votes):
+        return True
+    return gate_view(index, rollout, gate, wave, now).state == "open"
+
+
+def required_teams(
+    index: Index, rollout: Rollout, gate: GateName, wave: str, opened: bool
+) -> tuple[str, ...]:
+    """Return the teams whose votes the gate rests on.
+
+    Before it opens: every team that owns a target.  Afterwards: the teams that voted, also if they withdrew;
+    later teams are asked node by node.
+    """
+    teams = index.counters(rollout.id).teams
+    if opened and not requirement(rollout, gate).per_team:
+        voted = {
+            team
+            for vote in rollout.votes
+            if vote.gate is gate and vote.wave == wave and vote.yes and vote.digest == rollout.digest.whole
+            for team in vote.teams
+        }
+        return tuple(sorted(team for team in teams if team in voted))
+    return tuple(sorted(teams))
+
+
+def is_voting_open(index: Index, rollout: Rollout, gate: GateName, wave: str) -> bool:
+    """Return whether users can vote: at continue after its wave, at proceed after a failure."""
+    match gate:
+        case GateName.START:
+            return True
+        case GateName.PROCEED:
+            rejected = any(not vote.yes for vote in valid_votes(rollout, GateName.PROCEED))
+            return rejected or bool(index.unresolved_failures(rollout.id))
+        case GateName.CONTINUE:
+            if not was_opened(rollout, GateName.START):
+                return False
+            for spec in rollout.plan.waves:
+                if not index.is_wave_over(rollout.id, spec.name):
+                    return False
+                if spec.name == wave:
+                    return spec.gate is not None
+            return False
+
+
+def voting_blocker(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> Reason | None:
+    """Return why no vote is accepted at the gate now, None when votes are."""
+    index.advance(now)
+    if rollout.closed:
+        return Reason(ReasonCode.CLOSED, rollout.id, {"cancelled": rollout.cancelled is not None})
+    if was_opened(rollout, gate, wave) or is_voting_open(index, rollout, gate, wave):
+        return None
+    has_gate = gate is not GateName.CONTINUE or any(
+        spec.name == wave and spec.gate is gate for spec in rollout.plan.waves
+    )
+    params: Params = {"gate": gate.value, "wave": wave, "has_gate": has_gate}
+    return Reason(ReasonCode.NOT_ASKED, rollout.id, params)
+
+
+def missing_team_vote(index: Index, target: Target) -> Reason | None:
+    """Return why this node waits for its own team's vote alone, None when it does not."""
+    rollout = index.rollout(target.rollout)
+    team = target.needs_vote_of
+    if team is not None and not _has_voted_since_join(rollout, team, target):
+        return _team_vote_reason(index, target, team, GateName.START, target.since, joined=True)
+    for each in rollout.opened:
+        need = requirement(rollout, each.gate)
+        if each.gate is GateName.PROCEED or not need.per_team or target.team is None:
+            continue
+        if not has_team_voted(rollout, need, valid_votes(rollout, each.gate, each.wave), target.team):
+            return _team_vote_reason(index, target, target.team, each.gate, each.at, joined=False)
+    return None
+
+
+def _team_vote_reason(
+    index: Index, target: Target, team: str, gate: GateName, since: float, *, joined: bool
+) -> Reason:
+    known = _is_known_team(index, team)
+    remedy = Remedy(RemedyKind.APPROVE, {"rollout": target.rollout, "gate": gate.value, "team": team})
+    if not known:
+        remedy = Remedy(RemedyKind.ADD_TEAM, {"rollout": target.rollout, "node": target.node, "team": team})
+    params = {"team": team, "gate": gate.value, "joined": joined, "known_team": known}
+    return Reason(ReasonCode.NEEDS_VOTE, target.node, params, since, remedy)
+
+
+def _has_voted_since_join(rollout: Rollout, team: str, target: Target) -> bool:
+    """Return whether the team voted after the node joined; a proceed vote is about failures only."""
+    return any(
+        vote.yes
+        and vote.gate is not GateName.PROCEED
+        and vote.digest == rollout.digest.whole
+        and vote.withdrawn_at is None
+        and team in vote.teams
+        and vote.at >= target.since
+        for vote in rollout.votes
+    )
+
+
+# -- failures ------------------------------------------------------------------
+
+
+def _proceed_view(index: Index, rollout: Rollout) -> GateView:
+    need, votes = requirement(rollout, GateName.PROCEED), valid_votes(rollout, GateName.PROCEED)
+    open_failures = index.unresolved_failures(rollout.id)
+    # A gate that has opened shows the votes that covered the latest failure.
+    to_cover = open_failures or rollout.failures[-1:]
+    counted = [
+        vote
+        for vote in votes
+        if vote.yes and all(f.id in covered_failures(vote, rollout.failures) for f in to_cover)
+    ]
+    voters = voters_by_team(rollout, counted)
+    teams = _team_votes(need, voters, sorted(index.counters(rollout.id).teams))
+    owners = len(voters.get(rollout.plan.owner, ()))
+    missing: dict[str, Param] = {}
+    if any(not vote.yes for vote in votes):
+        state, missing = "rejected", _rejections(votes)
+    elif open_failures:
+        state = "waiting"
+        missing = _missing_votes(index, rollout, need, owners, teams) | {
+            "failures": tuple(
+                {"node": each.node, "step": each.step, "message": each.message}
+                for each in open_failures[:MAX_NAMED_FAILURES]
+            ),
+            "more_failures": max(0, len(open_failures) - MAX_NAMED_FAILURES),
+        }
+    else:
+        state = "open" if rollout.failures else "not-asked"
+    return GateView(GateName.PROCEED, "", state, need.owner, owners, teams, votes, missing, open_failures)
+
+
+# -- what is missing -----------------------------------------------------------
+
+
+def _team_votes(
+    need: VoteRequirement, voters: dict[str, set[int | str]], teams: Iterable[str]
+) -> tuple[tuple[str, int, int], ...]:
+    if not need.each_team:
+        return ()
+    return tuple((team, need.each_team, len(voters.get(team, ()))) for team in teams)
+
+
+def _missing_votes(
+    index: Index, rollout: Rollout, need: VoteRequirement, owners: int, teams: Iterable[tuple[str, int, int]]
+) -> dict[str, Param]:
+    return {
+        "owner": rollout.plan.owner,
+        "owners_want": need.owner,
+        "owners_have": owners,
+        "teams": tuple(
+            {"team": team, "want": want, "have": have, "known_team": _is_known_team(index, team)}
+            for team, want, have in teams
+            if have < want
+        ),
+        "submitter": rollout.submitted_by.name if need.four_eyes else None,
+    }
+
+
+def _rejections(votes: Iterable[Vote]) -> dict[str, Param]:
+    rejections = (vote for vote in votes if not vote.yes)
+    return {
+        "rejections": tuple(
+            {"by": vote.actor.name, "at": vote.at, "reason": vote.reason} for vote in rejections
+        )
+    }
+
+
+def _is_known_team(index: Index, team: str) -> bool:
+    """Return whether the settings have the team: without members it can never vote."""
+    known = index.limits.teams
+    return known is None or team in known

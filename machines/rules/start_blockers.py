@@ -1,0 +1,301 @@
+"""The rules of starting, one function each: a reason, or None when the rule allows it.
+
+decide() and explain_node() ask the same functions, so that every explanation is what is done.  The pool lock,
+gates and waves have their own files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from machines.facts.availability import (
+    Unavailability,
+    active_hold,
+    failure_remedy,
+    observed_unavailability,
+    target_unavailability,
+)
+from machines.facts.index import Index
+from machines.model import traffic, windows
+from machines.model.node import Observation
+from machines.model.plan import GateName, WaveDef
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
+from machines.model.rollout import Rollout, Target
+from machines.model.windows import Window
+from machines.rules import gates, pools
+from machines.rules.waves import WaveProgress
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+
+@dataclass(slots=True)
+class Capacity:
+    """What this decision has given away: starts and slots."""
+
+    reserved_slots: pools.ReservedSlots = field(default_factory=pools.ReservedSlots)
+    admitted: int = 0
+    admitted_by_rollout: dict[str, int] = field(default_factory=dict)
+
+    def reserve(self, index: Index, target: Target) -> None:
+        self.reserved_slots.reserve(target.node, index.all_pools(target.node))
+        self.admitted += 1
+        self.admitted_by_rollout[target.rollout] = self.admitted_by_rollout.get(target.rollout, 0) + 1
+
+
+# -- the whole rollout ------------------------------------------------------------
+
+
+def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None:
+    """Return why no node of the rollout may start, apart from time and waves."""
+    if (cancelled := rollout.cancelled) is not None:
+        params = {"by": cancelled.by.name, "reason": cancelled.reason}
+        return Reason(ReasonCode.CANCELLED, rollout.id, params, cancelled.at)
+    if rollout.ended_at is not None:
+        return Reason(ReasonCode.ENDED, rollout.id, since=rollout.ended_at)
+    if (paused := rollout.paused) is not None:
+        params = {"by": paused.by.name, "reason": paused.reason}
+        remedy = Remedy(RemedyKind.RESUME, {"rollout": rollout.id})
+        return Reason(ReasonCode.PAUSED, rollout.id, params, paused.at, remedy)
+    return (
+        _rejection_blocker(rollout)
+        or _start_gate_blocker(index, rollout, now)
+        or _failure_blocker(index, rollout)
+    )
+
+
+def observe_only_blocker(index: Index) -> Reason | None:
+    """Return why nothing starts anywhere when the settings say so."""
+    if not index.limits.observe_only:
+        return None
+    return Reason(ReasonCode.OBSERVE_ONLY, "rolloutd", remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
+
+
+def _rejection_blocker(rollout: Rollout) -> Reason | None:
+    for vote in rollout.votes:
+        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
+            by, args = vote.actor.name, {"rollout": rollout.id, "gate": vote.gate.value, "wave": vote.wave}
+            params = {"by": by, "gate": vote.gate.value, "wave": vote.wave, "reason": vote.reason}
+            remedy = Remedy(RemedyKind.WITHDRAW, args, who=by)
+            return Reason(ReasonCode.REJECTED, rollout.id, params, vote.at, remedy)
+    return None
+
+
+def _start_gate_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None:
+    if gates.is_open(index, rollout, GateName.START, "", now):
+        return None
+    missing = gates.gate_view(index, rollout, GateName.START, "", now).missing
+    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.START.value})
+    return Reason(ReasonCode.GATE_START, rollout.id, missing, rollout.submitted_at, remedy)
+
+
+def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:
+    failures = index.unresolved_failures(rollout.id)
+    if not failures:
+        return None
+    first = failures[0]
+    params: Params = {"step": first.step, "message": first.message, "more": len(failures) - 1}
+    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
+    return Reason(ReasonCode.NODE_FAILED, first.node, params, first.at, remedy)
+
+
+# -- one node ------------------------------------------------------------------------
+
+
+def wave_blocker(progress: WaveProgress, target: Target) -> Reason | None:
+    """Return why the node's wave may not start."""
+    if progress.blocker is not None or progress.wave is None or progress.wave.name == target.wave:
+        return progress.blocker
+    wave = progress.wave.name
+    return Reason(ReasonCode.EARLIER_WAVE, wave, remedy=Remedy(RemedyKind.WAIT_FOR_WAVE, {"wave": wave}))
+
+
+def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return why this node may not start, whatever its pools say."""
+    if target.node not in index.nodes:
+        return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
+    if now < target.not_before:
+        params: Params = {"until": target.not_before, "detail": target.last_text}
+        remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
+        return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)
+    return (
+        gates.missing_team_vote(index, target)
+        or _freeze_blocker(index, target, now)
+        or _window_blocker(index, rollout, target.team, now)
+        or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
+        or _other_rollout_blocker(index, target)
+        or _observation_blocker(index, target)
+    )
+
+
+def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
+    if not index.freezes:
+        return None
+    ids = [f"node/{target.node}", *(pool.id for pool in index.pools_for(target.rollout, target.node))]
+    for freeze in index.freezes:
+        if freeze.is_active(now) and freeze.covers(target.team, ids):
+            params: Params = {"by": freeze.by, "until": freeze.until, "reason": freeze.reason}
+            remedy = Remedy(RemedyKind.UNFREEZE, {"id": freeze.id}, who=freeze.by, until=freeze.until)
+            return Reason(ReasonCode.FREEZE, freeze.scope, params, freeze.at, remedy)
+    return None
+
+
+def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float) -> Reason | None:
+    """Return why no work may start now: the plan's windows, tightened by the team's."""
+    groups = _window_groups(index, rollout, team)
+    needed_s = index.expected_s(rollout.id)
+    for owner, group in groups:
+        if not group:
+            continue
+        subject = rollout.id if owner == "plan" or team is None else f"team/{team}"
+        params: Params = {"windows": owner, "team": None if owner == "plan" else team}
+        until = windows.open_until(group, now)
+        if until is None:
+            opens_at = windows.next_common_opening([each for _, each in groups], now)
+            remedy = Remedy(RemedyKind.WAIT_UNTIL, until=opens_at)
+            params = {**params, "opens_at": opens_at}
+            return Reason(ReasonCode.OUTSIDE_WINDOW, subject, params, remedy=remedy)
+        if now + needed_s > until:
+            params = {**params, "needed_s": needed_s, "closes_at": until}
+            return Reason(ReasonCode.WINDOW_TOO_SHORT, subject, params, remedy=Remedy(RemedyKind.WAIT_UNTIL))
+    return None
+
+
+def _other_rollout_blocker(index: Index, target: Target) -> Reason | None:
+    for other in index.targets_on(target.node):
+        if other.rollout == target.rollout:
+            continue
+        if other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED or other.isolated:
+            return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
+    return None
+
+
+def _observation_blocker(index: Index, target: Target) -> Reason | None:
+    """Return what was observed of the node that forbids its start; our own isolation does not."""
+    observed = observed_unavailability(index, target.node)
+    is_cordoned_by_other = (
+        observed is not None and isinstance(observed.cause, Observation) and observed.cause.cordoned_by_other
+    )
+    if observed is None or (target.isolated and not is_cordoned_by_other):
+        return None
+    match observed.code:
+        case UnavailabilityCause.DOWN:
+            return _availability_reason(ReasonCode.NODE_DOWN, observed)
+        case UnavailabilityCause.CORDONED_BY_OTHER:
+            return _availability_reason(ReasonCode.FOREIGN_CORDON, observed)
+        case _:
+            return _availability_reason(ReasonCode.NODE_UNKNOWN, observed)
+
+
+def _availability_reason(code: ReasonCode, found: Unavailability | None) -> Reason | None:
+    return None if found is None else Reason(code, found.node, found.params, found.since, found.remedy)
+
+
+def traffic_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
+    """Return the traffic last seen on the node; a node that may be current is checked for that first."""
+    if not rollout.plan.traffic or target.maybe_current:
+        return None
+    return traffic.result_blocker(index.traffic_of(target.rollout, target.node))
+
+
+def state_reason(index: Index, target: Target) -> Reason:
+    """Return the reason of a node that does not wait to start: its phase or its outcome."""
+    if target.phase is Phase.FAILED:
+        failure = target.failure
+        params = {} if failure is None else {"step": failure.step, "message": failure.message}
+        remedy = failure_remedy(target, rollout_closed=index.rollout(target.rollout).closed)
+        return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
+    outcome = target.outcome if target.phase is Phase.DONE else None
+    return Reason(ReasonCode((outcome or target.phase).value), target.node, since=target.since)
+
+
+# -- capacity ------------------------------------------------------------------------
+
+
+def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> Reason | None:
+    """Return which limit on nodes in flight is reached: the fleet's, the rollout's or the wave's."""
+    for scope, limit, in_flight in _parallelism_limits(index, rollout, wave, capacity):
+        if limit is not None and in_flight >= limit:
+            params: Params = {
+                "scope": scope,
+                "wave": wave.name,
+                "in_flight": in_flight,
+                "max_parallel": limit,
+            }
+            remedy = Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+            return Reason(ReasonCode.MAX_PARALLEL, rollout.id, params, remedy=remedy)
+    return None
+
+
+def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> int:
+    """Return how many more nodes of the wave may be in flight."""
+    limits = _parallelism_limits(index, rollout, wave, capacity)
+    return max(0, min(most - in_flight for _, most, in_flight in limits if most is not None))
+
+
+def _parallelism_limits(
+    index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity
+) -> tuple[tuple[str, int | None, int], ...]:
+    """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
+    admitted = capacity.admitted_by_rollout.get(rollout.id, 0)
+    counters = index.counters(rollout.id)
+    phases = counters.waves.get(wave.name)
+    in_wave = 0 if phases is None else sum(phases[phase] for phase in IN_FLIGHT_PHASES)
+    return (
+        ("fleet", index.limits.max_parallel, index.in_flight() + capacity.admitted),
+        ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
+        ("wave", wave.max_parallel, in_wave + admitted),
+    )
+
+
+# -- what may lift a reason ----------------------------------------------------------
+
+NEEDS_OBSERVATION = frozenset({ReasonCode.PEER_UNKNOWN, ReasonCode.NODE_UNKNOWN})
+"""Reasons that an observation may lift."""
+
+
+def reason_certainty(index: Index, target: Target, reason: Reason) -> int:
+    """Rank a reason: 0 what is known, 1 a node last seen down, 2 a node that merely needs an observation.
+
+    Nodes are not observed for a node that could not start anyway, so what is known goes first.  Of two
+    observations that are too old, the next one more likely lifts the good one.
+    """
+    match reason.code:
+        case ReasonCode.NODE_UNKNOWN:
+            unavailable = observed_unavailability(index, target.node)
+        case ReasonCode.PEER_UNKNOWN:
+            unavailable = pools.unobserved_peer(index, target)
+        case _:
+            return 0
+    return 1 if unavailable is not None and unavailable.last_seen_down else 2
+
+
+def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: Reason, now: float) -> float:
+    """Return when time alone may lift this reason (epoch seconds); infinity when it cannot."""
+    match reason.code:
+        case ReasonCode.BACKOFF:
+            return target.not_before
+        case ReasonCode.FREEZE:
+            return min(
+                (each.until for each in index.freezes if each.until and each.until > now), default=math.inf
+            )
+        case ReasonCode.OUTSIDE_WINDOW:
+            until = None if reason.remedy is None else reason.remedy.until
+            return math.inf if until is None else until
+        case ReasonCode.WINDOW_TOO_SHORT:
+            groups = _window_groups(index, rollout, target.team)
+            closings = (windows.open_until(each, now) for _, each in groups)
+            return min((each for each in closings if each is not None), default=math.inf)
+        case _:
+            return math.inf
+
+
+def _window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tuple[str, Sequence[Window]]]:
+    """Return the windows that apply by their owner: the plan, the team's settings, the team's own rules."""
+    groups: list[tuple[str, Sequence[Window]]] = [("plan", rollout.plan.windows)]
+    if team is not None:
+        groups.append(("team", index.limits.team_windows.get(team, ())))
+        own = index.team_rules.get(team)
+        if own is not None:
+            groups.append(("team-rules", own.windows))
+    return groups

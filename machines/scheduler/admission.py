@@ -1,0 +1,229 @@
+"""Admission: a walk over the pending nodes of a wave that starts each node that no rule blocks.
+
+An admitted node takes its slots before the next one is tried.  What a rule needs to know and does not is
+requested: observations, dry runs, traffic probes.  This file knows one wave of one rollout at a time;
+whether that wave may start is decided before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import Final
+
+from machines.facts import dry_runs
+from machines.facts.availability import observed_unavailability
+from machines.facts.index import Index
+from machines.facts.scheduling_queue import QueueGroup, QueuePosition
+from machines.model import traffic
+from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, DryRun, OpenGate, ProbeTraffic
+from machines.model.node import natural_sort_key
+from machines.model.plan import WaveDef
+from machines.model.reasons import Reason
+from machines.model.rollout import Rollout, Target
+from machines.rules import pools, start_blockers
+
+MAX_OBSERVATIONS: Final = 256
+"""Nodes to observe in one decision: what one batch of connections can carry."""
+
+
+@dataclass(slots=True)
+class DecisionBuilder:
+    """A decision being made; `dry_reason` is why none of it may be carried out."""
+
+    dry_reason: Reason | None = None
+    capacity: start_blockers.Capacity = field(default_factory=start_blockers.Capacity)
+    admissions: list[Admit] = field(default_factory=list)
+    current_checks: list[CheckIfCurrent] = field(default_factory=list)
+    dry_runs: list[DryRun] = field(default_factory=list)
+    traffic_probes: list[ProbeTraffic] = field(default_factory=list)
+    probe_budget: traffic.ProbeBudget = field(default_factory=traffic.ProbeBudget)
+    isolation_aborts: list[AbortIsolation] = field(default_factory=list)
+    gate_openings: list[OpenGate] = field(default_factory=list)
+    ended_rollouts: list[str] = field(default_factory=list)
+    nodes_to_observe: dict[str, None] = field(default_factory=dict)
+    unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    wake_at: float = math.inf
+
+    def wake_by(self, at: float) -> None:
+        """Have the next decision made at this instant (epoch seconds) at the latest."""
+        self.wake_at = min(self.wake_at, at)
+
+
+def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:
+    """Try the nodes of the active queue groups in the order of their positions.
+
+    A group without a node that could start, whatever else this decision starts, backs off.
+    """
+    queue: list[tuple[QueuePosition, int, QueueGroup, _GroupCursor]] = []
+    for number, group in enumerate(index.scheduling_queue.active(rollout.id, wave.name)):
+        queue.append((group.positions[0], number, group, _GroupCursor()))
+    heapify(queue)
+    wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
+    while queue and start_blockers.remaining_capacity(index, rollout, wave, builder.capacity):
+        position, number, group, cursor = heappop(queue)
+        if wave_admission.try_admit(index.target(rollout.id, position[2]), cursor):
+            cursor.offset += 1
+            if cursor.offset < len(group.positions):
+                heappush(queue, (group.positions[cursor.offset], number, group, cursor))
+                continue
+        if not cursor.stays_active:
+            index.scheduling_queue.back_off(group, cursor.retry_at)
+    wave_admission.admit_deferred()
+
+
+def request_peer_observations(index: Index, target: Target, builder: DecisionBuilder) -> bool:
+    """Request observations of the node's unknown peers; return whether any peer needs one."""
+    needs_observation = False
+    for pool in index.pools_for(target.rollout, target.node):
+        if pool.id not in builder.unobserved_by_pool:
+            builder.unobserved_by_pool[pool.id] = _request_observations(
+                index, nsmallest(MAX_OBSERVATIONS, pool.unknown, key=natural_sort_key), builder
+            )
+        needs_observation |= builder.unobserved_by_pool[pool.id]
+    return needs_observation
+
+
+def _request_observations(index: Index, nodes: Iterable[str], builder: DecisionBuilder) -> bool:
+    stale = [
+        node
+        for node in nodes
+        if (seen := observed_unavailability(index, node)) is not None and seen.needs_observation
+    ]
+    for node in stale[: MAX_OBSERVATIONS - len(builder.nodes_to_observe)]:
+        builder.nodes_to_observe[node] = None
+    return bool(stale)
+
+
+@dataclass(slots=True)
+class _GroupCursor:
+    """How far a queue group has been tried; one that stays active is tried again in the next decision."""
+
+    offset: int = 0
+    stays_active: bool = False
+    retry_at: float = math.inf
+
+
+@dataclass(slots=True)
+class _WaveAdmission:
+    """One wave of one rollout in one decision."""
+
+    index: Index
+    rollout: Rollout
+    wave: WaveDef
+    now: float
+    builder: DecisionBuilder
+    deferred_nodes: dry_runs.DeferredNodes = field(default_factory=dry_runs.DeferredNodes)
+    probe_count: int = 0
+
+    def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
+        """Admit the node unless a rule blocks it; return whether to try the next one of its group."""
+        index, builder = self.index, self.builder
+        if target.node in builder.capacity.reserved_slots.nodes:
+            # Another rollout starts this node in the same decision: it is free again later.
+            cursor.stays_active = True
+            return True
+        blocked = pools.pool_without_slot(index, target, builder.capacity.reserved_slots)
+        if blocked is not None and blocked[1] is not None:
+            # A pool that only this decision's reservations fill may have a slot in the next one.
+            without_reservations = pools.pool_without_slot(index, target)
+            is_full = without_reservations is not None and without_reservations[1] is not None
+            cursor.stays_active |= not is_full
+            # A group is one set of pools, so the next node is blocked as well; only isolated nodes, which
+            # come first and have slots of their own, say nothing about it.
+            return target.isolated
+        node_blocker = start_blockers.node_blocker(index, self.rollout, target, self.now)
+        if node_blocker is not None and node_blocker.code not in start_blockers.NEEDS_OBSERVATION:
+            cursor.retry_at = min(
+                cursor.retry_at,
+                start_blockers.blocker_expires_at(index, self.rollout, target, node_blocker, self.now),
+            )
+            return True
+        if node_blocker is not None or blocked is not None:
+            # Both are requested at once: one after the other would take two rounds of observations.
+            stale = _request_observations(index, (target.node,), builder) | request_peer_observations(
+                index, target, builder
+            )
+            cursor.stays_active |= stale or pools.pool_without_slot(index, target) != blocked
+            return blocked is None or target.isolated
+        if self.rollout.plan.traffic and not target.maybe_current:
+            result = index.traffic_of(target.rollout, target.node)
+            if result is None or not result.is_idle(self.now):
+                return self._request_probe(target, result, cursor)
+        cursor.stays_active = True
+        return builder.dry_reason is None and self._admit(target)
+
+    def admit_deferred(self) -> None:
+        """Admit deferred nodes whose slots no other node took."""
+        for target in self.deferred_nodes.deferred:
+            if self.deferred_nodes.is_undecided(self._pool_ids(target)):
+                continue
+            capacity = self.builder.capacity
+            blocked = pools.pool_without_slot(self.index, target, capacity.reserved_slots)
+            if blocked is None and self._remaining_capacity():
+                capacity.reserve(self.index, target)
+                self.builder.admissions.append(Admit(target.rollout, target.node))
+
+    def _admit(self, target: Target) -> bool:
+        """Admit a node that no rule blocks, unless another node of its pools should go first."""
+        builder = self.builder
+        if target.maybe_current:
+            builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
+        else:
+            # An earlier node of the pool awaits its probe and keeps its position until the answer.
+            if self.rollout.plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
+                return False
+            if dry_runs.needs_dry_run(self.rollout.plan, target):
+                is_next_eligible = self._request_dry_run(target)
+                if is_next_eligible is not None:
+                    return is_next_eligible
+            builder.admissions.append(Admit(target.rollout, target.node))
+        builder.capacity.reserve(self.index, target)
+        return True
+
+    def _request_dry_run(self, target: Target) -> bool | None:
+        """Return None for a node to admit now; else whether to try the next one of its group."""
+        result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
+        has_competitors = any(self.index.scheduling_queue.has_competitors(pool) for pool in pool_ids)
+        if self.deferred_nodes.is_limit_reached(pool_ids):
+            return False
+        if has_competitors and self.deferred_nodes.defer(target, pool_ids, result):
+            if result is None:
+                self.builder.dry_runs.append(DryRun(target.rollout, target.node))
+                self.builder.wake_by(self.now + dry_runs.RESULT_MAX_AGE_S)
+            return True
+        return False if self.deferred_nodes.is_undecided(pool_ids) else None
+
+    def _request_probe(
+        self, target: Target, result: traffic.TrafficResult | None, cursor: _GroupCursor
+    ) -> bool:
+        """Probe a node that is not known to be idle; return whether to try the next one of its group.
+
+        A node that was never probed, or last idle, keeps its position until the answer; a busy or unknown
+        node yields to the others.
+        """
+        builder, pool_ids = self.builder, self._pool_ids(target)
+        if result is not None and not result.is_probe_due(self.now):
+            cursor.retry_at = min(cursor.retry_at, result.reprobe_at)
+            return True
+        yields = result is not None and result.busy is not False
+        cursor.stays_active = True
+        if (
+            builder.probe_budget.is_exhausted(pool_ids)
+            or self.probe_count >= traffic.PROBE_AHEAD * self._remaining_capacity()
+        ):
+            return yields
+        self.probe_count += 1
+        builder.probe_budget.add(pool_ids, undecided=not yields)
+        builder.traffic_probes.append(ProbeTraffic(target.rollout, target.node))
+        builder.wake_by(self.now + traffic.REPROBE_MIN_S)
+        return True
+
+    def _remaining_capacity(self) -> int:
+        return start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
+
+    def _pool_ids(self, target: Target) -> list[str]:
+        return [pool.id for pool in self.index.all_pools(target.node)]

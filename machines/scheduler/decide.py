@@ -1,0 +1,224 @@
+"""The decision: what to do now, and why the rest waits.
+
+`decide` walks the rollouts in the order of their submission, and each one's pending nodes in order
+(admission.py).  `explain_node` asks the same rules about one node.  Deciding changes nothing: the daemon
+commits what it carries out, and asking again gives what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from machines.facts.index import Index
+from machines.facts.votes import was_opened
+from machines.model import traffic
+from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, Decision, OpenGate, ProbeTraffic
+from machines.model.plan import GateName
+from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Rollout, Target
+from machines.rules import gates, pools, start_blockers, waves
+from machines.rules.waves import WaveProgress
+from machines.scheduler import admission, isolation_aborts
+from machines.scheduler.admission import DecisionBuilder
+from machines.states import Phase
+
+
+def decide(index: Index, now: float) -> Decision:
+    """Return what to do at `now` (epoch seconds), and why the rest waits."""
+    index.advance(now)
+    builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
+    for rollout in index.rollouts.values():
+        if rollout.closed:
+            continue
+        _collect_gate_openings(index, rollout, now, builder)
+        if index.all_done(rollout.id):
+            _end_rollout(index, rollout, now, builder)
+            continue
+        _admit_rollout(index, rollout, now, builder)
+    if builder.dry_reason is None:
+        _collect_isolation_aborts(index, now, builder)
+        _observe_peers(index, now, builder)
+    builder.wake_by(index.next_change())
+    builder.reasons.update(pools.full_pool_reasons(index))
+    return Decision(
+        admissions=tuple(builder.admissions),
+        current_checks=tuple(builder.current_checks),
+        dry_runs=tuple(builder.dry_runs),
+        traffic_probes=tuple(builder.traffic_probes),
+        isolation_aborts=tuple(builder.isolation_aborts),
+        gate_openings=tuple(builder.gate_openings),
+        ended_rollouts=tuple(builder.ended_rollouts),
+        nodes_to_observe=tuple(builder.nodes_to_observe),
+        reasons=builder.reasons,
+        wake_at=None if math.isinf(builder.wake_at) else builder.wake_at,
+    )
+
+
+def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
+    """Return the reason for a node's state; raises KeyError for a node that is not a target."""
+    index.advance(now)
+    return _explain(index, rollout_id, (index.target(rollout_id, node),), now)[node]
+
+
+def explain_rollout_nodes(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
+    """Return the reason for the state of every node of a rollout."""
+    index.advance(now)
+    return _explain(index, rollout_id, index.targets(rollout_id), now)
+
+
+def _explain(index: Index, rollout_id: str, targets: Iterable[Target], now: float) -> dict[str, Reason]:
+    rollout = index.rollout(rollout_id)
+    shared = start_blockers.rollout_blocker(index, rollout, now)
+    progress = waves.wave_progress(index, rollout, now)
+    decision: Decision | None = None
+    found = {}
+    for target in targets:
+        if target.phase is not Phase.PENDING:
+            found[target.node] = start_blockers.state_reason(index, target)
+            continue
+        reason = _pending_reason(index, rollout, target, shared, progress, now)
+        if reason is None:
+            decision = decision or decide(index, now)
+            reason = _queued_reason(index, target, decision)
+        found[target.node] = index.dry_run_results.annotate(target, reason)
+    return found
+
+
+def _pending_reason(
+    index: Index, rollout: Rollout, target: Target, shared: Reason | None, progress: WaveProgress, now: float
+) -> Reason | None:
+    """Return why a pending node may not start, None when it is queued at most."""
+    reason = shared or start_blockers.wave_blocker(progress, target)
+    if reason is not None:
+        return reason
+    wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
+    reasons = (
+        start_blockers.node_blocker(index, rollout, target, now),
+        pools.slot_blocker(index, target, now),
+        start_blockers.capacity_blocker(index, rollout, wave, start_blockers.Capacity()),
+        start_blockers.traffic_blocker(index, rollout, target),
+        start_blockers.observe_only_blocker(index),
+    )
+    blockers = [reason for reason in reasons if reason is not None]
+    return min(
+        blockers, key=lambda reason: start_blockers.reason_certainty(index, target, reason), default=None
+    )
+
+
+def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
+    """Return why a whole rollout waits; None while one of its nodes is in flight or may start."""
+    index.advance(now)
+    rollout = index.rollout(rollout_id)
+    reason = start_blockers.rollout_blocker(index, rollout, now)
+    if reason is not None:
+        return reason
+    progress = waves.wave_progress(index, rollout, now)
+    if progress.blocker is not None:
+        return progress.blocker
+    if index.counters(rollout_id).in_flight:
+        return None
+    if progress.wave is None:
+        return _failed_node_reason(index, rollout)
+    places = index.pending(rollout_id, progress.wave.name)
+    if not places:
+        return None
+    first = explain_node(index, rollout_id, places[0][2], now)
+    return None if first.code is ReasonCode.STARTING else first
+
+
+def _failed_node_reason(index: Index, rollout: Rollout) -> Reason | None:
+    """Return why a rollout whose waves are over does not end: a covered failure leaves its node failed."""
+    nodes = dict.fromkeys(failure.node for failure in rollout.failures)
+    failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
+    first = next(failed, None)
+    return None if first is None else start_blockers.state_reason(index, first)
+
+
+# -- starting --------------------------------------------------------------------
+
+
+def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
+    """End a rollout whose nodes are all done after its last soak: a check may still fail a canary."""
+    until = max(waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves)
+    if now >= until:
+        builder.ended_rollouts.append(rollout.id)
+    else:
+        builder.wake_by(until)
+
+
+def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
+    candidates = [(GateName.START, "")]
+    candidates += [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
+    for gate, wave in candidates:
+        is_new = not was_opened(rollout, gate, wave)
+        if is_new and gates.gate_view(index, rollout, gate, wave, now).state == "open":
+            builder.gate_openings.append(OpenGate(rollout.id, gate, wave))
+
+
+def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
+    """Start the rollout's nodes that may start; if none is in flight, record why the first one waits."""
+    reason = start_blockers.rollout_blocker(index, rollout, now)
+    if reason is not None:
+        builder.reasons[rollout.id] = reason
+        return
+    progress = waves.wave_progress(index, rollout, now)
+    if progress.soak_ends_at is not None:
+        builder.wake_by(progress.soak_ends_at)
+    if progress.blocker is not None and progress.wave is not None:
+        builder.reasons[rollout.id] = builder.reasons[f"{rollout.id}/{progress.wave.name}"] = progress.blocker
+        return
+    if progress.wave is None:
+        return
+    admitted_before = builder.capacity.admitted
+    admission.admit_wave(index, rollout, progress.wave, now, builder)
+    # While nodes start or are in flight, the rollout moves and has no reason.
+    if admitted_before == builder.capacity.admitted and not index.counters(rollout.id).in_flight:
+        places = index.pending(rollout.id, progress.wave.name)
+        first = index.target(rollout.id, places[0][2]) if places else None
+        reason = None if first is None else _pending_reason(index, rollout, first, None, progress, now)
+        if reason is not None:
+            builder.reasons[rollout.id] = reason
+
+
+# -- aborting isolations -----------------------------------------------------------
+
+
+def _collect_isolation_aborts(index: Index, now: float, builder: DecisionBuilder) -> None:
+    """Abort isolations to free slots for an outage or a hold."""
+    aborts_by_node: dict[tuple[str, str], AbortIsolation] = {}
+    # A node may be over the budget of two pools and held: one abort is enough.
+    for pool, aborts in isolation_aborts.to_free_slots(index, now).items():
+        builder.reasons[pool] = aborts[-1].reason
+        for abort in aborts:
+            aborts_by_node.setdefault((abort.rollout, abort.node), abort)
+    for abort in isolation_aborts.to_yield_to_holds(index):
+        aborts_by_node.setdefault((abort.rollout, abort.node), abort)
+    builder.isolation_aborts += aborts_by_node.values()
+
+
+def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:
+    """Observe the peers of isolating nodes, so that an outage among them is noticed in time."""
+    for target in index.needing_driver():
+        if target.phase is Phase.ISOLATING:
+            admission.request_peer_observations(index, target, builder)
+            builder.wake_by(now + index.limits.observe_within_s)
+
+
+# -- explaining ------------------------------------------------------------------
+
+
+def _queued_reason(index: Index, target: Target, decision: Decision) -> Reason:
+    """Return the reason of a node that no rule blocks: it starts, is probed, or waits for another node."""
+    starts: tuple[Admit | CheckIfCurrent, ...] = (*decision.admissions, *decision.current_checks)
+    if any((start.rollout, start.node) == (target.rollout, target.node) for start in starts):
+        return Reason(ReasonCode.STARTING, target.node, since=index.now)
+    if ProbeTraffic(target.rollout, target.node) in decision.traffic_probes:
+        return traffic.probe_pending_reason(target)
+    own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}
+    for start in starts:
+        shares_pool = any(pool.id in own_pools for pool in index.pools_for(start.rollout, start.node))
+        if shares_pool or start.node == target.node:
+            remedy = Remedy(RemedyKind.WAIT_FOR_NODE, {"node": start.node})
+            return Reason(ReasonCode.QUEUED, target.node, {"ahead": start.node}, target.since, remedy)
+    return Reason(ReasonCode.QUEUED, target.node, {"ahead": None}, target.since)

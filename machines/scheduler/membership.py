@@ -1,0 +1,113 @@
+"""Membership: what a changed inventory does to live rollouts.
+
+It is computed after every refresh of the inventory.  New nodes that match join (last, within bounds), removed
+nodes leave, and targets follow their node's team and pools.  None of this alters a digest or voids a vote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from machines.facts import votes
+from machines.facts.index import Index
+from machines.model.events import Event, TargetChanged, TargetsJoined
+from machines.model.node import Node, natural_sort_key
+from machines.model.plan import EnrolPolicy, GateName
+from machines.model.rollout import Rollout, Target
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow.phase_transitions import transition
+
+JOIN_PERCENT: Final = 10
+"""How much of the approved count may join without a vote."""
+
+
+def membership_events(index: Index, now: float) -> tuple[Event, ...]:
+    """Return the events that adapt every rollout to the inventory, in order."""
+    events: list[Event] = []
+    for rollout in index.rollouts.values():
+        events += _removed_targets(index, rollout, now)
+        if not rollout.closed:
+            events += _changed_targets(index, rollout, now)
+            events += _joined_targets(index, rollout, now)
+    return tuple(events)
+
+
+def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+    """Yield the end of every target that the inventory no longer has; its slot is freed.
+
+    Its isolation stays recorded: a node that left by mistake comes back as it was.
+    """
+    if rollout.ended_at is not None:
+        return
+    for target in index.targets(rollout.id):
+        if target.node in index.nodes or target.phase is Phase.DONE:
+            continue
+        text = "the inventory no longer has this node"
+        yield transition(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=text)
+
+
+def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+    """Yield a change for each target whose node has other pools or another team now."""
+    for target in index.targets(rollout.id):
+        node = index.nodes.get(target.node)
+        if node is None or target.phase is Phase.DONE:
+            continue
+        pools = tuple(pool.id for pool in index.pools_for(rollout.id, node.name))
+        if (node.team, pools) == (target.team, target.pools):
+            continue
+        needs_vote_of = target.needs_vote_of
+        if node.team != target.team:
+            needs_vote_of = _team_without_vote(rollout, node.team)
+        yield TargetChanged(rollout.id, target.node, node.team, pools, needs_vote_of, now)
+
+
+def _joined_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+    if rollout.plan.enrol is EnrolPolicy.NEVER:
+        return
+    present = {target.node: target for target in index.targets(rollout.id)}
+    new = [
+        n for n in index.nodes.values() if n.name not in present and rollout.plan.selector.matches(n.labels)
+    ]
+    if not new:
+        return
+    allowance = max(1, rollout.approved_count * JOIN_PERCENT // 100) - sum(t.joined for t in present.values())
+    position = max((target.position for target in present.values()), default=-1) + 1
+    joined = []
+    for number, node in enumerate(sorted(new, key=lambda each: natural_sort_key(each.name))):
+        needs_vote = rollout.plan.enrol is EnrolPolicy.ASK or number >= allowance
+        joined.append(_new_target(index, rollout, node, position + number, now, needs_vote))
+    yield TargetsJoined(rollout.id, tuple(joined), now)
+
+
+def _new_target(
+    index: Index, rollout: Rollout, node: Node, position: int, now: float, needs_vote: bool
+) -> Target:
+    """Return the target of a node that joins: last, and waiting for its team's vote where one is needed."""
+    needs_vote_of = (
+        (node.team or rollout.plan.owner) if needs_vote else _team_without_vote(rollout, node.team)
+    )
+    return Target(
+        rollout=rollout.id,
+        node=node.name,
+        team=node.team,
+        pools=tuple(pool.id for pool in index.pools_for(rollout.id, node.name)),
+        wave=rollout.plan.waves[-1].name,
+        position=position,
+        since=now,
+        joined=True,
+        needs_vote_of=needs_vote_of,
+    )
+
+
+def _team_without_vote(rollout: Rollout, team: str | None) -> str | None:
+    """Return the team if an opened gate asks every team and this one has not voted."""
+    if team is None:
+        return None
+    for each in rollout.opened:
+        need = votes.requirement(rollout, each.gate)
+        if each.gate is GateName.PROCEED or not need.each_team:
+            continue
+        if not votes.has_team_voted(rollout, need, votes.valid_votes(rollout, each.gate, each.wave), team):
+            return team
+    return None

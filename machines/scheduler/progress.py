@@ -1,0 +1,240 @@
+"""Progress of a rollout, computed from its targets and gates, stored nowhere.
+
+Counting: total = done + failed + skipped + pending + in flight.  Nodes that left are not in the total,
+rolled-back ones count as skipped, and percent is 100 * done / (total - skipped).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from machines.facts.index import Index
+from machines.model.plan import WaveDef
+from machines.model.reasons import Reason, ReasonCode, RemedyKind
+from machines.model.rollout import Rollout, Target
+from machines.rules import start_blockers, waves
+from machines.rules.waves import WaveProgress
+from machines.scheduler import decide
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+TRANSIENT_REASONS: Final = frozenset(
+    {
+        ReasonCode.QUEUED,
+        ReasonCode.STARTING,
+        ReasonCode.MAX_PARALLEL,
+        ReasonCode.POOL_FULL,
+        ReasonCode.PEER_UNKNOWN,
+        ReasonCode.NODE_UNKNOWN,
+        ReasonCode.BACKOFF,
+    }
+)
+"""Reasons that pass soon without a user: when a node is done, or at the next observation."""
+
+USER_REMEDIES: Final = frozenset({RemedyKind.RETRY, RemedyKind.SKIP, RemedyKind.RETURN})
+"""What frees a slot only by a user's command; a person's hold ends by itself as a rule."""
+
+
+class RolloutState(StrEnum):
+    """The state of a whole rollout; with a closed window or a freeze it is running, with a reason."""
+
+    AWAITING_APPROVAL = "awaiting-approval"
+    RUNNING = "running"
+    SOAKING = "soaking"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolProgress:
+    """A rollout's progress in one pool.
+
+    `down` counts all nodes of the pool that take a slot, `unobserved` those of them without a fresh
+    observation.
+    """
+
+    pool: str
+    total: int
+    done: int
+    failed: int
+    in_flight: int
+    down: int
+    unobserved: int
+    max_unavailable: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutProgress:
+    """A rollout's state and counts; `eta_s` is in seconds from now, None when unknown."""
+
+    rollout: str
+    state: RolloutState
+    wave: str
+    percent: float
+    total: int
+    done: int
+    failed: int
+    skipped: int
+    pending: int
+    in_flight: tuple[Target, ...]
+    pools: tuple[PoolProgress, ...]
+    eta_s: float | None
+    reason: Reason | None
+
+
+def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgress:
+    """Return a rollout's progress; raises KeyError."""
+    index.advance(now)
+    rollout, counters = index.rollout(rollout_id), index.counters(rollout_id)
+    wave_progress = waves.wave_progress(index, rollout, now)
+    state = _state(index, rollout, wave_progress, now)
+    total = counters.phases.total() - counters.left
+    countable = total - counters.skipped
+    percent = 100.0 if state is RolloutState.DONE else 0.0
+    reason = None if state is RolloutState.DONE else decide.rollout_reason(index, rollout_id, now)
+    return RolloutProgress(
+        rollout=rollout_id,
+        state=state,
+        wave=(wave_progress.wave or rollout.plan.waves[-1]).name,
+        percent=100.0 * counters.done / countable if countable > 0 else percent,
+        total=total,
+        done=counters.done,
+        failed=counters.phases[Phase.FAILED],
+        skipped=counters.skipped,
+        pending=counters.phases[Phase.PENDING],
+        in_flight=tuple(index.target(rollout_id, node) for node in sorted(counters.in_flight)),
+        pools=_pool_progress(index, rollout_id),
+        eta_s=_eta_s(index, rollout, wave_progress, state, reason, now),
+        reason=reason,
+    )
+
+
+def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
+    """Return the done nodes of every wave that soaks now, in all rollouts.
+
+    A node that another rollout has taken out of service is left out: its checks say nothing about this one.
+    """
+    index.advance(now)
+    found: list[Target] = []
+    for rollout in index.rollouts.values():
+        if rollout.closed:
+            continue
+        wave_progress = waves.wave_progress(index, rollout, now)
+        if wave_progress.soak_ends_at is not None and wave_progress.wave is not None:
+            name = wave_progress.wave.name
+            done = (t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE)
+            found += [target for target in done if not _is_out_of_service(index, target.node)]
+    return tuple(found)
+
+
+def can_fail_soak(index: Index, checked: Target) -> bool:
+    """Return whether a check that began while a node soaked may still fail it.
+
+    A check takes time: meanwhile the rollout may have ended, or another one may work on the node.
+    """
+    rollout = index.rollouts.get(checked.rollout)
+    if rollout is None or rollout.closed or checked.node not in index.nodes:
+        return False
+    return index.target(checked.rollout, checked.node) == checked and not _is_out_of_service(
+        index, checked.node
+    )
+
+
+def _is_out_of_service(index: Index, node: str) -> bool:
+    """Return whether any rollout works on the node, failed on it or has it isolated."""
+    return any(
+        t.phase in IN_FLIGHT_PHASES or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node)
+    )
+
+
+def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> RolloutState:
+    if rollout.cancelled is not None:
+        return RolloutState.CANCELLED
+    if rollout.ended_at is not None:
+        return RolloutState.DONE
+    blocker = start_blockers.rollout_blocker(index, rollout, now)
+    if blocker is not None:
+        is_new = blocker.code is ReasonCode.GATE_START
+        return RolloutState.AWAITING_APPROVAL if is_new else RolloutState.PAUSED
+    if wave_progress.soak_ends_at is not None:
+        return RolloutState.SOAKING
+    return RolloutState.RUNNING if wave_progress.blocker is None else RolloutState.AWAITING_APPROVAL
+
+
+def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
+    counters = index.counters(rollout_id).pools
+    found = ((each, index.pool(pool)) for pool, each in sorted(counters.items()))
+    return tuple(
+        PoolProgress(
+            pool=pool.id,
+            total=each.total,
+            done=each.done,
+            failed=each.failed,
+            in_flight=each.in_flight,
+            down=len(pool.down) + len(pool.unknown),
+            unobserved=len(pool.unknown),
+            max_unavailable=index.budget(pool),
+        )
+        for each, pool in found
+    )
+
+
+def _eta_s(
+    index: Index,
+    rollout: Rollout,
+    wave_progress: WaveProgress,
+    state: RolloutState,
+    reason: Reason | None,
+    now: float,
+) -> float | None:
+    """Return the seconds to the end if nothing else blocks: the slowest pool, the limits, the soaks.
+
+    None while a reason holds that neither a node's end nor an observation lifts.
+    """
+    if state not in (RolloutState.RUNNING, RolloutState.SOAKING):
+        return 0.0 if state is RolloutState.DONE else None
+    if state is RolloutState.RUNNING and reason is not None and reason.code not in TRANSIENT_REASONS:
+        return None
+    counters = index.counters(rollout.id)
+    if (
+        reason is not None
+        and reason.code is ReasonCode.POOL_FULL
+        and not counters.in_flight
+        and reason.remedy is not None
+        and reason.remedy.kind in USER_REMEDIES
+    ):
+        return None
+    rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
+    for pool_id, each in counters.pools.items():
+        budget = index.budget(index.pool(pool_id))
+        rounds = max(rounds, (each.total - each.done - each.failed) / budget if budget else math.inf)
+    if math.isinf(rounds):
+        return None
+    return math.ceil(rounds) * index.expected_s(rollout.id) + _remaining_soak_s(
+        index, rollout, wave_progress, now
+    )
+
+
+def _rounds(index: Index, rollout: Rollout, spec: WaveDef) -> int:
+    """Return how many rounds of nodes a wave still needs by the limits on nodes in flight."""
+    phases = index.counters(rollout.id).waves.get(spec.name)
+    if phases is None:
+        return 0
+    to_do = phases.total() - phases[Phase.DONE] - phases[Phase.FAILED]
+    limits = (index.limits.max_parallel, rollout.plan.max_parallel, spec.max_parallel)
+    return math.ceil(to_do / max(1, min(limit for limit in (*limits, to_do) if limit is not None)))
+
+
+def _remaining_soak_s(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> float:
+    """Return the seconds of soaking still ahead."""
+    if wave_progress.wave is None:
+        return 0.0
+    names = [spec.name for spec in rollout.plan.waves]
+    ahead = rollout.plan.waves[names.index(wave_progress.wave.name) : -1]
+    remaining_s = sum(spec.soak_s for spec in ahead)
+    if wave_progress.soak_ends_at is not None:
+        remaining_s += wave_progress.soak_ends_at - now - wave_progress.wave.soak_s
+    return max(0.0, remaining_s)

@@ -1,0 +1,128 @@
+"""Isolation with traffic probes: cordon, probe again, drain.
+
+Traffic may reach a node between the probe that admitted it and its isolation.  So every isolator that can
+cordon does only that first: it keeps new work away and evicts nothing.  Then the probes run again.  Traffic
+that they find aborts the isolation; otherwise the isolators run in full.  A probe runs directly before an
+isolator that cannot cordon.
+
+All of it is read from the records of the attempt, so a daemon that was killed in between continues here.
+Whether a recorded APPLY was a cordon or a full isolation follows from its place before or after the probe
+that found the node idle.  A rollback is a person's order and is not probed; after an aborted isolation it
+waits and is probed like any node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from machines.model.actions import Action, Probe, retry_wait
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.plan import Capability, Plan, StepDef
+from machines.model.rollout import Target
+from machines.workflow.records import isolated_in_earlier_attempt
+
+PROBE_MAX_AGE_S = 15.0
+"""Maximum age of a probe result when work is evicted: the next step follows within a second, or some on a
+slow day.
+"""
+
+REPROBE_S = 30.0
+"""Delay before the next probe of a busy node that must stay isolated."""
+
+UNKNOWN_RETRY_S = 5.0
+"""Delay before a retry after a lost answer: most connections are back within seconds."""
+
+UNKNOWN_MAX_TRIES = 3
+"""Tries of a step whose answer was lost; after the last one, unknown traffic counts as busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationPlan:
+    """One attempt at one node; without `probes` the node counts as idle.
+
+    `records` are those of the attempt, oldest first.  `must_stay_isolated`: the node failed in an earlier
+    attempt and must not return to service; its traffic is waited for instead.
+    """
+
+    isolators: Sequence[StepDef]
+    probes: Sequence[StepDef]
+    records: Sequence[StepRecord]
+    now: float
+    must_stay_isolated: bool
+
+    @classmethod
+    def from_records(
+        cls, plan: Plan, target: Target, records: Sequence[StepRecord], now: float
+    ) -> IsolationPlan:
+        is_ordered_rollback = target.rolling_back and not target.aborted_isolations
+        probes = () if is_ordered_rollback else plan.traffic
+        attempt_records = [record for record in records if probes and record.attempt == target.attempt]
+        must_stay_isolated = bool(probes) and isolated_in_earlier_attempt(plan.isolate, target, records)
+        return cls(plan.isolate, probes, attempt_records, now, must_stay_isolated)
+
+    def cordon_only_isolators(self) -> Sequence[StepDef]:
+        """Return the isolators that cordon before the first probe; none after the node was found idle."""
+        if self._was_idle_before(len(self.records)):
+            return ()
+        return [spec for spec in self.isolators if Capability.CORDON_ONLY in spec.capabilities]
+
+    def is_cordon_only(self, record: StepRecord) -> bool:
+        """Return whether this APPLY came before the probe, and so evicted nothing."""
+        return bool(self.probes) and not self._was_idle_before(self.records.index(record))
+
+    def traffic_found(self) -> str:
+        """Return the traffic for which the isolation is aborted, "" for none."""
+        if self.must_stay_isolated:
+            return ""
+        for probe in self.probes:
+            results = self._probe_records(probe)
+            if results and (results[-1].state is StepState.BUSY or _are_retries_exhausted(results)):
+                return results[-1].text
+        return ""
+
+    def required_probe(self, spec: StepDef | None) -> Action | None:
+        """Return the probe that must run before this isolator (None: before the playbook), None when none
+        must.
+        """
+        if spec is not None and Capability.CORDON_ONLY in spec.capabilities and self._is_evicting(spec):
+            return None
+        actions = (self._next_probe(probe) for probe in self.probes)
+        return next((action for action in actions if action is not None), None)
+
+    def _next_probe(self, probe: StepDef) -> Action | None:
+        results = self._probe_records(probe)
+        if not results:
+            return Probe(probe, 1)
+        latest = results[-1]
+        if latest.state is StepState.OK:
+            is_fresh = 0.0 <= self.now - latest.at < PROBE_MAX_AGE_S
+            return None if is_fresh else Probe(probe, latest.number + 1)
+        is_conclusive = latest.state is StepState.BUSY or _are_retries_exhausted(results)
+        delay_s = REPROBE_S if is_conclusive else UNKNOWN_RETRY_S
+        return retry_wait(latest, delay_s, self.now) or Probe(probe, latest.number + 1)
+
+    def _is_evicting(self, spec: StepDef) -> bool:
+        """Return whether this isolator has answered since the probe: eviction has already begun."""
+        return any(
+            record.step == spec.name
+            and record.action is StepAction.APPLY
+            and record.state is not StepState.INTENDED
+            and not self.is_cordon_only(record)
+            for record in self.records
+        )
+
+    def _was_idle_before(self, position: int) -> bool:
+        """Return whether every probe had found the node idle before this position of the records."""
+        idle = {r.step for r in self.records[:position] if r.state is StepState.OK}
+        return all(probe.name in idle for probe in self.probes)
+
+    def _probe_records(self, probe: StepDef) -> list[StepRecord]:
+        return [r for r in self.records if r.step == probe.name and r.action is StepAction.INSPECT]
+
+
+def _are_retries_exhausted(results: Sequence[StepRecord]) -> bool:
+    """Return whether the last probes all gave no answer, as often as a retry is worth it."""
+    last = results[-UNKNOWN_MAX_TRIES:]
+    inconclusive = (StepState.UNKNOWN, StepState.FAILED)
+    return len(last) == UNKNOWN_MAX_TRIES and all(record.state in inconclusive for record in last)

@@ -1,0 +1,46 @@
+"""Turns a transition of a target into its event; the only place that does."""
+
+from __future__ import annotations
+
+from machines.model.events import PhaseMoved
+from machines.model.rollout import Failure, Target
+from machines.states import NEW_ATTEMPT, Outcome, Phase, Trigger, find_edge
+
+
+def transition(
+    target: Target,
+    trigger: Trigger,
+    at: float,
+    *,
+    outcome: Outcome | None = None,
+    step: str = "",
+    text: str = "",
+    not_before: float = 0.0,
+) -> PhaseMoved:
+    """Return the event of a target that takes an edge; `step` is the step that failed.
+
+    Raises IllegalTransition when the table has no such edge.
+    """
+    edge = find_edge(trigger, target.phase, outcome)
+    failure = None
+    if edge.target is Phase.FAILED:
+        # A canary that fails during the soak fails a second time in one attempt; failure ids must differ.
+        suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else ""
+        failure = Failure(
+            f"{target.node}#{target.attempt}{suffix}", target.node, target.attempt, step, text, at
+        )
+    keeps_rolling_back = edge.target is not Phase.DONE and trigger is not Trigger.RETRIED
+    return PhaseMoved(
+        rollout=target.rollout,
+        node=target.node,
+        trigger=trigger,
+        source=target.phase,
+        target=edge.target,
+        attempt=target.attempt + (trigger in NEW_ATTEMPT),
+        at=at,
+        outcome=outcome,
+        failure=failure,
+        rolling_back=trigger is Trigger.ROLLBACK_ORDERED or (target.rolling_back and keeps_rolling_back),
+        not_before=not_before,
+        text=text,
+    )

@@ -1,0 +1,104 @@
+"""Questions about one node's step records, and about the checks of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.plan import Capability, Plan, StepDef
+from machines.model.rollout import Target
+
+
+def checks_for(plan: Plan, target: Target) -> tuple[StepDef, ...]:
+    """Return the checks that judge this node, in order: the infra team's, then the node's team's."""
+    infra = plan.rollback_verify if target.rolling_back else tuple(s for s in plan.verify if s.team is None)
+    return infra + tuple(s for s in plan.verify if s.team is not None and s.team == target.team)
+
+
+def liveness_checks(specs: Iterable[StepDef]) -> tuple[StepDef, ...]:
+    """Return the infra checks that hold whatever change the node carries."""
+    return tuple(s for s in specs if Capability.JUDGES_LIVENESS in s.capabilities and s.team is None)
+
+
+def active_isolations(
+    specs: Iterable[StepDef], records: Sequence[StepRecord]
+) -> tuple[tuple[StepDef, Any], ...]:
+    """Return the isolators that were begun and not reverted, each with the state that it found.
+
+    That state is the `prior` of the first APPLY since the last finished REVERT: a second APPLY of a node that
+    we isolated would find our own isolation, and reverting to that would leave the node out of service.
+    """
+    found = []
+    for spec in specs:
+        first: StepRecord | None = None
+        for record in records:
+            if record.step != spec.name:
+                continue
+            if record.action is StepAction.APPLY and first is None:
+                first = record
+            elif record.action is StepAction.REVERT and record.state is StepState.OK:
+                first = None
+        if first is not None:
+            found.append((spec, first.prior))
+    return tuple(found)
+
+
+def isolated_in_earlier_attempt(
+    specs: Sequence[StepDef], target: Target, records: Sequence[StepRecord]
+) -> bool:
+    """Return whether the node has been isolated since an earlier attempt, so since it failed in that one."""
+    earlier = [record for record in records if record.attempt < target.attempt]
+    return all(active_isolations(specs, subset) for subset in (earlier, records))
+
+
+def in_service_since(target: Target, records: Sequence[StepRecord]) -> float:
+    """Return when a node was back in service and had passed its checks in this attempt (epoch seconds)."""
+    passed = [
+        record.at
+        for record in records
+        if record.attempt == target.attempt
+        and record.action in (StepAction.REVERT, StepAction.CHECK)
+        and record.state is StepState.OK
+        and not record.step.startswith("probation.")
+    ]
+    return max(passed, default=target.since)
+
+
+def completed_since_revert(step: str, records: Sequence[StepRecord]) -> bool:
+    """Return whether an isolator was applied successfully since it was last reverted."""
+    ended = (r for r in reversed(records) if r.step == step and r.state is StepState.OK)
+    return next((r.action is StepAction.APPLY for r in ended if r.action is not StepAction.INSPECT), False)
+
+
+def first_busy(records: Sequence[StepRecord], target: Target) -> StepRecord | None:
+    """Return the first of the latest unbroken series of "busy" answers, with the text of the last one.
+
+    None when the node is isolated, or when no isolator was asked in this attempt.
+    """
+    first = last = None
+    for record in reversed(records):
+        if record.attempt != target.attempt or record.action not in (StepAction.APPLY, StepAction.INSPECT):
+            continue
+        if record.state is StepState.INTENDED:
+            continue
+        if record.state is not StepState.BUSY:
+            break
+        first, last = record, last or record
+    return None if first is None or last is None else replace(first, text=last.text)
+
+
+def upsert(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
+    """Return the records with this one added, or in the place of its own intent."""
+    updated = list(records)
+    for position in reversed(range(len(updated))):
+        if record_key(updated[position]) == record_key(record):
+            updated[position] = replace(record, began_at=updated[position].began_at)
+            return tuple(updated)
+    return (*updated, record)
+
+
+def record_key(record: StepRecord) -> tuple[int, str, StepAction, int]:
+    """Return the identity of a record among its node's records; an intent and its result share it."""
+    return (record.attempt, record.step, record.action, record.number)

@@ -1,0 +1,66 @@
+"""Ends a playbook run early: by a person's order, or because isolation was lost.
+
+As in next_action.py, the answer follows from the records alone, so a restarted daemon continues the stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machines.model.actions import Action, CompleteOrder, StopRun, Transition
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.rollout import Target
+from machines.states import IN_FLIGHT_PHASES, Trigger
+
+REISOLATE_TIMEOUT_S = 30.0
+"""Grace period before a run is stopped because isolation was lost (two drain passes)."""
+
+
+def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
+    """Return the next action for a node that a person ordered to stop.
+
+    The node then fails where it is, isolated or not, so that people can inspect it and decide.
+    """
+    if target.phase not in IN_FLIGHT_PHASES:
+        return CompleteOrder(succeeded=False, text="there was nothing left to stop")
+    requester = "a person" if target.order_by is None else target.order_by.name
+    text = f"stopped while {target.phase} by order of {requester}"
+    running = [r for r in records if r.action is StepAction.RUN and r.state is StepState.INTENDED]
+    if running:
+        return StopRun(running[-1], text)
+    steps = [r.step for r in records if r.attempt == target.attempt]
+    return Transition(Trigger.FAILED, step=steps[-1] if steps else str(target.phase), text=text)
+
+
+def on_isolation_lost(
+    target: Target,
+    next_step: Action,
+    records: Sequence[StepRecord],
+    run_record: StepRecord | None,
+    now: float,
+    elapsed_s: float,
+    isolate_timeout_s: float,
+) -> Action:
+    """Return what comes next for an isolator that is no longer in effect.
+
+    `next_step` is what the isolator needs; `records` are its own records of this attempt, oldest first;
+    `run_record` is the run that is in progress, None before a run.
+    """
+    attempts = [r for r in records if r.action in (StepAction.APPLY, StepAction.INSPECT)]
+    lost_at = now
+    for record in reversed(attempts):
+        if record.state is StepState.OK:
+            break
+        lost_at = min(lost_at, record.at)  # a clock that was set back must not extend the grace period
+    latest = attempts[-1]
+    # Before a run nothing was harmed, so the isolator has as long as for a first isolation.  During a run the
+    # node takes traffic while it is changed.  An inspection that failed is no proof of that: only a refused
+    # APPLY is.
+    is_urgent = run_record is not None and latest.action is StepAction.APPLY
+    timeout_s = REISOLATE_TIMEOUT_S if is_urgent else isolate_timeout_s
+    if not isinstance(next_step, Transition) and min(now - lost_at, elapsed_s) < timeout_s:
+        return next_step
+    text = f"{target.node} lost its isolation and could not be isolated again: {latest.text}"
+    if run_record is not None:
+        return StopRun(run_record, f"{text}; its playbook was stopped")
+    return Transition(Trigger.FAILED, step=latest.step, text=f"{text}; no playbook was started")

@@ -1,0 +1,79 @@
+"""Artifact store of the run directories.
+
+A removal first renames a directory to a name that no run can have, so a reader finds a complete run or none,
+and the next listing finishes a removal that a crash interrupted.  The daemon decides what has expired; this
+module only removes runs that are over by their status, claim and processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.ports import Artifact
+
+REMOVING_PREFIX = ".gone-"
+"""Name prefix of a directory being removed; a run's name begins with a letter or a digit."""
+
+
+class RunArtifactStore:
+    """ports.ArtifactStore over `runs_dir`; a run's reference is its name, which begins with its rollout's."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        return await asyncio.to_thread(self._list_artifacts)
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        return await asyncio.to_thread(self._remove, name, unmodified_since)
+
+    def _list_artifacts(self) -> Sequence[Artifact]:
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._runs_dir) as entries:
+            for entry in entries:
+                if entry.name.startswith(REMOVING_PREFIX):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    modified_at = entry.stat(follow_symlinks=False).st_mtime
+                    found.append(Artifact(entry.name, modified_at, entry.name))
+        return sorted(found, key=lambda each: each.name)
+
+    def _remove(self, name: str, unmodified_since: float) -> bool:
+        directory = RunDirectory(self._runs_dir / name)
+        if not directory.path.is_dir():
+            return True
+        if directory.path.stat().st_mtime > unmodified_since or not _is_over(directory):
+            return False
+        removing = self._runs_dir / f"{REMOVING_PREFIX}{name}"
+        shutil.rmtree(removing, ignore_errors=True)
+        directory.path.rename(removing)
+        shutil.rmtree(removing)
+        return True
+
+
+def _is_over(directory: RunDirectory) -> bool:
+    """Return whether nothing of a run is active; an unclaimed run is claimed, so that it never begins."""
+    facts = directory.read_metadata()
+    if directory.read_status() is not None or facts.get("refused") is not None:
+        return True
+    if directory.read_claim() is None:
+        directory.take_claim()
+    claim = directory.read_claim()
+    if claim is None or claim.holder == "daemon":
+        return claim is not None
+    return not claim.is_alive() and not _has_processes(
+        directory, str(facts.get("run", "")), str(facts.get("sockets", ""))
+    )
+
+
+def _has_processes(directory: RunDirectory, run_id: str, sockets: str) -> bool:
+    return bool(
+        run_id and wrapper.find_processes(run_id.encode(), os.fsencode(directory.path), sockets.encode())
+    )

@@ -1,0 +1,38 @@
+"""Registrations of the adapters that run Ansible."""
+
+from __future__ import annotations
+
+from rolloutd.plugin import (
+    Field,
+    FilePath,
+    LabelKey,
+    Params,
+    Playbook,
+    PositiveDuration,
+    Registration,
+    duration_field,
+)
+from rolloutd.plugin.field_types import MAX_ITEMS
+
+
+class PlaybookIsolatorParams(Params):
+    """Takes the node out of service by a playbook of the source."""
+
+    file: Playbook = Field(description="Playbook that takes the node out of service; idempotent.")
+    undo: Playbook = Field(description="Playbook that puts it back as it was; idempotent.")
+    timeout: PositiveDuration = duration_field("15m", "Limit of each playbook.")
+
+
+class AnsibleInventoryParams(Params):
+    """Nodes from an Ansible inventory: a static file, a directory or a dynamic one."""
+
+    path: FilePath = Field(description="Inventory, as `ansible-inventory -i` takes it.")
+    labels: list[LabelKey] = Field(
+        default=["team", "rack", "canary"],
+        max_length=MAX_ITEMS,
+        description="Host variables that become labels.",
+    )
+
+
+PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_isolator:make", PlaybookIsolatorParams)
+INVENTORY = Registration("rolloutd.adapters.ansible.inventory:make", AnsibleInventoryParams)

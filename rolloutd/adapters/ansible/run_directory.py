@@ -1,0 +1,223 @@
+"""Directory of one run: names, writers and formats of its files.
+
+Only the daemon's user can read it, because host variables may hold passwords.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.processes import Claim
+
+MAX_EVIDENCE_BYTES = 16 * 1024
+"""The end of the output that a result contains: a screenful for a person, not the log."""
+
+MAX_LINE_BYTES = 64 * 1024
+"""The callback's lines are far shorter; a longer one is from another writer."""
+
+MAX_READ_BYTES = 4 * 1024 * 1024
+"""Limit of one read of events: a long run is read in parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """The end of a run: `ended` is exit, limit or cancelled, `code` is negative for a signal."""
+
+    ended: str
+    code: int
+    began_at: float
+    duration_s: float
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEventLine:
+    """One event, and the offset of the next one."""
+
+    offset: int
+    event: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    path: Path
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def inventory_file(self) -> Path:
+        return self.path / "inventory.json"
+
+    @property
+    def node_inventory_file(self) -> Path:
+        """The run's own variables of its node."""
+        return self.path / "own.json"
+
+    @property
+    def fence_file(self) -> Path:
+        return self.path / "fence.json"
+
+    @property
+    def variables_file(self) -> Path:
+        return self.path / "variables.json"
+
+    @property
+    def ssh_wrapper_file(self) -> Path:
+        """The script that the run uses as ssh."""
+        return self.path / "ssh"
+
+    @property
+    def local_tmp(self) -> Path:
+        return self.path / "tmp"
+
+    def create(self) -> None:
+        """Create the directory; raises FileExistsError."""
+        self.path.mkdir(mode=0o700, parents=False)
+
+    def write(self, path: Path, value: Any, mode: int = 0o600) -> None:
+        """Write JSON, or a string as it is."""
+        text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+
+    def write_command(
+        self,
+        *,
+        run_id: str,
+        timeout_s: float,
+        sockets: Path,
+        cwd: Path,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Write the wrapper's command in the wrapper's format."""
+        parts = [run_id, repr(timeout_s), str(sockets), str(cwd), argv[0], str(len(argv)), *argv]
+        parts += [f"{name}={value}" for name, value in sorted(environment.items())]
+        if any("\0" in part for part in parts):
+            raise ValueError("a command holds no NUL")
+        self.write(self.path / "command", "\0".join(parts))
+
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Write what the runner needs after a restart."""
+        self.write(self.path / "run.json", metadata)
+
+    def read_metadata(self) -> Mapping[str, Any]:
+        """Return what write_metadata() wrote, or an empty mapping."""
+        found = _read_json(self.path / "run.json")
+        return found if isinstance(found, dict) else {}
+
+    def take_claim(self) -> bool:
+        """Claim the run for the daemon, so that no wrapper begins it; return whether the claim succeeded."""
+        taken = wrapper.take_claim(str(self.path / "claim"), "daemon", os.getpid())
+        if taken:
+            self.delete_secrets()
+        return taken
+
+    def delete_secrets(self) -> None:
+        """Remove the fleet's variables and Ansible's temporary files, which only an active run needs."""
+        shutil.rmtree(self.local_tmp, ignore_errors=True)
+        for path in (self.inventory_file, self.variables_file, self.ssh_wrapper_file):
+            path.unlink(missing_ok=True)
+        metadata = self.read_metadata()
+        if "connection" in metadata:
+            draft = self.path / "run.json.new"
+            self.write(draft, {name: value for name, value in metadata.items() if name != "connection"})
+            draft.replace(self.path / "run.json")
+
+    def read_claim(self) -> Claim | None:
+        """Return the run's claim, or None."""
+        try:
+            return Claim.parse((self.path / "claim").read_text())
+        except FileNotFoundError:
+            return None
+
+    def read_status(self) -> RunStatus | None:
+        """Return the end of the run, or None."""
+        found = _read_json(self.path / "status")
+        return RunStatus(**found) if isinstance(found, dict) else None
+
+    def record_cancelled(self, began_at: float) -> None:
+        """Record the cancellation of a run whose wrapper is gone."""
+        draft = self.path / f"status.daemon.{os.getpid()}"
+        ended = {"ended": "cancelled", "code": 0, "began_at": began_at, "duration_s": 0.0, "left": 0}
+        self.write(draft, ended)
+        try:
+            os.link(draft, self.path / "status")
+        except FileExistsError:
+            return  # the wrapper was first, and its status is the true one
+        finally:
+            draft.unlink()
+
+    def events_size(self) -> int:
+        try:
+            return self.events_file.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def iter_events(self, offset: int) -> Iterator[RunEventLine]:
+        """Yield the complete events from `offset` on."""
+        try:
+            with self.events_file.open("rb") as file:
+                file.seek(offset)
+                chunk = file.read(MAX_READ_BYTES)
+        except FileNotFoundError:
+            return
+        for raw in chunk.splitlines(keepends=True):
+            if not raw.endswith(b"\n"):
+                return  # still being written, or cut by the read limit: read again from here
+            offset += len(raw)
+            event = _parse_event(raw)
+            if event is not None:
+                yield RunEventLine(offset, event)
+
+    def read_events(self, offset: int) -> list[RunEventLine]:
+        """Return the complete events from `offset` on, at most one read."""
+        return list(self.iter_events(offset))
+
+    def read_output_tail(self, limit: int = MAX_EVIDENCE_BYTES) -> str:
+        """Return the last `limit` bytes of the output."""
+        rotated = [path for n in (0, 1) if (path := self.path / f"output.{n}").exists()]
+        rotated.sort(key=lambda path: path.stat().st_mtime_ns)
+        tail = b""
+        for path in [*reversed(rotated), self.path / "output"]:
+            if len(tail) < limit:
+                tail = _read_tail(path, limit - len(tail)) + tail
+        total = sum(path.stat().st_size for path in [*rotated, self.path / "output"] if path.exists())
+        text = tail.decode(errors="replace")
+        return text if total <= limit else f"[... the beginning is left out ...]\n{text}"
+
+
+def _read_tail(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - limit))
+            return file.read(limit)
+    except FileNotFoundError:
+        return b""
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _parse_event(raw: bytes) -> Mapping[str, Any] | None:
+    if len(raw) > MAX_LINE_BYTES:
+        return None
+    try:
+        event = json.loads(raw)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

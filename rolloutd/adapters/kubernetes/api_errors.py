@@ -1,0 +1,98 @@
+"""Errors of a Kubernetes API server.
+
+The status alone does not identify an error: a disruption budget and flow control both answer 429, missing
+permissions and a terminating namespace both 403.  Bodies are JSON, plain text or missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rolloutd.errors import NodeUnreachable, RolloutdError
+
+JSON = Any
+
+MAX_MESSAGE_LENGTH = 300
+"""Limit of a quoted message: the API server includes whole objects in some messages."""
+
+DOCTOR_HINT = "rolloutctl doctor names the rights that are missing"
+
+
+class ClusterUnreachable(NodeUnreachable):
+    """The API server did not answer in time, or there are no valid credentials for it."""
+
+
+class ApiError(RolloutdError):
+    """The API server answered with an error status."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        causes: Mapping[str, str] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{status} {reason}: {message}"[:MAX_MESSAGE_LENGTH])
+        self.status = status
+        self.reason = reason
+        self.message = message[:MAX_MESSAGE_LENGTH]
+        self.causes = dict(causes or {})
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_flow_control(self) -> bool:
+        """Return whether the server is overloaded, so that only a later retry helps."""
+        return self.status == 429 and "DisruptionBudget" not in self.causes
+
+    @property
+    def is_retryable(self) -> bool:
+        """Return whether the same request may succeed later without a change by a person."""
+        return self.status in (401, 408) or self.status >= 500 or self.is_flow_control
+
+
+def parse_error(status: int, phrase: str, body: str, headers: Mapping[str, str]) -> ApiError:
+    found = _parse_status(body)
+    details = found.get("details") or {}
+    return ApiError(
+        status,
+        str(found.get("reason") or phrase),
+        str(found.get("message") or body.strip() or "no message"),
+        causes=_parse_causes(details),
+        retry_after_s=_parse_retry_after(headers.get("Retry-After"), details.get("retryAfterSeconds")),
+    )
+
+
+def parse_watch_error(status: Mapping[str, JSON]) -> ApiError:
+    """Return the error of a watch's ERROR event."""
+    code = status.get("code")
+    return ApiError(
+        code if isinstance(code, int) else 500,
+        str(status.get("reason") or "Error"),
+        str(status.get("message") or "the watch ended without a message"),
+    )
+
+
+def _parse_status(body: str) -> Mapping[str, JSON]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _parse_causes(details: Mapping[str, JSON]) -> dict[str, str]:
+    return {
+        str(cause.get("reason") or ""): str(cause.get("message") or "")
+        for cause in details.get("causes") or ()
+        if isinstance(cause, dict)
+    }
+
+
+def _parse_retry_after(*values: JSON) -> float | None:
+    """Return the longest requested wait; dates and invalid values are ignored."""
+    waits = [float(text) for text in values if str(text).isdecimal() and float(text) > 0]
+    return max(waits, default=None)

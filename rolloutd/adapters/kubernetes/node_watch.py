@@ -1,0 +1,187 @@
+"""Watch of one cluster's nodes that reports observations.
+
+A state stays valid while the watch is open and the server answers a periodic request, so the watch reports it
+again well before it is too old for a decision.  While the cluster is unreachable, its nodes are unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.cluster_registry import source_name
+from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION, CordonOwner, NodeView, parse_node
+from rolloutd.ports import Clock
+
+JSON = Any
+
+REPORT_INTERVAL_S = 15.0
+"""Interval of reports of all nodes: four within the minute for which an observation is valid."""
+
+DEBOUNCE_S = 0.3
+"""A burst of changes (a node pool that grows) is announced once."""
+
+NODES_PATH = api_path("nodes")
+
+
+class NodeWatch:
+    """ports.Watch of one cluster; the fleet's name of a node is `prefix` and the cluster's name."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        prefix: str = "",
+        report_interval_s: float = REPORT_INTERVAL_S,
+    ) -> None:
+        self.cluster = cluster
+        self.prefix = prefix
+        self.nodes: dict[str, NodeView] = {}
+        self.disconnect_reason = f"cluster {cluster.name} has not answered yet"
+        self.is_failing = False
+        self.is_enabled = True
+        self.synced = asyncio.Event()
+        self._clock = clock
+        self._report_interval_s = report_interval_s
+        self._is_open = False
+        self._inventory_changed = asyncio.Event()
+        self._on_observed: Callable[[Sequence[Observation]], None] = lambda observations: None
+
+    @property
+    def source(self) -> str:
+        return source_name(self.cluster)
+
+    async def run(
+        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+    ) -> None:
+        self._on_observed = on_observed
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(
+                    run_list_watch(self.cluster, NODES_PATH, {}, self), name=f"watch {self.cluster.name}"
+                )
+                tasks.create_task(self._report_periodically(), name=f"beat {self.cluster.name}")
+                tasks.create_task(
+                    self._announce_changes(on_nodes_changed), name=f"changes {self.cluster.name}"
+                )
+        finally:
+            self._is_open = False
+            self.disconnect_reason = f"cluster {self.cluster.name} is not watched any more"
+
+    # -- list_watch.WatchHandler
+
+    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
+        before, self.nodes = self.nodes, {}
+        for node in objects:
+            self._store(node)
+        gone = [name for name in before if name not in self.nodes]
+        self.disconnect_reason = ""
+        self._report(self.nodes.values())
+        self._report_removed(gone)
+        if {n: _inventory_fields(v) for n, v in before.items()} != {
+            n: _inventory_fields(v) for n, v in self.nodes.items()
+        }:
+            self._inventory_changed.set()
+        self.synced.set()
+
+    def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
+        name = obj["metadata"]["name"]
+        known = self.nodes.get(name)
+        if kind == "DELETED":
+            self.nodes.pop(name, None)
+            self._report_removed([name])
+            self._inventory_changed.set()
+            return
+        found = self._store(obj)
+        if known is None or _inventory_fields(known) != _inventory_fields(found):
+            self._inventory_changed.set()
+        if known != found:
+            self._report([found])
+
+    def on_connected(self) -> None:
+        """Report all nodes as current; after a failure the inventory is refreshed too."""
+        if self.is_failing:
+            self._inventory_changed.set()
+        self._is_open, self.is_failing = True, False
+        if self.disconnect_reason and self.synced.is_set():
+            self.disconnect_reason = ""
+            self._report(self.nodes.values())
+
+    def on_watch_ended(self) -> None:
+        """Stop refreshing observations until the watch reconnects."""
+        self._is_open = False
+
+    def on_disconnected(self, reason: str) -> None:
+        self._is_open, self.is_failing = False, True
+        self.disconnect_reason = reason
+        self._report(self.nodes.values())
+
+    def observe(self, name: str, fleet_name: str = "") -> Observation:
+        """Return the state of a node by the cluster's name, under the fleet's name."""
+        now, node = self._clock.now(), fleet_name or self.prefix + name
+        known = self.nodes.get(name)
+        if self.disconnect_reason:
+            return Observation(node, NodeHealth.UNKNOWN, now, self.disconnect_reason)
+        if known is None:
+            return self._removed_observation(node, now)
+        return known.to_observation(node, now)
+
+    def _store(self, node: Mapping[str, JSON]) -> NodeView:
+        name = node["metadata"]["name"]
+        parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name))
+        if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
+            self.cluster.uncordoned_by_others[name] = node["metadata"]["annotations"][ISOLATED_BY_ANNOTATION]
+        elif parsed.cordon_state.record is None:
+            self.cluster.uncordoned_by_others.pop(name, None)
+        self.nodes[name] = parsed
+        return parsed
+
+    def _report(self, views: Iterable[NodeView]) -> None:
+        observations = [self.observe(each.name) for each in views]
+        if observations:
+            self._on_observed(observations)
+
+    def _report_removed(self, names: Sequence[str]) -> None:
+        now = self._clock.now()
+        if names:
+            self._on_observed([self._removed_observation(self.prefix + name, now) for name in names])
+
+    def _removed_observation(self, node: str, now: float) -> Observation:
+        return Observation(node, NodeHealth.DOWN, now, f"it is no longer in cluster {self.cluster.name}")
+
+    async def _report_periodically(self) -> None:
+        """Ping the server and report all nodes again."""
+        while True:
+            await asyncio.sleep(self._report_interval_s)
+            failure = await self._ping() if self._is_open else ""
+            # The watch may have ended during the ping, and the ping's answer does not replace it.
+            if self._is_open:
+                self.disconnect_reason = failure
+            if self._is_open or self.disconnect_reason:
+                self._report(self.nodes.values())
+
+    async def _ping(self) -> str:
+        """Return why the server does not answer; empty if it does."""
+        try:
+            await self.cluster.get(NODES_PATH, {"limit": "1"})
+        except (ClusterUnreachable, ApiError) as error:
+            return f"cluster {self.cluster.name}: {error}"
+        return ""
+
+    async def _announce_changes(self, on_nodes_changed: Callable[[], None]) -> None:
+        while True:
+            await self._inventory_changed.wait()
+            await asyncio.sleep(DEBOUNCE_S)
+            self._inventory_changed.clear()
+            on_nodes_changed()
+
+
+def _inventory_fields(node: NodeView) -> tuple[JSON, ...]:
+    """Return the fields on which the inventory depends: a change of them requires a refresh."""
+    return (node.uid, node.labels, node.addresses, node.provider_id)

@@ -1,0 +1,116 @@
+"""Registrations of the adapters of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from rolloutd.plugin import (
+    ABSENT,
+    Capability,
+    CheckParams,
+    Duration,
+    Field,
+    FilePath,
+    LabelKey,
+    Params,
+    PositiveDuration,
+    Registration,
+    SelectorText,
+    duration_field,
+)
+from rolloutd.plugin.field_types import MAX_ITEMS, Namespace, ShortName
+
+MAX_NAMESPACES = 50
+"""Namespaces of one probe: each costs one request per probe."""
+
+
+class KubernetesIsolatorParams(Params):
+    """Takes a Kubernetes node out of service: cordons and drains it, and uncordons it again."""
+
+    drain_timeout: PositiveDuration = Field(
+        default=ABSENT,
+        description="Limit of the drain; after it the node returns to service and is tried later. "
+        "`limits.isolate` if not given.",
+    )
+    pods_with_local_storage: Literal["refuse", "delete"] = Field(
+        default="refuse",
+        description="Pods whose emptyDir volumes are lost with them: refuse the node, or evict them.",
+    )
+    pods_without_controller: Literal["refuse", "delete"] = Field(
+        default="refuse",
+        description="Pods that no controller starts again: refuse the node, or evict them.",
+    )
+    timeout: PositiveDuration = duration_field(
+        "1m", "Limit of one try; the next try evicts the pods that are left."
+    )
+
+
+class KubernetesCheckParams(CheckParams):
+    """The node is Ready in its cluster, and the pods that belong on it are there and Ready."""
+
+    ready: bool = Field(default=True, description="The node's Ready condition is true.")
+    daemonsets_ready: bool = Field(
+        default=False,
+        description="Every DaemonSet pod that was there before the isolation is there and Ready again.",
+    )
+    pods_ready: SelectorText = Field(
+        default=ABSENT,
+        description="The node's pods with these labels are Ready, and there is at least one.",
+    )
+    within: Duration = duration_field("5m", "How long all this may take; 0s checks once.")
+    timeout: PositiveDuration = duration_field("30s", "Limit of one try.")
+
+
+class KubernetesProbeParams(Params):
+    """Workload is traffic: pods with these labels that run on the node make it busy."""
+
+    pods: SelectorText = Field(
+        min_length=1,
+        description="Label selector of the pods that count: each that is bound to the node and has not "
+        "finished. Pods of DaemonSets and static pods never count.",
+    )
+    namespaces: list[Namespace] = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=MAX_NAMESPACES,
+        description="Only pods of these namespaces count; of all if not given.",
+    )
+    timeout: PositiveDuration = duration_field("10s", "Limit of one probe; after it the result is unknown.")
+
+
+class KubernetesInventoryParams(Params):
+    """Nodes from a Kubernetes cluster, which is watched all the time."""
+
+    name: ShortName = Field(description="Name of this cluster in rolloutd; unique.")
+    kubeconfig: FilePath = Field(description="How the cluster is reached, as kubectl takes it.")
+    context: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        default=ABSENT, description="Context of the kubeconfig; its current one if not given."
+    )
+    labels: dict[LabelKey, LabelKey] = Field(
+        default={},
+        max_length=MAX_ITEMS,
+        description="Labels of the fleet, each with the cluster's label that gives its value.",
+    )
+    prefix: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9.-]*$")] = Field(
+        default="", description="Prefix of each node's name, for clusters that share node names."
+    )
+    address: Literal["InternalIP", "ExternalIP", "Hostname", "none"] = Field(
+        default="InternalIP",
+        description="The node's address that becomes `ansible_host` unless another source sets it.",
+    )
+
+
+INVENTORY = Registration("rolloutd.adapters.kubernetes.factory:make_inventory", KubernetesInventoryParams)
+WATCH = Registration("rolloutd.adapters.kubernetes.factory:make_watch")
+OBSERVER = Registration("rolloutd.adapters.kubernetes.factory:make_observer")
+ISOLATOR = Registration(
+    "rolloutd.adapters.kubernetes.factory:make_isolator",
+    KubernetesIsolatorParams,
+    frozenset({Capability.CORDON_ONLY, Capability.DRY_RUN}),
+)
+CHECK = Registration(
+    "rolloutd.adapters.kubernetes.factory:make_check",
+    KubernetesCheckParams,
+    frozenset({Capability.JUDGES_LIVENESS}),
+)
+PROBE = Registration("rolloutd.adapters.kubernetes.factory:make_probe", KubernetesProbeParams)

@@ -1,0 +1,47 @@
+"""Creation of installed adapters, each when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pkgutil import resolve_name
+from typing import Any
+
+from rolloutd.errors import RolloutdError
+from rolloutd.plugin import installed_adapters
+from rolloutd.ports import AdapterContext
+
+
+class AdapterNotFound(RolloutdError):
+    """No adapter of that kind is installed."""
+
+
+class AdapterRegistry(Mapping[str, Any]):
+    """The adapters of one port by kind."""
+
+    def __init__(self, group: str, context: AdapterContext) -> None:
+        self._group = group
+        self._context = context
+        self._instances: dict[str, Any] = {}
+
+    def __getitem__(self, kind: str) -> Any:
+        if kind not in self._instances:
+            self._instances[kind] = create_adapter(self._group, kind, self._context)
+        return self._instances[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(installed_adapters(self._group))
+
+    def __len__(self) -> int:
+        return len(installed_adapters(self._group))
+
+
+def create_adapter(group: str, kind: str, context: AdapterContext) -> Any:
+    """Return a new adapter; raises AdapterNotFound, which names those that are installed."""
+    registrations = installed_adapters(group)
+    if kind not in registrations:
+        known = ", ".join(registrations) or "none"
+        raise AdapterNotFound(
+            f"adapter {kind} ({group}): not installed; install its package and restart rolloutd"
+            f" (installed: {known})"
+        )
+    return resolve_name(registrations[kind].factory)(context)

@@ -1,0 +1,311 @@
+"""Shell over one pooled ssh connection per node.
+
+Commands of a node share its connection.  A dead connection, or one whose route the inventory changed, is
+replaced; an idle one is closed.  Host keys are always checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from rolloutd.adapters.ssh.login_errors import login_error
+from rolloutd.adapters.ssh.route import Route, read_route
+from rolloutd.adapters.ssh.session import MAX_COMMAND_LENGTH, NotStartedError, OutputCollector, run_session
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import ConnectionDefaults, Host, ShellResult
+
+
+@dataclass(frozen=True, slots=True)
+class SshLimits:
+    connect_timeout_s: float = 10.0
+    """TCP, key exchange and login: a healthy node needs under one second."""
+    keepalive_interval_s: float = 10.0
+    max_missed_keepalives: int = 3
+    """A silent node is detected after half a minute."""
+    idle_timeout_s: float = 300.0
+    """A node's steps follow each other within minutes."""
+    max_connections: int = 256
+    """Open connections, and concurrent commands: more than nodes in flight, fewer than 1024 files."""
+    max_sessions: int = 8
+    """Concurrent commands on one connection: sshd's MaxSessions is 10."""
+    max_output_bytes: int = 64 * 1024
+    """Limit of stdout and of stderr each: evidence for people, not a transfer."""
+    close_timeout_s: float = 5.0
+    """Limit of a graceful close."""
+
+
+class SshShell:
+    """ports.Shell over asyncssh; the arguments are defaults for values missing in the inventory."""
+
+    def __init__(
+        self,
+        known_hosts: Path | None = None,
+        user: str | None = None,
+        key_file: Path | None = None,
+        limits: SshLimits | None = None,
+    ) -> None:
+        self._defaults = ConnectionDefaults(known_hosts, user, key_file)
+        self._limits = limits or SshLimits()
+        self._connections: dict[str, _PooledConnection] = {}
+        self._command_slots = asyncio.Semaphore(self._limits.max_connections)
+        self._known_hosts = _KnownHostsCache()
+        # asyncssh logs every command line at INFO, and command lines may carry secrets.
+        asyncssh.set_log_level(logging.WARNING)
+
+    async def run(self, host: Host, command: str, *, timeout_s: float, stdin: str = "") -> ShellResult:
+        """Run a shell command; its exit status is 128 + n if signal n ended it.
+
+        Raises NodeUnreachable (its result is unknown if the connection was lost while it ran), HostKeyChanged
+        and TimeoutError.  A timeout sends SIGTERM, which OpenSSH's server delivers for every user but root.
+        """
+        route = read_route(host, self._defaults)
+        logged_in = False
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._command_slots,
+                self._lease(host.name, route) as pooled,
+            ):
+                await self._connect(pooled)
+                logged_in = True
+                collector = await self._execute(pooled, command, stdin.encode())
+        except TimeoutError:
+            if not logged_in:
+                raise _no_answer_error(host.name, route, timeout_s) from None
+            raise TimeoutError(
+                f"{host.name}: `{command[:MAX_COMMAND_LENGTH]}` did not end within {timeout_s:g}s"
+            ) from None
+        return collector.result(host.name, command)
+
+    async def disconnect(self, node: str) -> None:
+        pooled = self._connections.pop(node, None)
+        if pooled is not None:
+            await self._close_and_wait(pooled)
+
+    async def close(self) -> None:
+        all_pooled = list(self._connections.values())
+        self._connections.clear()
+        async with asyncio.TaskGroup() as group:
+            for pooled in all_pooled:
+                group.create_task(self._close_and_wait(pooled))
+
+    @contextlib.asynccontextmanager
+    async def _lease(self, node: str, route: Route) -> AsyncIterator[_PooledConnection]:
+        pooled = self._connections.pop(node, None)
+        if pooled is not None and pooled.route != route:
+            self._close_if_unused(pooled)  # commands still on it keep it until they end
+            pooled = None
+        if pooled is None:
+            pooled = _PooledConnection(node, route, asyncio.Semaphore(self._limits.max_sessions))
+        self._connections[node] = pooled  # at the end: the dictionary is in order of last use
+        pooled.stop_idle_timer()
+        pooled.users += 1
+        try:
+            async with pooled.sessions:
+                yield pooled
+        finally:
+            pooled.users -= 1
+            if self._connections.get(node) is not pooled:
+                self._close_if_unused(pooled)
+            elif pooled.users == 0:
+                loop = asyncio.get_running_loop()
+                pooled.idle_timer = loop.call_later(
+                    self._limits.idle_timeout_s, self._close_if_unused, pooled
+                )
+
+    async def _execute(self, pooled: _PooledConnection, command: str, stdin: bytes) -> OutputCollector:
+        for may_retry in (True, False):
+            connection = await self._connect(pooled)
+            try:
+                return await run_session(connection, command, stdin, self._limits.max_output_bytes)
+            except NotStartedError as error:
+                await asyncio.sleep(0)  # asyncssh marks a lost connection closed in its next turn
+                # A pooled connection may have died unnoticed: nothing was started on it, so once more.
+                if not (may_retry and connection.is_closed()):
+                    raise NodeUnreachable(
+                        f"{pooled.node}: {pooled.route.address} opens no session: {error}"
+                    ) from error
+        raise AssertionError("unreachable")
+
+    async def _connect(self, pooled: _PooledConnection) -> asyncssh.SSHClientConnection:
+        async with pooled.lock:
+            if pooled.connection is None or pooled.connection.is_closed():
+                pooled.abort()
+                self._evict_idle()
+                await self._log_in(pooled)
+            assert pooled.connection is not None
+            return pooled.connection
+
+    async def _log_in(self, pooled: _PooledConnection) -> None:
+        recorder = _HostKeyRecorder()
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                pooled.connection = await self._open(pooled, recorder)
+        except TimeoutError:
+            pooled.abort()
+            raise _no_answer_error(pooled.node, pooled.route, self._limits.connect_timeout_s) from None
+        except (OSError, asyncssh.Error, ValueError) as error:
+            pooled.abort()
+            raise login_error(pooled.node, pooled.route, error, recorder.offered_key) from error
+
+    async def _open(
+        self, pooled: _PooledConnection, recorder: _HostKeyRecorder
+    ) -> asyncssh.SSHClientConnection:
+        route, tunnel = pooled.route, None
+        for jump in route.jumps:
+            tunnel = await self._log_in_to_jump(pooled, jump, tunnel, recorder)
+        connection, _ = await asyncssh.create_connection(
+            lambda: recorder,
+            route.host,
+            route.port,
+            tunnel=tunnel,
+            proxy_command=() if route.proxy_command is None else _expand_proxy_command(route),
+            host_key_alias=route.alias or (),
+            **({} if route.password is None else {"password": route.password}),
+            **self._connect_options(route, route.user),
+        )
+        return connection
+
+    async def _log_in_to_jump(
+        self,
+        pooled: _PooledConnection,
+        jump: str,
+        tunnel: asyncssh.SSHClientConnection | None,
+        recorder: _HostKeyRecorder,
+    ) -> asyncssh.SSHClientConnection:
+        """Log in to a jump host; a host key that is rejected there is reported as the node's."""
+        user, _, address = jump.removeprefix("ssh://").rpartition("@")
+        host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "")
+        connection, _ = await asyncssh.create_connection(
+            lambda: recorder,
+            host.strip("[]"),
+            int(port or "22"),
+            tunnel=tunnel,
+            **self._connect_options(pooled.route, user or None),
+        )
+        pooled.jumps.append(connection)
+        return connection
+
+    def _connect_options(self, route: Route, user: str | None) -> dict[str, object]:
+        options: dict[str, object] = {
+            "known_hosts": self._known_hosts.read(route.known_hosts),
+            "keepalive_interval": self._limits.keepalive_interval_s,
+            "keepalive_count_max": self._limits.max_missed_keepalives,
+        }
+        if user is not None:
+            options["username"] = user
+        if route.config is not None:
+            options["config"] = [str(path) for path in route.config]
+        if route.key_files:
+            # Only the keys of the inventory: sshd counts every key that is tried.
+            options |= {"client_keys": [str(path) for path in route.key_files], "agent_path": None}
+        if route.password is None:
+            options |= {"password_auth": False, "kbdint_auth": False}
+        return options
+
+    def _evict_idle(self) -> None:
+        """Close the least recently used idle connection if the pool is full.
+
+        An idle one always exists then: there are no more concurrent commands than connections.
+        """
+        opened = [line for line in self._connections.values() if line.connection is not None]
+        if len(opened) >= self._limits.max_connections:
+            for line in [line for line in opened if line.users == 0][:1]:
+                self._close_if_unused(line)
+
+    def _close_if_unused(self, pooled: _PooledConnection) -> None:
+        if pooled.users == 0:
+            if self._connections.get(pooled.node) is pooled:
+                del self._connections[pooled.node]
+            pooled.abort()
+
+    async def _close_and_wait(self, pooled: _PooledConnection) -> None:
+        connections = [c for c in (pooled.connection, *reversed(pooled.jumps)) if c is not None]
+        pooled.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.close_timeout_s):
+                for connection in connections:
+                    await connection.wait_closed()
+
+
+@dataclass(slots=True, eq=False)
+class _PooledConnection:
+    """One node's connection, its jump hosts' connections, and its users."""
+
+    node: str
+    route: Route
+    sessions: asyncio.Semaphore
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: asyncssh.SSHClientConnection | None = None
+    jumps: list[asyncssh.SSHClientConnection] = field(default_factory=list)
+    users: int = 0
+    idle_timer: asyncio.TimerHandle | None = None
+
+    def stop_idle_timer(self) -> None:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+
+    def abort(self) -> None:
+        """Close the connections without waiting for the other side."""
+        self.stop_idle_timer()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        while self.jumps:
+            self.jumps.pop().close()
+
+
+class _HostKeyRecorder(asyncssh.SSHClient):
+    """Records the host key that known_hosts does not have, and rejects it."""
+
+    def __init__(self) -> None:
+        self.offered_key: asyncssh.SSHKey | None = None
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.offered_key = key
+        return False
+
+
+def _no_answer_error(node: str, route: Route, timeout_s: float) -> NodeUnreachable:
+    return NodeUnreachable(f"{node}: no answer from {route.address} within {timeout_s:g}s")
+
+
+def _expand_proxy_command(route: Route) -> str:
+    """Replace the tokens of a ProxyCommand (ssh_config(5), TOKENS)."""
+    tokens = {"%%": "%", "%h": route.host, "%p": str(route.port), "%r": route.user or "", "%n": route.host}
+    return re.sub("%.", lambda match: tokens.get(match[0], match[0]), route.proxy_command or "", flags=re.S)
+
+
+class _KnownHostsCache:
+    """Parsed known_hosts files, read again when a file changes."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[Path, ...], tuple[tuple[tuple[int, int], ...], asyncssh.SSHKnownHosts]] = {}
+
+    def read(self, paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
+        """Return the keys of all files; a missing file has none."""
+        versions = tuple(_file_version(path) for path in paths)
+        cached = self._cache.get(paths)
+        if cached is None or cached[0] != versions:
+            text = "\n".join(
+                path.read_text() for path, version in zip(paths, versions, strict=True) if version[0]
+            )
+            cached = self._cache[paths] = (versions, asyncssh.import_known_hosts(text))
+        return cached[1]
+
+
+def _file_version(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,109 @@
+"""The commands doctor, backup and restore; exit codes 0 (no problem), 1 (problem), 2 (usage)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rolloutd.admin.disk import CheckResult
+from rolloutd.admin.doctor import check_settings, query_daemon, run_checks, switch_to_owner
+from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.settings import DEFAULT_CONFIG, Settings, load
+
+EXIT_OK, EXIT_PROBLEMS, EXIT_USAGE = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _make_parser().parse_args(argv)
+    config = options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    if options.verb == "doctor":
+        return _run_doctor(config, as_json=options.json)
+    try:
+        settings = load(config)
+        return _run_backup(settings, options) if options.verb == "backup" else _run_restore(settings, options)
+    except InvalidFile as invalid:
+        _write_stderr(str(invalid))
+        return EXIT_USAGE
+    except RolloutdError as error:
+        _write_stderr(f"{options.verb}: {error}")
+    except PermissionError as error:
+        _write_stderr(f"{options.verb}: {error.filename}: {error.strerror}; run this as root")
+    except OSError as error:
+        _write_stderr(f"{options.verb}: {error.filename or options.file}: {error.strerror or error}")
+    return EXIT_PROBLEMS
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rolloutctl", allow_abbrev=False)
+    parser.add_argument("verb", choices=("doctor", "backup", "restore"))
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _run_doctor(config: Path | None, *, as_json: bool) -> int:
+    results = [check_settings(config)]
+    if results[0].ok:
+        settings = load(config)
+        # Query before switch_to_owner(): the daemon's user may not be in the socket's group.
+        report = query_daemon(settings.socket)
+        switch_to_owner(settings.state_dir)
+        results += asyncio.run(run_checks(settings, report))
+    if as_json:
+        sys.stdout.write(json.dumps([finding.to_json() for finding in results], indent=2) + "\n")
+    else:
+        sys.stdout.writelines(map(_format_result, results))
+    return EXIT_OK if all(finding.ok for finding in results) else EXIT_PROBLEMS
+
+
+def _format_result(result: CheckResult) -> str:
+    return f"{'ok   ' if result.ok else 'WRONG'} {result.subject}: {' '.join(result.text.split())}\n"
+
+
+def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
+    from rolloutd.admin.backup import backup
+
+    verdict = backup(settings.state_dir, options.file)
+    if options.json:
+        sys.stdout.write(
+            json.dumps({"file": str(options.file), "head": verdict.head, "ok": verdict.ok}) + "\n"
+        )
+    else:
+        sys.stdout.write(f"{options.file}: {verdict.entries} audit entries, head {verdict.head}\n")
+    _write_stderr(
+        f"not in it: the playbooks' trees and the runs' logs, {settings.state_dir}/trees and .../runs"
+    )
+    if not verdict.ok:
+        _write_stderr(f"the audit's chain is BROKEN, in the database as in this copy: {verdict.message}")
+    return EXIT_OK if verdict.ok else EXIT_PROBLEMS
+
+
+def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
+    from rolloutd.admin.backup import restore
+
+    result = restore(settings.state_dir, options.file)
+    if options.json:
+        kept = None if result.previous_database is None else str(result.previous_database)
+        sys.stdout.write(
+            json.dumps({"head": result.verdict.head, "kept": kept, "epoch": result.epoch}) + "\n"
+        )
+    else:
+        sys.stdout.write(f"restored {result.verdict.entries} audit entries, head {result.verdict.head}\n")
+    if result.previous_database is not None:
+        _write_stderr(f"what was there before is kept as {result.previous_database}")
+    _write_stderr("what happened after the backup is forgotten: look at every node that was in flight since")
+    _write_stderr("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
+    return EXIT_OK
+
+
+def _write_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

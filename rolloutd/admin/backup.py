@@ -1,0 +1,258 @@
+"""Backup of the database (the daemon may run) and restore (the daemon must be stopped).
+
+SQLite's online backup makes a consistent copy of the database.  The integrity and the audit chain of every
+copy are checked.  Playbook trees and logs of runs are plain files and not part of a backup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rolloutd import audit_chain
+from rolloutd.audit_chain import ChainVerification
+from rolloutd.errors import StoreFailed
+from rolloutd.store import database, lock
+
+PAGES_PER_STEP = 4096
+"""Pages (16 MiB) copied per step; the daemon's commits do not wait for the steps."""
+
+EPOCH_INCREMENT = 1_000_000
+"""Added to the epoch when the lost database's last epoch is unknown.
+
+Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyond every epoch ever used.
+"""
+
+
+_SECRET_NAME = re.compile(r"pass(word|wd|phrase)?(_|$)|secret|token|api_?key|credential", re.IGNORECASE)
+"""Names of host variables that hold secrets, such as ansible_become_password."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """The result of a restore: audit report, path of the old database, new epoch."""
+
+    verdict: ChainVerification
+    previous_database: Path | None
+    epoch: int
+
+
+def backup(state_dir: Path, target: Path) -> ChainVerification:
+    """Copy the database of a state directory to a file and return its audit report; a daemon may be running.
+
+    A copy with a broken audit chain is kept.  Raises OSError, and StoreFailed when the source cannot be read,
+    the copy is damaged, or the target is a file that a daemon uses.
+    """
+    _require_safe_target(state_dir, target)
+    source = database.open_reader(_require_database(state_dir))
+    with closing(source), _temporary_database(target) as temporary:
+        _copy_database(source, temporary)
+        _remove_secrets(temporary)
+        verdict = audit_chain.verify_chain(temporary)
+        _move_into_place(temporary, target)
+    return verdict
+
+
+def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
+    """Replace the database with a copy; the old one stays in the same directory under another name.
+
+    Raises OSError, AlreadyRunning while a daemon uses the directory, StoreFailed when the copy or its audit
+    chain is damaged.
+    """
+    if not backup_file.is_file():
+        raise StoreFailed(
+            f"{backup_file} is no file" if backup_file.exists() else f"there is no file {backup_file}"
+        )
+    owner = _find_owner(state_dir)
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state_lock = lock.StateLock(state_dir, time.time())
+    try:
+        target = state_dir / database.FILE_NAME
+        source = _open_backup(backup_file)
+        with closing(source), _temporary_database(target) as temporary:
+            _copy_database(source, temporary)
+            verdict = audit_chain.verify_chain(temporary)
+            if not verdict.ok:
+                raise StoreFailed(
+                    f"{backup_file} is not restored, its audit chain is broken: {verdict.message}"
+                )
+            epoch = _advance_epoch(temporary, _read_epoch(target))
+            _change_owner(temporary, owner)
+            previous = _preserve_previous(target)
+            _move_into_place(temporary, target)
+        _change_owner(state_dir / lock.FILE_NAME, owner)
+    finally:
+        state_lock.release()
+    return RestoreResult(verdict, previous, epoch)
+
+
+def _require_safe_target(state_dir: Path, target: Path) -> None:
+    """Refuse the live database as target: the daemon would continue to write to an unlinked file."""
+    if target.is_dir():
+        raise StoreFailed(f"{target} is a directory: name a file")
+    if not target.absolute().parent.is_dir():
+        raise StoreFailed(f"there is no directory {target.absolute().parent}: make it, or name another place")
+    own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in ("", "-wal", "-shm")]
+    resolved = target.absolute().resolve()
+    if any(resolved == file.absolute().resolve() for file in (*own, state_dir / lock.FILE_NAME)):
+        raise StoreFailed(f"{target} is what the daemon itself works with: name another file")
+
+
+def _require_database(state_dir: Path) -> Path:
+    path = state_dir / database.FILE_NAME
+    if not path.is_file():
+        raise StoreFailed(f"there is no database {path}: is this the daemon's configuration?")
+    return path
+
+
+def _open_backup(backup_file: Path) -> sqlite3.Connection:
+    """Open a copy; reword its errors, whose advice is for the database of a daemon."""
+    try:
+        return database.open_reader(backup_file)
+    except StoreFailed as error:
+        if error.__cause__ is None:
+            raise
+        text = f"{backup_file} is no sound copy of a database, and nothing was changed ({error.__cause__})"
+        raise StoreFailed(text) from error
+
+
+def _copy_database(source: sqlite3.Connection, temporary: Path) -> None:
+    """Copy with SQLite into a single file without a WAL; raises StoreFailed when the copy is damaged."""
+    try:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as target:
+            source.backup(target, pages=PAGES_PER_STEP)
+            target.execute("PRAGMA journal_mode = DELETE")
+            damage = find_damage(target)
+    except database.DATABASE_ERRORS as error:
+        raise database.explain_failure(error, temporary) from error
+    if damage:
+        raise StoreFailed(f"the copy is damaged, as its source must be: {damage}")
+
+
+def _remove_secrets(temporary: Path) -> None:
+    """Remove the nodes' passwords from a copy; after a restore the inventory sources report them again."""
+    try:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
+            connections = copy.execute("SELECT name, connection FROM node").fetchall()
+            cleaned = [(json.dumps(_without_secrets(json.loads(text))), name) for name, text in connections]
+            copy.execute("BEGIN")
+            copy.executemany("UPDATE node SET connection = ? WHERE name = ?", cleaned)
+            copy.execute("COMMIT")
+            # Free pages of the copy still contain deleted rows with passwords; VACUUM removes these pages.
+            copy.execute("VACUUM")
+    except database.DATABASE_ERRORS as error:
+        raise database.explain_failure(error, temporary) from error
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_secrets(item) for key, item in value.items() if not _SECRET_NAME.search(key)}
+
+
+def find_damage(connection: sqlite3.Connection) -> str:
+    """Return what SQLite finds wrong with a database, "" for nothing."""
+    rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(5)")]
+    rows += [
+        f"row {row[1]} of {row[0]} has no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check")
+    ]
+    return "; ".join(row for row in rows if row != "ok")
+
+
+def _read_epoch(path: Path) -> int | None:
+    """Return the epoch of the database that is replaced, None when it cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        with closing(database.open_reader(path)) as connection:
+            return database.read_epoch(connection)
+    except (StoreFailed, TypeError, *database.DATABASE_ERRORS):
+        return None
+
+
+def _advance_epoch(temporary: Path, newest: int | None) -> int:
+    with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+        current = database.read_epoch(connection)
+        # The daemon adds one at its start, so the newest known epoch is high enough.
+        epoch = current + EPOCH_INCREMENT if newest is None else max(current, newest)
+        database.write_epoch(connection, epoch)
+    return epoch
+
+
+def _preserve_previous(path: Path) -> Path | None:
+    """Hard-link the old database and its WAL under a new name, and return that name.
+
+    The old name stays until the copy replaces it: after a crash in between, a daemon must not find the path
+    empty and create an empty database.
+    """
+    if not path.exists():
+        return None
+    previous = _find_unused_path(
+        path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
+    )
+    for suffix in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{previous}{suffix}").hardlink_to(f"{path}{suffix}")
+    _fsync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    # Remove the WAL before the copy is renamed: SQLite would apply the old WAL to the copy.
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    return previous
+
+
+def _find_unused_path(path: Path) -> Path:
+    alternatives = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain((path,), alternatives) if not each.exists())
+
+
+@contextlib.contextmanager
+def _temporary_database(target: Path) -> Iterator[Path]:
+    """Yield a private file next to the target; it is removed unless it was moved into place."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.absolute().parent)
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            Path(f"{temporary}{suffix}").unlink(missing_ok=True)
+
+
+def _move_into_place(temporary: Path, target: Path) -> None:
+    _fsync(temporary, os.O_RDONLY)
+    temporary.rename(target)
+    _fsync(target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _find_owner(state_dir: Path) -> tuple[int, int] | None:
+    """Return the owner of the state directory if we run as root: the restored files must belong to it."""
+    if os.geteuid() != 0 or not state_dir.exists():
+        return None
+    status = state_dir.stat()
+    return status.st_uid, status.st_gid
+
+
+def _change_owner(path: Path, owner: tuple[int, int] | None) -> None:
+    if owner is not None:
+        os.chown(path, *owner)

@@ -1,0 +1,356 @@
+"""Checks of the daemon's dependencies; each result says what to do if it is wrong.
+
+The daemon need not run.  As root, the doctor switches to the daemon's user for the checks, because the
+daemon cannot use files that only root can read.  Before that it queries the daemon as the caller, because the
+socket is for users.  It changes nothing, except that a request to an activated socket starts the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from machines.facts.projection import Projection
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.registry import create_adapter
+from rolloutd.adapters.sources.tree_store import tree_directory
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.admin.consistency import find_violations
+from rolloutd.admin.disk import CheckResult, check_database, check_state_dir, has_current_database
+from rolloutd.app import SystemClock
+from rolloutd.compile import compile_limits
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable
+from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.plugin import INVENTORIES
+from rolloutd.ports import AdapterContext, Inventory, InventorySnapshot, PinnedSource, SupportsPreflight
+from rolloutd.service.preflight import find_missing_prerequisites
+from rolloutd.service.reload import TeamPlanCompiler
+from rolloutd.settings import Settings, load
+from rolloutd.store import database, open_store
+from rolloutd.text import pluralize
+
+COMMAND_TIMEOUT_S = 60.0
+"""Time limit for a program to print its version: Ansible takes seconds."""
+
+DAEMON_TIMEOUT_S = 20.0
+"""Time limit for the daemon's answer: a daemon that the request starts needs some seconds."""
+
+MAX_LISTED_VIOLATIONS = 3
+"""Violations that are listed; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonReport:
+    """The daemon's report on itself and on its sources; None for the sources without an answer."""
+
+    daemon: CheckResult
+    sources: tuple[CheckResult, ...] | None
+
+
+def check_settings(config: Path | None) -> CheckResult:
+    """Check the settings files."""
+    try:
+        settings = load(config)
+    except InvalidFile as invalid:
+        return CheckResult("settings", False, "; ".join(str(mistake) for mistake in invalid.diagnostics))
+    read = ", ".join(str(file) for file in settings.files) or "all default: there is no file"
+    if not settings.inventory:
+        return CheckResult("settings", False, f"{read}; no inventory is named, so there is no node to walk")
+    return CheckResult("settings", True, read)
+
+
+def query_daemon(path: Path) -> DaemonReport:
+    """Query the daemon at this socket for itself and its sources; blocks for some seconds at most."""
+    client = Client(path, DAEMON_TIMEOUT_S)
+    try:
+        health, inventory = client.get("/v1/health"), client.get("/v1/inventory")
+    except DaemonUnreachable as none:
+        return DaemonReport(_report_unreachable(path, none), None)
+    except ApiError as answer:
+        return DaemonReport(
+            CheckResult("daemon", False, f"{path} answers {answer.status}: {answer.body}"), None
+        )
+    problem = health["trouble"]
+    text = f"{health['version']}, pid {health['pid']}, epoch {health['epoch']}"
+    sources = tuple(
+        CheckResult(
+            each["source"],
+            not each["error"],
+            each["error"] or f"{pluralize(each['nodes'], 'node')}, as the daemon sees it",
+        )
+        for each in inventory["sources"]
+    )
+    return DaemonReport(
+        CheckResult("daemon", not problem, f"{text}: {problem}" if problem else text), sources
+    )
+
+
+def switch_to_owner(state_dir: Path) -> None:
+    """Become the owner of the state directory if we are root and another account owns it."""
+    if os.geteuid() != 0 or not state_dir.exists() or state_dir.stat().st_uid == 0:
+        return
+    found = state_dir.stat()
+    try:
+        account = pwd.getpwuid(found.st_uid)
+    except KeyError:
+        return  # no such account; check_state_dir() reports it
+    os.initgroups(account.pw_name, found.st_gid)
+    os.setgid(found.st_gid)
+    os.setuid(found.st_uid)
+    os.environ.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name)
+
+
+async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResult]:
+    """Return the results of all checks except check_settings()."""
+    results = [
+        *check_state_dir(settings.state_dir),
+        *await asyncio.to_thread(lambda: list(_check_prerequisites(settings))),
+    ]
+    path = settings.state_dir / database.FILE_NAME
+    if os.access(settings.state_dir, os.R_OK | os.X_OK):
+        found = await asyncio.to_thread(lambda: list(check_database(path)))
+        results += found
+        if found[0].ok and await asyncio.to_thread(lambda: has_current_database(path)):
+            results.append(await _run_check("invariants", lambda: _check_invariants(settings)))
+            results.append(await _run_check("playbooks", lambda: _check_playbooks(settings)))
+    results.append(await _run_check("people", lambda: asyncio.to_thread(_check_accounts, settings)))
+    results.append(await _run_check("ansible", lambda: _check_ansible(settings)))
+    results.append(await _run_check("ssh", lambda: _check_ssh(settings)))
+    results.append(report.daemon)
+    async with aclosing(_check_sources(settings, report)) as asked:
+        results += [finding async for finding in asked]
+    async with aclosing(_check_permissions(settings)) as lacking:
+        results += [finding async for finding in lacking]
+    return results
+
+
+async def _run_check(subject: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
+    """Return the result of a check that returns a text, or raises when something is wrong."""
+    try:
+        return CheckResult(subject, True, await check())
+    except RolloutdError as error:
+        return CheckResult(subject, False, str(error))
+    except OSError as error:
+        return CheckResult(subject, False, f"{error.filename}: {error.strerror}")
+
+
+def _check_prerequisites(settings: Settings) -> Iterator[CheckResult]:
+    """Yield missing prerequisites, except accounts, ansible and ssh, which have their own checks."""
+    for lack in find_missing_prerequisites(settings):
+        if not lack.setting.startswith(("socket_group", "ansible.", "ssh.")):
+            yield CheckResult(lack.setting, False, lack.text)
+
+
+class _CheckFailed(RolloutdError):
+    pass
+
+
+async def _check_invariants(settings: Settings) -> str:
+    compiler = TeamPlanCompiler(settings.teams)
+    store = await open_store(settings.state_dir, compile_plan=compiler, read_only=True)
+    try:
+        snapshot = await store.load_snapshot()
+    finally:
+        await store.close()
+    violations = find_violations(Projection.build(snapshot, compile_limits(settings), compiler))
+    if violations:
+        more = (
+            f"; and {len(violations) - MAX_LISTED_VIOLATIONS} more"
+            if len(violations) > MAX_LISTED_VIOLATIONS
+            else ""
+        )
+        raise _CheckFailed(
+            f"{'; '.join(violations[:MAX_LISTED_VIOLATIONS])}{more}: pause the rollouts and look "
+            "at these nodes"
+        )
+    rollouts, targets = (
+        pluralize(len(snapshot.rollouts), "live rollout"),
+        pluralize(len(snapshot.targets), "target"),
+    )
+    return f"no contradiction in {rollouts} with {targets}"
+
+
+async def _check_playbooks(settings: Settings) -> str:
+    """Check the source trees of live rollouts: a backup of the database does not contain them."""
+    store = await open_store(
+        settings.state_dir, compile_plan=TeamPlanCompiler(settings.teams), read_only=True
+    )
+    try:
+        live = [rollout.id for rollout in (await store.load_snapshot()).rollouts if not rollout.closed]
+        pins = {rollout: (await store.load_plan(rollout))[1] for rollout in live}
+    finally:
+        await store.close()
+    places = {
+        rollout: tree_directory(settings.state_dir, PinnedSource(pin["kind"], pin["pin"]))
+        for rollout, pin in pins.items()
+    }
+    missing = [rollout for rollout, place in places.items() if not await asyncio.to_thread(place.is_dir)]
+    if missing:
+        raise _CheckFailed(
+            f"those of {', '.join(missing)} are not in {settings.state_dir}/trees: copy them from where the"
+            " database comes from, or submit the same plans again, which go on where they are"
+        )
+    return f"those of {pluralize(len(live), 'live rollout')} are kept"
+
+
+# -- accounts and programs ----------------------------------------------------
+
+
+def _check_accounts(settings: Settings) -> str:
+    """Check the names in the settings: an unknown member opens no gate, and no other error reports it."""
+    named = {f"teams.{name}.members": team.members for name, team in settings.teams.items()}
+    named["admins"] = settings.admins
+    missing = [
+        f"{where}: {member}"
+        for where, members in named.items()
+        for member in members
+        if not _is_known_account(member)
+    ]
+    if settings.socket_group is not None and not _is_known_account(f"@{settings.socket_group}"):
+        missing.append(f"socket_group: {settings.socket_group}")
+    if missing:
+        raise _CheckFailed(
+            f"this machine does not know {', '.join(missing)}: make them, or change the settings"
+        )
+    known = pluralize(len({member for members in named.values() for member in members}), "name")
+    return f"{known}, all known here"
+
+
+def _is_known_account(member: str) -> bool:
+    """Return whether this machine's name service knows a user, or an @group."""
+    try:
+        grp.getgrnam(member[1:]) if member.startswith("@") else pwd.getpwnam(member)
+    except KeyError:
+        return False
+    return True
+
+
+async def _check_ansible(settings: Settings) -> str:
+    default = Path(sys.executable).with_name("ansible-playbook")
+    binary = str(settings.ansible.bin or default)
+    advice = "name ansible.bin in the settings, or install ansible-core with rolloutd"
+    return (await _query_version([binary, "--version"], advice)).splitlines()[0]
+
+
+async def _check_ssh(settings: Settings) -> str:
+    version = await _query_version(["ssh", "-V"], "install OpenSSH's client")
+    for path, what in ((settings.ssh.known_hosts, "host keys"), (settings.ssh.key_file, "private key")):
+        if path is None:
+            continue
+        if not path.is_file():
+            raise _CheckFailed(
+                f"there is no {path} ({what} of the settings): make it, or change ssh in the settings"
+            )
+        if not os.access(path, os.R_OK):
+            raise _CheckFailed(
+                f"{path} ({what}) cannot be read by the daemon's user: chgrp rolloutd, mode 0640"
+            )
+    key = settings.ssh.key_file
+    if key is not None and key.stat().st_uid == os.geteuid() and key.stat().st_mode & 0o077:
+        raise _CheckFailed(f"{key} is open to others and ssh will not use it: chmod 600 {key}")
+    return version.strip()
+
+
+async def _query_version(command: Sequence[str], advice: str) -> str:
+    """Return a program's version text; raises _CheckFailed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise _CheckFailed(f"{command[0]} cannot be run ({error.strerror}): {advice}") from error
+    try:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise _CheckFailed(
+            f"{command[0]} did not answer within {COMMAND_TIMEOUT_S:.0f} s: {advice}"
+        ) from None
+    text = output.decode(errors="replace").strip()
+    if process.returncode or not text:
+        last = text.splitlines()[-1][-300:] if text else "it said nothing"
+        raise _CheckFailed(f"{command[0]} ended with {process.returncode} ({last}): {advice}")
+    return text
+
+
+# -- the daemon and the sources -----------------------------------------------
+
+
+def _report_unreachable(path: Path, none: DaemonUnreachable) -> CheckResult:
+    """Return a result that distinguishes a stopped daemon, a missing permission and a hanging daemon."""
+    match none.__cause__:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return CheckResult("daemon", True, f"not running at {path} (systemctl start rolloutd)")
+        case PermissionError():
+            text = f"you may not ask at {path}: run this as root, or as a member of the socket's group"
+            return CheckResult("daemon", False, text)
+    return CheckResult("daemon", False, f"{none}; `systemctl status rolloutd` and its journal say why")
+
+
+async def _check_sources(settings: Settings, report: DaemonReport) -> AsyncGenerator[CheckResult, None]:
+    """Yield the daemon's report on its sources; without a report, query the sources."""
+    if report.sources is not None:
+        for finding in report.sources:
+            yield finding
+        return
+    async with _open_inventories(settings) as inventories:
+        for inventory in inventories:
+            yield await _check_source(inventory)
+
+
+async def _check_permissions(settings: Settings) -> AsyncGenerator[CheckResult, None]:
+    """Query the sources that support it for missing permissions."""
+    async with _open_inventories(settings) as inventories:
+        for inventory in inventories:
+            if isinstance(inventory, SupportsPreflight):
+                subject, lacks = f"{inventory.source} rights", await inventory.find_missing_prerequisites()
+                if not lacks:
+                    yield CheckResult(subject, True, "all that are needed")
+                for text in lacks:
+                    yield CheckResult(subject, False, text)
+
+
+@asynccontextmanager
+async def _open_inventories(settings: Settings) -> AsyncIterator[list[Inventory | CheckResult]]:
+    """Create the sources of the settings; yield a failed result in place of one that cannot be created."""
+    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
+    with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
+        runner = AnsibleRunner(Path(place), shell)
+        kit = AdapterContext(shell, SystemClock(), runner, lambda: InventorySnapshot({}), settings)
+        made: list[Inventory | CheckResult] = []
+        for source in settings.inventory:
+            try:
+                made.append(create_adapter(INVENTORIES, source.kind, replace(kit, params=source.params)))
+            except RolloutdError as error:
+                made.append(CheckResult(source.kind, False, str(error)))
+        try:
+            yield made
+        finally:
+            for system in kit.shared.values():
+                await system.close()
+            await shell.close()
+
+
+async def _check_source(inventory: Inventory | CheckResult) -> CheckResult:
+    if isinstance(inventory, CheckResult):
+        return inventory
+    try:
+        found = await inventory.refresh()
+    except RolloutdError as error:
+        return CheckResult(inventory.source, False, str(error))
+    return CheckResult(
+        inventory.source, bool(found), pluralize(len(found), "node") if found else "it names no node at all"
+    )

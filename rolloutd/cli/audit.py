@@ -1,0 +1,320 @@
+"""Commands that read, verify and export the audit.
+
+`audit verify --database` needs no daemon: the chain's rules are in
+rolloutd.audit_chain, and a copy of the database file is enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import sys
+import tarfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from machines.model.timefmt import format_rfc3339
+from rolloutd.audit_names import current_event_name
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
+from rolloutd.cli.output import print_json, print_json_line, print_line, print_message, print_now, sanitize
+from rolloutd.cli.reconnect import follow_events
+from rolloutd.control import event_text
+from rolloutd.control.client import Client, api_path
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Audit, AuditEntry
+
+ACTIONS = ("verify", "head", "export")
+"""Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
+
+PAGE_SIZE = 1000
+"""Entries per request: the daemon's maximum."""
+
+LOOKBACK_FACTOR = 10
+"""How much further back to search if too few of the last entries match."""
+
+ARCHIVE_README = """\
+Everything that rolloutd shows of one rollout.
+
+rollout.json    the rollout, its gates and every vote
+plan.json       the plan in its canonical form, the pinned source, and the hashes: what people voted for
+targets.json    every node, its wave, its outcome
+nodes/NODE.json every step of every attempt on the node; `checks` are those before and after its change
+nodes/NODE.log  the output of its runs and checks; without another team's output
+audit.jsonl     the audit entries of this rollout, each with its hash
+audit.json      the verification of the whole chain at the time of the export, and its latest hash
+timeline.txt    the same entries, one line each
+"""
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("audit", audit, "show who did what; verify or export the audit")
+    parser.usage = (
+        "rolloutctl audit [ROLLOUT | --rollout ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
+        "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
+        "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
+        "       rolloutctl audit head [--database FILE] [--json]\n"
+        "       rolloutctl audit export ROLLOUT [--output FILE]"
+    )
+    parser.add_argument(
+        "target", metavar="ROLLOUT", nargs="?", help="only this rollout; or verify, head or export"
+    )
+    parser.add_argument("exported", metavar="ROLLOUT", nargs="?", help="the rollout to export")
+    parser.add_argument(
+        "--rollout", metavar="ROLLOUT", help=f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
+    )
+    parser.add_argument("--node", metavar="NODE", help="only this node")
+    parser.add_argument("--actor", metavar="NAME", help="only this person")
+    parser.add_argument("--kind", metavar="EVENT", help="only this kind of event, such as VoteCast")
+    parser.add_argument(
+        "--after", metavar="SEQ", type=int_argument(0), default=0, help="only entries after this number"
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--limit", metavar="N", type=int_argument(1), help="only the first N entries")
+    size.add_argument("-n", "--last", metavar="N", type=int_argument(1), help="only the last N entries")
+    parser.add_argument("-f", "--follow", action="store_true", help="show new entries until interrupted")
+    parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="archive to write (ROLLOUT.tar.gz); - is stdout"
+    )
+    parser.add_argument(
+        "--head",
+        metavar="HASH",
+        type=_hash_argument,
+        help="hash noted earlier, which must occur in the chain",
+    )
+
+
+def audit(call: Invocation) -> int:
+    """Show entries; verify or export the audit."""
+    args = call.args
+    action = args.target if args.rollout is None and args.target in ACTIONS else None
+    if args.target == "export" and args.rollout is not None and args.exported is None:
+        action, args.exported = "export", args.rollout
+    if action == "export":
+        if args.exported is None:
+            raise exits.Exit(
+                exits.USAGE,
+                "rolloutctl audit export: no ROLLOUT; name one (--rollout export shows one so named)",
+            )
+        return _export_rollout(call.client, args.exported, args.output)
+    if args.exported is not None or args.output is not None or (args.rollout and args.target):
+        raise exits.Exit(
+            exits.USAGE, "rolloutctl audit: too many arguments; name one ROLLOUT, or use audit export ROLLOUT"
+        )
+    if action == "verify":
+        return _verify_chain(call)
+    if action == "head" and args.head is None:
+        return _print_head(call)
+    if args.database is not None or args.head is not None:
+        raise exits.Exit(
+            exits.USAGE, "rolloutctl audit: --database and --head need a verb; use rolloutctl audit verify"
+        )
+    args.rollout = args.rollout or args.target
+    if args.follow:
+        return _follow_entries(call)
+    entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)
+    if args.json:
+        print_json({"entries": list(entries)})
+        return exits.OK
+    printed = 0
+    for printed, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
+        print_line(_format_entry(found["entry"]))
+    if not printed:
+        print_message(f"no entry matches{_unknown_kind_hint(args.kind)}")
+    return exits.OK
+
+
+def _unknown_kind_hint(kind: str | None) -> str:
+    if kind is None or current_event_name(kind) in event_text.EVENT_NAMES:
+        return ""
+    near = [event for event in event_text.EVENT_NAMES if kind.lower() in event.lower()]
+    return f": {kind} is not an event; use one of {', '.join(near or event_text.EVENT_NAMES)}"
+
+
+def _last_entries(call: Invocation) -> Iterable[AuditEntry]:
+    """Return the last entries that match: read from the end, further back until there are enough."""
+    args = call.args
+    head: int = call.get(api_path("audit", "head"))["seq"]
+    lookback = max(args.last, PAGE_SIZE)
+    while True:
+        after = max(args.after, head - lookback)
+        found = deque(_fetch_entries(call, after), maxlen=args.last)
+        if len(found) == args.last or after == args.after:
+            return found
+        lookback *= LOOKBACK_FACTOR
+
+
+def _fetch_entries(call: Invocation, after: int) -> Iterator[AuditEntry]:
+    args = call.args
+    return _pages(
+        call.client, after, args.limit, rollout=args.rollout, node=args.node, actor=args.actor, kind=args.kind
+    )
+
+
+def _pages(
+    client: Client, after: int, limit: int | None = None, **filters: str | None
+) -> Iterator[AuditEntry]:
+    """Yield the entries after a sequence number, page by page, at most `limit`."""
+    remaining = limit
+    while remaining is None or remaining > 0:
+        size = PAGE_SIZE if remaining is None else min(PAGE_SIZE, remaining)
+        page: Audit = client.get(api_path("audit"), {**filters, "after": after, "limit": size})
+        yield from page["entries"]
+        if page["next"] is None:
+            return
+        after = page["next"]
+        remaining = None if remaining is None else remaining - len(page["entries"])
+
+
+def _follow_entries(call: Invocation) -> int:
+    args = call.args
+    after = args.after
+    for shown in () if args.last is None else _last_entries(call):
+        after = shown["seq"]
+        _print_entry(args, after, shown["entry"])
+    for line in follow_events(call.client, args.rollout, after):
+        entry = line.get("entry")
+        if entry is not None and _matches_filter(args, entry):
+            _print_entry(args, line["seq"], entry)
+    return exits.OK
+
+
+def _print_entry(args: argparse.Namespace, seq: int, entry: dict[str, Any]) -> None:
+    if args.json:
+        print_json_line({"seq": seq, "entry": entry})
+    else:
+        print_now(_format_entry(entry))
+
+
+def _matches_filter(args: argparse.Namespace, entry: dict[str, Any]) -> bool:
+    return (
+        args.node in (None, entry.get("node"))
+        and args.actor in (None, event_text.actor_name(entry))
+        and (args.kind is None or current_event_name(args.kind) == current_event_name(entry["event"]))
+    )
+
+
+def _format_entry(entry: dict[str, Any], *, local: bool = True) -> str:
+    at = format_rfc3339(entry["at"])
+    shown_at = timestamps.format_local(at) if local else at
+    actor = event_text.actor_name(entry)
+    return sanitize(f"{entry['seq']:>6}  {shown_at}  {actor:<10}  {event_text.describe_entry(entry)}")
+
+
+# -- the hash chain -----------------------------------------------------------
+
+
+def _verify_chain(call: Invocation) -> int:
+    if call.args.database is not None:
+        verdict = _verify_file(call.args)
+    else:
+        verdict = call.get(api_path("audit", "verify"), head=call.args.head)
+    if call.args.json:
+        print_json(verdict)
+    else:
+        print_line(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {sanitize(verdict['message'])}")
+        if verdict["ok"] or verdict["entries"]:
+            print_line(f"head {verdict['head']}")
+    return exits.OK if verdict["ok"] else exits.REFUSED
+
+
+def _print_head(call: Invocation) -> int:
+    """Print the latest hash, to keep elsewhere."""
+    if call.args.database is None:
+        found: dict[str, Any] = call.get(api_path("audit", "head"))
+    else:
+        verdict = _verify_file(call.args)
+        if not verdict["ok"]:
+            raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verdict['message']}")
+        found = {"seq": verdict["entries"], "hash": verdict["head"], "at": None}
+    print_json(found) if call.args.json else print_line(f"{found['hash']} {found['seq']}")
+    return exits.OK
+
+
+def _verify_file(args: argparse.Namespace) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from rolloutd import audit_chain
+
+    try:
+        return asdict(audit_chain.verify_chain(args.database, args.head))
+    except FileNotFoundError as missing:
+        raise exits.Exit(exits.REFUSED, str(missing)) from missing
+
+
+def _hash_argument(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError("a hash has 64 hexadecimal digits")
+    return text
+
+
+# -- the export ---------------------------------------------------------------
+
+
+def _export_rollout(client: Client, rollout_name: str, output: Path | None) -> int:
+    """Write everything that the API shows this user of one rollout; `-` is stdout.
+
+    The times in the archive are the rollout's, so the same rollout gives the same files.
+    """
+    rollout = client.get(api_path("rollouts", rollout_name))
+    name = rollout["rollout"]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        at = int(timestamps.parse_rfc3339(rollout["submitted_at"]).timestamp())
+        for path, text in _archive_files(client, name, rollout):
+            content = text.encode("utf-8", "replace")
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size, member.mtime = len(content), at
+            tar.addfile(member, io.BytesIO(content))
+    if output is not None and str(output) == "-":
+        sys.stdout.buffer.write(buffer.getvalue())
+        return exits.OK
+    archive_path = output or Path(f"{name}.tar.gz")
+    archive_path.write_bytes(buffer.getvalue())
+    print_message(f"{archive_path}: written")
+    return exits.OK
+
+
+def _archive_files(client: Client, name: str, rollout: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "README.txt", ARCHIVE_README
+    yield "rollout.json", _to_json(rollout)
+    yield "plan.json", _to_json(client.get(api_path("rollouts", name, "plan")))
+    nodes = client.get(api_path("rollouts", name, "nodes"))["nodes"]
+    yield "targets.json", _to_json(nodes)
+    for node in nodes:
+        detail = client.get(api_path("rollouts", name, "nodes", node["node"]))
+        yield f"nodes/{node['node']}.json", _to_json({**detail, "checks": _checks_by_change(detail["steps"])})
+        yield f"nodes/{node['node']}.log", "".join(_log_lines(client, name, node))
+    entries = list(_pages(client, 0, rollout=name))
+    yield "audit.jsonl", "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
+    yield "audit.json", _to_json(client.get(api_path("audit", "verify")))
+    yield "timeline.txt", "".join(_format_entry(entry["entry"], local=False) + "\n" for entry in entries)
+
+
+def _checks_by_change(steps: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the checks of all attempts, before and after the first run of the change."""
+    found: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
+    changed = False
+    for step in steps:
+        changed = changed or step["action"] == "run"
+        if step["action"] in ("check", "inspect"):
+            found["after" if changed else "before"].append(step)
+    return found
+
+
+def _log_lines(client: Client, name: str, node: dict[str, Any]) -> Iterator[str]:
+    for attempt in range(1, node["attempt"] + 1):
+        yield f"# attempt {attempt}\n"
+        path = api_path("rollouts", name, "nodes", node["node"], "log")
+        for line in client.stream(path, {"attempt": attempt}):
+            yield f"{line['at']} {line['kind']} {line['text']}\n"
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,0 +1,210 @@
+"""Registration of commands: parsers, shared arguments, and the invocation.
+
+A command is a function from an Invocation to an exit code, registered together
+with its arguments.  It does not know the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.output import print_json, print_message
+from rolloutd.control.client import DEFAULT_SOCKET, Client
+
+SUGGESTION_CUTOFF = 0.7
+"""Minimum similarity of a suggestion, as difflib counts: `lgos` is near `logs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The arguments of one command, and the client of its daemon."""
+
+    args: argparse.Namespace
+    client: Client
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return an answer; raises ApiError and DaemonUnreachable, which become exit codes."""
+        return self.client.get(path, query)
+
+    def report(self, answer: Any, text: str) -> int:
+        """Print the answer of a command that changed something: JSON if asked for, and a sentence."""
+        if self.args.json:
+            print_json(answer)
+        print_message(text)
+        return exits.OK
+
+
+Handler = Callable[[Invocation], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that suggests the nearest known word for a mistyped one."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(**settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Report unknown arguments with the command's own usage; argparse would print rolloutctl's."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print the problem and exit 2."""
+        text = _suggest_command(message) or _suggest_option(self, message) or message
+        self.exit(exits.USAGE, f"{self.prog}: {text}\nsee {self.prog} --help\n")
+
+
+class CommandGroup:
+    """A group of commands; `root_parser` is the parser of the whole command line."""
+
+    def __init__(
+        self, subparsers: Any, shared: argparse.ArgumentParser, root_parser: argparse.ArgumentParser
+    ) -> None:
+        self._subparsers = subparsers
+        self._shared = shared
+        self.root_parser = root_parser
+
+    def add_command(
+        self, name: str, handler: Handler, summary: str, *, json: bool = True
+    ) -> argparse.ArgumentParser:
+        """Add a command and return its parser."""
+        parser: argparse.ArgumentParser = self._subparsers.add_parser(
+            name, help=summary, description=_as_sentence(summary), parents=[self._shared]
+        )
+        if json:
+            parser.add_argument("--json", action="store_true", help="print JSON (stable)")
+        parser.set_defaults(handler=handler)
+        return parser
+
+    def add_group(self, name: str, summary: str) -> CommandGroup:
+        """Add a command with subcommands."""
+        parser = self._subparsers.add_parser(name, help=summary, description=_as_sentence(summary))
+        commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="subcommand")
+        return CommandGroup(commands, self._shared, self.root_parser)
+
+
+def shared_options() -> argparse.ArgumentParser:
+    """Return the options that are allowed before and after a command's name."""
+    shared = Parser(add_help=False)
+    shared.add_argument(
+        "--socket",
+        metavar="PATH",
+        default=argparse.SUPPRESS,
+        help=f"the daemon's socket (default: $ROLLOUTD_SOCKET, else {DEFAULT_SOCKET})",
+    )
+    shared.add_argument(
+        "--host",
+        metavar="HOST",
+        default=argparse.SUPPRESS,
+        help="ssh destination; reach that machine's daemon as the account you log in to",
+    )
+    return shared
+
+
+def add_rollout_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    parser.add_argument(
+        "rollout",
+        metavar="ROLLOUT",
+        nargs="?" if optional else None,
+        help="rollout id, its prefix, or its plan's name",
+    )
+
+
+def add_node_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="the node's name")
+
+
+def add_reason_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument(
+        "--reason", metavar="TEXT", type=_non_blank, required=required, help="reason, kept in the audit"
+    )
+
+
+def add_until_option(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add --until; `meaning` is a noun phrase."""
+    parser.add_argument(
+        "--until",
+        metavar="TIME",
+        type=time_argument,
+        help=f"{meaning}: RFC 3339, or a duration from now, such as 2h",
+    )
+
+
+def time_argument(text: str) -> str:
+    """Parse a time or a duration, for argparse."""
+    try:
+        return timestamps.parse_user_time(text)
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None
+
+
+def int_argument(minimum: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `minimum` up, for argparse."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, {minimum} or more")
+        return int(text)
+
+    return read
+
+
+def without_none(**fields: Any) -> dict[str, Any]:
+    """Return a request body without the missing options."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
+def _non_blank(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; the audit needs a reason")
+    return text
+
+
+def _as_sentence(summary: str) -> str:
+    return summary[0].upper() + summary[1:] + "."
+
+
+def _suggest_command(message: str) -> str:
+    mistyped = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    if mistyped is None:
+        return ""
+    import difflib
+
+    known = [word.strip(" '\"") for word in mistyped[2].split(",")]
+    near = difflib.get_close_matches(mistyped[1], known, n=1, cutoff=SUGGESTION_CUTOFF)
+    return f"'{mistyped[1]}' is unknown; did you mean '{near[0]}'?" if near else ""
+
+
+def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
+    unknown = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
+    if unknown is None:
+        return ""
+    import difflib
+
+    near = difflib.get_close_matches(
+        unknown[1], sorted(_known_options(parser)), n=1, cutoff=SUGGESTION_CUTOFF
+    )
+    return f"{unknown[1]} is unknown; did you mean {near[0]}?" if near else ""
+
+
+def _known_options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a parser and its subcommands."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for below in action.choices.values() for option in _known_options(below)}
+    return found

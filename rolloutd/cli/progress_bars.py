@@ -1,0 +1,110 @@
+"""Progress bars of a rollout on a terminal: its pools, the whole, and the nodes in flight.
+
+Only this module of the command line imports rich, which is slow to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from rolloutd.cli import timestamps
+from rolloutd.cli.event_printer import event_lines
+from rolloutd.cli.output import format_percent, sanitize
+from rolloutd.cli.queries import format_reason
+from rolloutd.cli.watch_updates import WatchUpdate
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import InFlight, Rollout
+
+REDRAWS_PER_S = 4
+"""Smooth enough, and little traffic on a slow connection."""
+
+MAX_POOLS = 20
+"""Bars that fit on a terminal; of more pools the unfinished ones are shown."""
+
+MAX_IN_FLIGHT = 12
+"""Nodes in flight shown by name."""
+
+_STYLES = {
+    "paused": "bold red",
+    "done": "bold green",
+    "cancelled": "dim",
+    "soaking": "cyan",
+    "awaiting-approval": "yellow",
+}
+
+
+def draw_updates(updates: Iterator[WatchUpdate], console: Console | None = None) -> list[Rollout]:
+    """Draw updates until all rollouts have ended; return their last state."""
+    console = console or Console()
+    last: list[Rollout] = []
+    with Live(console=console, refresh_per_second=REDRAWS_PER_S) as live:
+        for update in updates:
+            for text in event_lines(update):
+                live.console.print(Text(text, style="dim"))
+            last = update.rollouts
+            live.update(render_rollouts(last))
+            if update.is_finished:
+                break
+    return last
+
+
+def render_rollouts(rollouts: list[Rollout]) -> Group:
+    return Group(*(part for rollout in rollouts for part in _render_rollout(rollout)))
+
+
+def _render_rollout(rollout: Rollout) -> Iterator[Text | Progress]:
+    state = rollout["state"]
+    title = Text(sanitize(rollout["plan"]), style="bold")
+    title.append(f"  {state}", style=_STYLES.get(state, "bold cyan"))
+    if rollout["wave"]:
+        title.append(f"  wave {rollout['wave']}")
+    if rollout["eta"]:
+        title.append(f"  ends about {timestamps.format_eta(rollout['eta'])}", style="dim")
+    yield title
+    yield _pool_bars(rollout)
+    for node in rollout["in_flight"][:MAX_IN_FLIGHT]:
+        yield Text(_in_flight_line(node), style="cyan")
+    if rollout["reason"] is not None and state not in ("done", "cancelled"):
+        yield Text(format_reason(rollout["reason"]), style="yellow")
+
+
+def _pool_bars(rollout: Rollout) -> Progress:
+    bars = Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=30, complete_style="cyan", finished_style="green"),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[note]}"),
+        auto_refresh=False,
+    )
+    pools = rollout["pools"]
+    if len(pools) > MAX_POOLS:
+        pools = sorted(pools, key=lambda pool: pool["done"] >= pool["total"])[:MAX_POOLS]
+    for pool in pools:
+        failed = f"[red]{pool['failed']} failed[/red]" if pool["failed"] else ""
+        in_flight = f"[cyan]{pool['in_flight']} in flight[/cyan]" if pool["in_flight"] else ""
+        note = " ".join(part for part in (failed, in_flight) if part)
+        bars.add_task(escape(sanitize(pool["pool"])), total=pool["total"], completed=pool["done"], note=note)
+    total = rollout["total"] - rollout["skipped"]
+    bars.add_task(
+        "[bold]all[/bold]", total=total, completed=rollout["done"], note=format_percent(rollout["percent"])
+    )
+    return bars
+
+
+def _in_flight_line(node: InFlight) -> str:
+    parts = [
+        node["node"],
+        node["phase"],
+        node["step"] or "",
+        format_percent(node["percent"]),
+        node["task"] or "",
+    ]
+    return sanitize("  " + "  ".join(part for part in parts if part))

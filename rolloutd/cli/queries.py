@@ -1,0 +1,300 @@
+"""Commands that show rollouts, nodes, reasons and the inventory.
+
+They import only the standard library, because start-up counts, and compute
+nothing that the daemon could contradict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument, add_rollout_argument
+from rolloutd.cli.output import (
+    colorize,
+    format_percent,
+    print_json,
+    print_line,
+    print_message,
+    print_table,
+    progress_bar,
+    sanitize,
+)
+from rolloutd.cli.voting import format_gate
+from rolloutd.control.client import api_path
+from rolloutd.text import pluralize
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Node, Reason, Rollout
+    from rolloutd.control.wire_plans import Preview
+
+SHORT_DIGEST_CHARS = 12
+"""Digits of a digest that a person compares."""
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("status", status, "show the rollouts' state and progress")
+    add_rollout_argument(parser, optional=True)
+    parser.add_argument("--all", action="store_true", help="include closed rollouts")
+    parser = commands.add_command("rollouts", rollouts, "list all rollouts, or delete a closed one")
+    parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT"
+    parser.add_argument(
+        "verb", metavar="delete", nargs="?", choices=("delete",), help="delete a closed rollout"
+    )
+    parser.add_argument(
+        "rollout",
+        metavar="ROLLOUT",
+        nargs="?",
+        help="the rollout to delete, with the output of its runs; its audit stays",
+    )
+    parser = commands.add_command("nodes", nodes, "list the nodes of a rollout")
+    add_rollout_argument(parser)
+    parser = commands.add_command("why", why, "explain why a node does not move, and what can change that")
+    add_rollout_argument(parser)
+    add_node_argument(parser)
+    parser = commands.add_command("inventory", inventory, "list the known nodes and their last observation")
+    parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
+
+
+def status(call: Invocation) -> int:
+    """Show one rollout, or all of them."""
+    args = call.args
+    if args.rollout is not None:
+        found = call.get(api_path("rollouts", args.rollout))
+        print_json(found) if args.json else print_rollout(found)
+        return exits.OK
+    answer = call.get(api_path("status"), all=args.all or None)
+    if args.json:
+        print_json(answer)
+        return exits.OK
+    if answer["trouble"]:
+        print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
+    found = answer["rollouts"]
+    if not found:
+        print_message("no rollout is live")
+    elif len(found) == 1:
+        print_rollout(found[0])
+    else:
+        print_table(
+            ("ROLLOUT", "PLAN", "STATE", "WAVE", "DONE", "FAILED", "PROGRESS", "REASON"),
+            map(_status_row, found),
+        )
+    return exits.OK
+
+
+def rollouts(call: Invocation) -> int:
+    """List rollouts, or delete one."""
+    args = call.args
+    if args.verb == "delete":
+        if args.rollout is None:
+            raise exits.Exit(exits.USAGE, "rolloutctl rollouts delete: no ROLLOUT; name one")
+        answer = call.client.delete(api_path("rollouts", args.rollout))
+        if args.json:
+            print_json(answer)
+        print_message(f"{args.rollout}: deleted, with the output of its runs; its audit stays")
+        return exits.OK
+    answer = call.get(api_path("rollouts"))
+    if args.json:
+        print_json(answer)
+    elif not answer["rollouts"]:
+        print_message("there are no rollouts")
+    else:
+        print_table(
+            ("ROLLOUT", "PLAN", "STATE", "PROGRESS", "BY", "SUBMITTED", "ENDED"),
+            map(_rollout_row, answer["rollouts"]),
+        )
+    return exits.OK
+
+
+def nodes(call: Invocation) -> int:
+    found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
+    if call.args.json:
+        print_json(found)
+    else:
+        print_table(
+            ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON"), map(_node_row, found)
+        )
+    return exits.OK
+
+
+def why(call: Invocation) -> int:
+    """Explain why a node does not move."""
+    answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
+    if call.args.json:
+        print_json(answer)
+    elif answer["reason"] is None:
+        suffix = "" if answer["phase"] == "done" else ", and nothing holds it up"
+        print_line(f"{answer['node']} is {answer['phase']}{suffix}")
+    else:
+        print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")
+    return exits.OK
+
+
+def inventory(call: Invocation) -> int:
+    """List the known nodes; failing sources are reported on stderr."""
+    if call.args.refresh:
+        call.client.post(api_path("inventory", "refresh"))
+    answer = call.get(api_path("inventory"))
+    if call.args.json:
+        print_json(answer)
+    else:
+        print_table(
+            ("NODE", "KIND", "TEAM", "POOLS", "SEEN", "AGE", "LABELS"), map(_inventory_row, answer["nodes"])
+        )
+    for source in answer["sources"]:
+        if source["error"]:
+            last = timestamps.format_age(source["refreshed_at"])
+            print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
+    return exits.OK
+
+
+def format_reason(reason: Reason) -> str:
+    """Return a reason in one line: what, since when, who or what can change it."""
+    since = f", for {timestamps.format_age(reason['since'])}" if reason["since"] else ""
+    lifted = f"; lifted by {reason['lifted_by']}" if reason["lifted_by"] else ""
+    return sanitize(f"{reason['text']} ({reason['code']}{since}{lifted})")
+
+
+def print_rollout(rollout: Rollout) -> None:
+    """Print a rollout's state, progress, reason, gates and pools."""
+    plan = colorize(sanitize(rollout["plan"]), "bold")
+    print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_DIGEST_CHARS]}")
+    wave = f", wave {rollout['wave']}" if rollout["wave"] else ""
+    eta = f", ends about {timestamps.format_eta(rollout['eta'])}" if rollout["eta"] else ""
+    print_line(f"{colorize(rollout['state'])}{wave}{eta}")
+    print_line(
+        f"{progress_bar(rollout['percent'])} {format_percent(rollout['percent'])}   {_format_counts(rollout)}"
+    )
+    if rollout["reason"] is not None:
+        print_line(colorize(format_reason(rollout["reason"]), "yellow"))
+    print_traffic_probes(rollout)
+    _print_gates(rollout)
+    _print_in_flight(rollout)
+    print_line()
+    print_table(
+        ("POOL", "DONE", "FAILED", "IN FLIGHT", "DOWN", "BUDGET"),
+        (
+            (
+                pool["pool"],
+                f"{pool['done']}/{pool['total']}",
+                str(pool["failed"]),
+                str(pool["in_flight"]),
+                format_down(pool["down"], pool.get("unobserved", 0)),
+                str(pool["max_unavailable"]),
+            )
+            for pool in rollout["pools"]
+        ),
+    )
+
+
+def print_traffic_probes(shown: Rollout | Preview) -> None:
+    """Print what is probed for traffic before a node is isolated, and what is not."""
+    for probe in shown["traffic_probes"]:
+        print_line(f"traffic probe: {sanitize(probe)}")
+    if shown["not_probed"]:
+        print_line(f"not probed: {sanitize(', '.join(shown['not_probed']))}")
+
+
+def format_down(down: int, unobserved: int) -> str:
+    """Return the nodes that are down, and separately those without a fresh observation."""
+    return str(down) if not unobserved else f"{down - unobserved} + {unobserved} unobserved"
+
+
+def _print_gates(rollout: Rollout) -> None:
+    for gate in rollout["gates"]:
+        print_line(f"  {sanitize(format_gate(gate))}")
+        for vote in gate["votes"]:
+            verdict = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
+            not_counted = "" if vote["counts"] or vote["withdrawn"] else ", does not count"
+            voter = f"{vote['by']}{not_counted}, {timestamps.format_local(vote['at'])}"
+            print_line(f"    {verdict} by {voter}: {sanitize(vote['reason'])}")
+
+
+def _print_in_flight(rollout: Rollout) -> None:
+    if not rollout["in_flight"]:
+        return
+    print_line()
+    print_table(
+        ("IN FLIGHT", "PHASE", "STEP", "TASK", "PROGRESS", "FOR", "POOLS"),
+        (
+            (
+                node["node"],
+                node["phase"],
+                node["step"] or "",
+                node["task"] or "",
+                format_percent(node["percent"]),
+                timestamps.format_age(node["since"]),
+                ",".join(node["pools"]),
+            )
+            for node in rollout["in_flight"]
+        ),
+    )
+
+
+def _format_counts(rollout: Rollout) -> str:
+    parts = [f"{rollout['done']} of {pluralize(rollout['total'], 'node')} done"]
+    for name, number in (
+        ("in flight", len(rollout["in_flight"])),
+        ("pending", rollout["pending"]),
+        ("failed", rollout["failed"]),
+        ("skipped", rollout["skipped"]),
+    ):
+        if number:
+            parts.append(f"{number} {name}")
+    return ", ".join(parts)
+
+
+def _status_row(rollout: Rollout) -> tuple[str, ...]:
+    reason = rollout["reason"]
+    return (
+        rollout["rollout"],
+        rollout["plan"],
+        rollout["state"],
+        rollout["wave"] or "",
+        f"{rollout['done']}/{rollout['total']}",
+        str(rollout["failed"]),
+        format_percent(rollout["percent"]),
+        reason["text"] if reason else "",
+    )
+
+
+def _rollout_row(rollout: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        rollout["rollout"],
+        rollout["plan"],
+        rollout["state"],
+        format_percent(rollout["percent"]),
+        rollout["submitted_by"],
+        timestamps.format_local(rollout["submitted_at"]),
+        timestamps.format_local(rollout["ended_at"]) if rollout["ended_at"] else "",
+    )
+
+
+def _node_row(node: Node) -> tuple[str, ...]:
+    reason = node["reason"]
+    step = node["step"] or ""
+    if step and node["percent"] is not None:
+        step = f"{step} {format_percent(node['percent'])}"
+    return (
+        node["node"],
+        node["team"] or "",
+        node["wave"],
+        node["phase"],
+        node["outcome"] or "",
+        timestamps.format_age(node["since"]),
+        step,
+        reason["text"] if reason else "",
+    )
+
+
+def _inventory_row(node: dict[str, Any]) -> tuple[str, ...]:
+    labels = ",".join(f"{key}={value}" for key, value in sorted(node["labels"].items()))
+    return (
+        node["node"],
+        node["kind"],
+        node["team"] or "",
+        ",".join(node["pools"]),
+        node["sight"],
+        timestamps.format_age(node["seen_at"]),
+        labels,
+    )

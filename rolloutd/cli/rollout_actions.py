@@ -1,0 +1,99 @@
+"""Commands that control a rollout or one of its nodes; each has a reason, which the audit keeps.
+
+The daemon decides whether it carries them out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_node_argument,
+    add_reason_option,
+    add_rollout_argument,
+    without_none,
+)
+from rolloutd.cli.queries import format_reason
+from rolloutd.control.client import api_path
+
+_ROLLOUT_ACTIONS = {
+    "pause": ("start no node of a rollout until it is resumed", "paused"),
+    "resume": ("lift a person's pause", "resumed"),
+    "cancel": ("end a rollout: none of its nodes starts again", "cancelled"),
+}
+_ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
+_NODE_ACTIONS = {
+    "retry": ("retry a failed node", "will be retried"),
+    "rollback": ("run the rollback playbook on a failed node", "will be rolled back"),
+    "advance": ("move a waiting node to the front of its wave", "goes next"),
+}
+
+
+def register(commands: CommandGroup) -> None:
+    for action, (summary, _) in _ROLLOUT_ACTIONS.items():
+        parser = commands.add_command(action, run_rollout_action, summary)
+        add_rollout_argument(parser)
+        add_reason_option(parser)
+        if action in _ACTIONS_WITH_NOW:
+            parser.add_argument(
+                "--now", action="store_true", help="stop running work too; its nodes fail and wait for you"
+            )
+    node_actions = {action: (run_node_action, summary) for action, (summary, _) in _NODE_ACTIONS.items()}
+    for action, (handler, summary) in {
+        **node_actions,
+        "skip": (skip_node, "leave a node out of a rollout"),
+    }.items():
+        parser = commands.add_command(action, handler, summary)
+        add_rollout_argument(parser)
+        add_node_argument(parser)
+        add_reason_option(parser)
+    choice = parser.add_mutually_exclusive_group()
+    for option, text in (
+        ("return", "return an isolated node to service, after the infra checks"),
+        ("leave", "leave an isolated node isolated; its slots stay taken"),
+    ):
+        choice.add_argument(f"--{option}", dest="put_back", action="store_const", const=option, help=text)
+    parser = commands.add_command(
+        "return", return_node, "return an isolated node to service, after its infra checks"
+    )
+    add_node_argument(parser)
+    add_reason_option(parser, required=False)
+
+
+def run_rollout_action(call: Invocation) -> int:
+    """Pause, resume or cancel."""
+    action: str = call.args.command
+    body: dict[str, Any] = {"reason": call.args.reason}
+    result_text = _ROLLOUT_ACTIONS[action][1]
+    if action in _ACTIONS_WITH_NOW:
+        result_text += "; running work is being stopped" if call.args.now else "; nodes in flight finish"
+        body |= {"now": True} if call.args.now else {}
+    answer = call.client.post(api_path("rollouts", call.args.rollout, action), body)
+    return call.report(answer, f"{call.args.rollout}: {result_text}")
+
+
+def run_node_action(call: Invocation) -> int:
+    """Retry, roll back or advance."""
+    action: str = call.args.command
+    path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, action)
+    answer = call.client.post(path, {"reason": call.args.reason})
+    reason = answer.get("reason")
+    blocked_text = f"; until then: {format_reason(reason)}" if reason and action != "rollback" else ""
+    return call.report(answer, f"{call.args.node}: {_NODE_ACTIONS[action][1]}{blocked_text}")
+
+
+def skip_node(call: Invocation) -> int:
+    """Leave a node out; an isolated node needs --return or --leave."""
+    path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, "skip")
+    answer = call.client.post(path, {"reason": call.args.reason, "put_back": call.args.put_back})
+    result_text = "skipped" if answer["phase"] == "done" else "will be returned to service, then skipped"
+    return call.report(answer, f"{call.args.node}: {result_text}")
+
+
+def return_node(call: Invocation) -> int:
+    """Return a node to service."""
+    path = api_path("nodes", call.args.node, "return")
+    answer = call.client.post(path, without_none(reason=call.args.reason))
+    return call.report(answer, f"{call.args.node}: will be returned to service once its checks pass")

@@ -1,0 +1,198 @@
+"""Commands on the slots that all plans share: holds and freezes.
+
+A hold takes a node's slots for a person or a tool outside the plans; the rule that
+grants it is the rule by which nodes start.  A freeze blocks all starts in its scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machines.facts.availability import Unavailability
+from machines.model.events import FreezeLifted, FreezeStarted, HoldReleased, HoldTaken
+from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
+from machines.model.rollout import Hold, Target
+from machines.model.windows import Freeze
+from machines.rules import pools
+from machines.states import IN_FLIGHT_PHASES
+from rolloutd.commands.rollout_commands import (
+    LEFT_ISOLATED_SOURCE,
+    PERSON_SOURCE,
+    Events,
+    Principal,
+    require_member,
+    unavailable,
+)
+from rolloutd.engine.state import State
+from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
+from rolloutd.reason_text import describe
+
+MAX_HOLDS = 10_000
+"""Holds at once: one for every node of the largest fleet."""
+
+MAX_FREEZES = 1_000
+"""Freezes at once; every decision evaluates all of them."""
+
+
+class SlotStateUnknown(Refused):
+    """It is unknown whether a slot is free, because these nodes have no fresh observation."""
+
+    def __init__(self, reason: Reason, nodes: tuple[str, ...]) -> None:
+        super().__init__(reason.code, describe(reason))
+        self.nodes = nodes
+
+
+def hold(
+    state: State,
+    who: Principal,
+    node: str,
+    reason: str,
+    *,
+    source: str | None = None,
+    id: str | None = None,  # noqa: A002  # the API's word
+    until: float | None = None,
+) -> tuple[Hold, Events]:
+    """Take the node's slots, or renew the hold with the same (source, id).
+
+    A renewed hold keeps its owner and its start, and gets the end and reason of this
+    request.  Raises SlotStateUnknown, Refused if no slot is free, DeadlineInPast, NotAllowed.
+    """
+    require_member(who, _team_of(state, node), f"hold {node}")
+    requested = Hold(node, source or PERSON_SOURCE, id or who.user, who.actor, reason, state.now(), until)
+    _require_future(state, until)
+    if requested.source == LEFT_ISOLATED_SOURCE:
+        raise Refused(
+            "reserved",
+            f"source {LEFT_ISOLATED_SOURCE!r}: reserved for nodes skipped with --leave; use another",
+        )
+    existing = find_hold(state, node, requested.source, requested.id)
+    expired: Events = ()
+    if existing is not None:
+        if _is_active(state, existing):
+            _require_hold_owner(who, existing, "hold again")
+            renewed = replace(existing, until=until, reason=reason)
+            return renewed, () if renewed == existing else (HoldTaken(renewed),)
+        expired = (HoldReleased(node, existing.source, existing.id, existing.actor, state.now()),)
+    if len(state.index.holds) >= MAX_HOLDS:
+        raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
+    _require_unclaimed(
+        state, requested, is_own=requested.source == PERSON_SOURCE and requested.id == who.user
+    )
+    _require_free_slot(state, node)
+    return requested, (*expired, HoldTaken(requested))
+
+
+def release(
+    state: State,
+    who: Principal,
+    node: str,
+    *,
+    source: str | None = None,
+    id: str | None = None,  # noqa: A002  # the API's word
+) -> Events:
+    """Release one's own hold, or as an admin any; a missing hold is not an error."""
+    existing = find_hold(state, node, source or PERSON_SOURCE, id or who.user)
+    if existing is None:
+        require_member(who, _team_of(state, node), f"release {node}")
+        return ()
+    _require_hold_owner(who, existing, "release")
+    if existing.source == LEFT_ISOLATED_SOURCE and existing.id.partition("/")[0] in state.index.rollouts:
+        raise Refused(
+            "isolated", f"{node} was skipped and left isolated; rolloutctl return {node} releases it"
+        )
+    return (HoldReleased(node, existing.source, existing.id, who.actor, state.now()),)
+
+
+def freeze(
+    state: State, who: Principal, scope: str, reason: str, until: float | None, freeze_id: str
+) -> Events:
+    """Block all starts in a scope; `freeze_id` is the new freeze's id."""
+    _require_scope_access(state, who, scope, "freeze")
+    _require_future(state, until)
+    if len(state.index.freezes) >= MAX_FREEZES:
+        raise Refused("too-many-freezes", f"freezes: the maximum of {MAX_FREEZES} is reached; lift some")
+    return (FreezeStarted(Freeze(freeze_id, scope, reason, who.user, state.now(), until)),)
+
+
+def unfreeze(state: State, who: Principal, scope: str) -> Events:
+    """Lift every freeze of exactly this scope, or the one with this id; none is not an error."""
+    freezes = [each for each in state.index.freezes if scope in (each.scope, each.id)]
+    for each in {one.scope for one in freezes} or {scope}:
+        _require_scope_access(state, who, each, "lift the freeze of")
+    return tuple(FreezeLifted(each.id, who.actor, state.now()) for each in freezes)
+
+
+def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # noqa: A002
+    """Return the hold with this (source, id) on the node, also an expired one."""
+    holds = state.index.holds_on(node)
+    return next((each for each in holds if (each.source, each.id) == (source, id)), None)
+
+
+def _team_of(state: State, node: str) -> str | None:
+    known = state.index.nodes.get(node)
+    if known is None:
+        raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
+    return known.team
+
+
+def _require_unclaimed(state: State, requested: Hold, *, is_own: bool) -> None:
+    """Raise Refused for a node that a rollout works on or another owner holds.
+
+    A person may hold a node in flight in their own name (`is_own`): they get it once the
+    rollout has finished there.  A tool would start its work as soon as the hold is granted.
+    """
+    for target in state.index.targets_on(requested.node):
+        if target.phase in IN_FLIGHT_PHASES and not is_own:
+            busy = Unavailability(target.node, UnavailabilityCause.IN_FLIGHT, target)
+            raise unavailable(ReasonCode.OTHER_ROLLOUT, busy)
+    for each in state.index.holds_on(requested.node):
+        if (each.source, each.id) != (requested.source, requested.id) and _is_active(state, each):
+            held = Unavailability(each.node, UnavailabilityCause.HELD, each)
+            raise unavailable(ReasonCode.HELD, held)
+
+
+def _require_free_slot(state: State, node: str) -> None:
+    candidate = Target("", node, _team_of(state, node), (), "", 0)
+    reason = pools.slot_blocker(state.index, candidate, state.now())
+    if reason is None:
+        return
+    peers = tuple(
+        mate for pool in state.index.pools_for("", node) for mate in sorted(pool.unknown) if mate != node
+    )
+    if reason.code is ReasonCode.PEER_UNKNOWN and peers:
+        raise SlotStateUnknown(reason, peers)
+    raise Refused(reason.code, describe(reason))
+
+
+def _is_active(state: State, hold: Hold) -> bool:
+    return hold.until is None or state.now() < hold.until
+
+
+def _require_hold_owner(who: Principal, hold: Hold, verb: str) -> None:
+    # Two actors without a uid are never the same: nothing proves it.
+    is_owner = (who.actor.kind, who.actor.uid) == (hold.actor.kind, hold.actor.uid)
+    if not who.admin and not (is_owner and who.actor.uid is not None):
+        raise NotAllowed(
+            f"{who.user} may not {verb} {hold.node}; ask its holder {hold.actor.name} or an admin"
+        )
+
+
+def _require_scope_access(state: State, who: Principal, scope: str, verb: str) -> None:
+    key, _, value = scope.partition("/")
+    known = (
+        scope == "all"
+        or (key == "team" and value in state.settings.teams)
+        or (key == "node" and value in state.index.nodes)
+        or scope in state.index.pool_ids()
+    )
+    if not known:
+        raise NotFound(f"{scope}: no such scope; use all, team/NAME, node/NAME or a pool (rolloutctl locks)")
+    team = value if key == "team" else None
+    if key == "node" and value in state.index.nodes:
+        team = state.index.nodes[value].team
+    require_member(who, team, f"{verb} {scope}")
+
+
+def _require_future(state: State, until: float | None) -> None:
+    if until is not None and until <= state.now():
+        raise DeadlineInPast("past", "until: in the past; give a future time")

@@ -1,0 +1,354 @@
+"""Commands on a rollout and its nodes.
+
+Each command is a function from facts, caller and arguments to events; it writes
+nothing.  A refusal says what the caller could do instead.  The rules of slots,
+gates and transitions are the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from machines.facts.availability import Unavailability, claimed_by_other_rollout, failure_remedy
+from machines.model.events import (
+    Event,
+    HoldReleased,
+    HoldTaken,
+    NodeAdvanced,
+    NodeOrdered,
+    RolloutCancelled,
+    RolloutDeleted,
+    RolloutPaused,
+    RolloutResumed,
+)
+from machines.model.reasons import ReasonCode, UnavailabilityCause
+from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.workflow.phase_transitions import transition
+from rolloutd.engine.state import State
+from rolloutd.errors import NotAllowed, NotFound, Refused
+from rolloutd.reason_text import describe_remedy, describe_unavailability
+
+PERSON_SOURCE = "person"
+"""The default source of a hold."""
+
+LEFT_ISOLATED_SOURCE = "left"
+"""The source of the hold on a node that was skipped and left isolated."""
+
+Events = tuple[Event, ...]
+
+
+class Principal(Protocol):
+    """The caller of a command: a person, or a service that votes for one."""
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def actor(self) -> Actor: ...
+    @property
+    def admin(self) -> bool: ...
+    @property
+    def teams(self) -> frozenset[str]: ...
+
+
+# -- permissions --------------------------------------------------------------
+
+
+def require_plan_owner(who: Principal, rollout: Rollout, verb: str) -> None:
+    """Raise NotAllowed unless the caller is an admin or a member of the team that owns the plan."""
+    require_member(who, rollout.plan.owner, f"{verb} {rollout.id}")
+
+
+def require_member(who: Principal, team: str | None, action: str) -> None:
+    """Raise NotAllowed unless the caller is an admin or a member of the team."""
+    if not who.admin and (team is None or team not in who.teams):
+        allowed = "an admin" if team is None else f"a member of {team} or an admin"
+        raise NotAllowed(f"{who.user} may not {action}; ask {allowed}")
+
+
+def require_team_member(who: Principal, action: str) -> None:
+    """Raise NotAllowed unless the caller is an admin or a member of any team."""
+    if not who.admin and not who.teams:
+        raise NotAllowed(f"{who.user} may not {action}; ask a member of a team in the settings or an admin")
+
+
+# -- a whole rollout ----------------------------------------------------------
+
+
+def pause(state: State, who: Principal, rollout: Rollout, reason: str, *, stop: bool = False) -> Events:
+    """Start no node of the rollout until a person resumes it; with `stop`, also stop running work."""
+    require_plan_owner(who, rollout, "pause")
+    _require_open(rollout)
+    paused = RolloutPaused(rollout.id, who.actor, reason, state.now())
+    stops = _stop_orders(state, who, rollout, reason) if stop else ()
+    return stops if rollout.paused is not None else (paused, *stops)
+
+
+def resume(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
+    """Lift a person's pause; raises Refused if there is none."""
+    require_plan_owner(who, rollout, "resume")
+    _require_open(rollout)
+    if rollout.paused is None:
+        raise Refused(
+            "not-paused",
+            f"{rollout.id}: not paused by a person; settle failed nodes (proceed, retry, skip, rollback), "
+            "or withdraw the vote that rejected a gate",
+        )
+    return (RolloutResumed(rollout.id, who.actor, reason, state.now()),)
+
+
+def cancel(state: State, who: Principal, rollout: Rollout, reason: str, *, stop: bool = False) -> Events:
+    """Start none of the rollout's nodes again; nodes in flight finish, unless `stop` stops them."""
+    require_plan_owner(who, rollout, "cancel")
+    stops = _stop_orders(state, who, rollout, reason) if stop else ()
+    if rollout.cancelled is not None:
+        return stops
+    _require_open(rollout)
+    return (RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
+
+
+def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Target]) -> Events:
+    """Delete a closed rollout; its audit entries stay.
+
+    A node that left the inventory while it was isolated gets a hold in the caller's
+    name: if it comes back, nothing else records that it is isolated.
+    """
+    require_plan_owner(who, rollout, "delete")
+    if not rollout.closed:
+        raise Refused("not-closed", f"{rollout.id}: not closed; cancel it first")
+    hold_events: list[Event] = []
+    for target in targets:
+        if (
+            target.phase in IN_FLIGHT_PHASES
+            or target.order is not None
+            or (rollout.id, target.node) in state.step_progress
+        ):
+            next_step = "wait until its work has ended"
+        elif target.node not in state.index.nodes:
+            hold_events += _convert_to_person_hold(state, who, target)
+            continue
+        elif target.isolated and target.phase is Phase.PENDING:
+            next_step = f"rolloutctl skip {rollout.id} {target.node} --return first"
+        elif target.isolated or _is_left_isolated(state, target):
+            next_step = f"rolloutctl return {target.node} first"
+        elif target.phase is Phase.FAILED:
+            next_step = f"rolloutctl skip {rollout.id} {target.node} first"
+        else:
+            continue
+        raise Refused(
+            "not-settled", f"{target.node} is {_describe_phase(target)} in {rollout.id}; {next_step}"
+        )
+    return (*hold_events, RolloutDeleted(rollout.id, who.actor, state.now()))
+
+
+# -- one node -----------------------------------------------------------------
+
+
+def advance(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
+    """Move a waiting node to the front of its wave; the rules of starting still apply."""
+    if target.team is None or target.team not in who.teams:
+        require_plan_owner(who, rollout, f"advance {target.node} of")
+    _require_open(rollout)
+    if target.phase is not Phase.PENDING:
+        raise Refused(
+            "not-now", f"{target.node} is {_describe_phase(target)}; only pending nodes can be advanced"
+        )
+    positions = [each.position for each in state.index.targets(rollout.id) if each.wave == target.wave]
+    if target.position == min(positions):
+        return ()
+    return (NodeAdvanced(rollout.id, target.node, min(positions) - 1, who.actor, reason, state.now()),)
+
+
+def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
+    """Retry a failed node when its turn comes; it stays isolated until then."""
+    require_plan_owner(who, rollout, f"retry {target.node} of")
+    _require_failed(rollout, target, "retried")
+    _require_open(rollout, target)
+    return (transition(target, Trigger.RETRIED, state.now(), text=reason),)
+
+
+def rollback(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
+    """Run the plan's rollback playbook on a failed node; ignores windows and freezes."""
+    require_plan_owner(who, rollout, f"roll back {target.node} of")
+    _require_failed(rollout, target, "rolled back")
+    _require_open(rollout, target)
+    _require_not_observe_only(state)
+    if rollout.plan.rollback is None:
+        raise Refused(
+            "no-rollback",
+            f"{rollout.id}: its plan has no rollback playbook; retry or skip {target.node}",
+        )
+    _require_unclaimed(state, target)
+    return (transition(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
+
+
+def skip(
+    state: State, who: Principal, rollout: Rollout, target: Target, reason: str, isolation_choice: str | None
+) -> Events:
+    """Leave a pending or failed node out.
+
+    An isolated node needs `isolation_choice`: `return` returns it to service after its
+    checks, `leave` keeps its slots taken by a hold in the caller's name.
+    """
+    require_plan_owner(who, rollout, f"skip {target.node} of")
+    if target.phase not in (Phase.PENDING, Phase.FAILED):
+        raise Refused(
+            "not-now",
+            f"{target.node} is {_describe_phase(target)}; only pending and failed nodes can be skipped",
+        )
+    _require_no_order(target)
+    skipped = transition(target, Trigger.SKIPPED, state.now(), outcome=Outcome.SKIPPED, text=reason)
+    if not target.isolated:
+        return (skipped,)
+    held = HoldTaken(_left_isolated_hold(state, who, target, reason))
+    match isolation_choice:
+        case "leave":
+            return (skipped, held)
+        case "return":
+            _require_not_observe_only(state)
+            ordered = _return_order(state, who, target, reason)
+            # A pending node could start while it is being returned, so it is skipped at once.
+            return (ordered,) if target.phase is Phase.FAILED else (skipped, held, ordered)
+        case _:
+            raise Refused(
+                "return-needed",
+                f"{target.node} is isolated; use --return (back to service after its infra checks) "
+                "or --leave (it stays isolated and keeps its slots)",
+            )
+
+
+def return_node(state: State, who: Principal, node: str, reason: str) -> tuple[Target, Events]:
+    """Return the isolated target and the order to return it; no order if there is one already.
+
+    Raises NotFound for an unknown node, Refused if it cannot be returned.
+    """
+    targets = tuple(state.index.targets_on(node))
+    if not targets and node not in state.index.nodes:
+        raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
+    isolated = [target for target in targets if target.isolated or _is_left_isolated(state, target)]
+    if not isolated:
+        raise Refused("not-isolated", f"{node}: not isolated by rolloutd; nothing to return")
+    target = isolated[0]
+    rollout = state.index.rollout(target.rollout)
+    require_plan_owner(who, rollout, f"return {node} of")
+    if target.phase in IN_FLIGHT_PHASES:
+        raise Refused(
+            "not-now",
+            f"{node} is {_describe_phase(target)} in {rollout.id}; wait until its work has ended",
+        )
+    if target.phase is Phase.PENDING:
+        raise Refused(
+            "pending",
+            f"{node} waits for a retry in {rollout.id}; rolloutctl skip {rollout.id} {node} --return",
+        )
+    if target.order is not None:
+        return target, ()
+    if node not in state.index.nodes:
+        raise Refused("node-gone", f"{node}: not in the inventory; add it again, or delete {rollout.id}")
+    _require_not_observe_only(state)
+    return target, (_return_order(state, who, target, reason),)
+
+
+# -- what commands share ------------------------------------------------------
+
+
+def _stop_orders(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
+    """Return a stop order for every node in flight."""
+    return tuple(
+        NodeOrdered(rollout.id, each.node, NodeOrder.STOP, who.actor, reason, state.now())
+        for each in state.index.targets(rollout.id)
+        if each.phase in IN_FLIGHT_PHASES and each.order is not NodeOrder.STOP
+    )
+
+
+def _return_order(state: State, who: Principal, target: Target, reason: str) -> NodeOrdered:
+    return NodeOrdered(target.rollout, target.node, NodeOrder.RETURN, who.actor, reason, state.now())
+
+
+def _is_left_isolated(state: State, target: Target) -> bool:
+    """Return whether a skipped node still has its `left` hold: its return may have failed."""
+    name = f"{target.rollout}/{target.node}"
+    return any(
+        hold.source == LEFT_ISOLATED_SOURCE and hold.id == name for hold in state.index.holds_on(target.node)
+    )
+
+
+def _convert_to_person_hold(state: State, who: Principal, target: Target) -> Sequence[Event]:
+    """Return the events that turn an isolation of a deleted rollout into the caller's hold."""
+    left_hold, now = _left_isolated_hold(state, who, target, ""), state.now()
+    is_left = _is_left_isolated(state, target)
+    if not (target.isolated or is_left):
+        return ()
+    reason = (
+        f"{target.rollout} left it isolated and was deleted while the node was not in the inventory; "
+        "return it to service by hand, then release it"
+    )
+    released = HoldReleased(left_hold.node, LEFT_ISOLATED_SOURCE, left_hold.id, who.actor, now)
+    taken = HoldTaken(Hold(target.node, PERSON_SOURCE, left_hold.id, who.actor, reason, now))
+    return (released, taken) if is_left else (taken,)
+
+
+def _left_isolated_hold(state: State, who: Principal, target: Target, reason: str) -> Hold:
+    return Hold(
+        target.node, LEFT_ISOLATED_SOURCE, f"{target.rollout}/{target.node}", who.actor, reason, state.now()
+    )
+
+
+def _require_open(rollout: Rollout, failed: Target | None = None) -> None:
+    """Raise Refused for a closed rollout; with a failed node, say how it can still be settled."""
+    if rollout.cancelled is not None:
+        left = None if failed is None else describe_remedy(failure_remedy(failed, rollout_closed=True))
+        hint = "" if left is None else f"; what is left is {left}"
+        by = rollout.cancelled.by.name
+        raise Refused("cancelled", f"{rollout.id} was cancelled by {by}: no node starts{hint}")
+    if rollout.ended_at is not None:
+        raise Refused("ended", f"{rollout.id}: ended; submit the plan again with --again")
+
+
+def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:
+    if target.phase is not Phase.FAILED:
+        raise Refused(
+            "not-failed",
+            f"{target.node} is {_describe_phase(target)} in {rollout.id}; only failed nodes can be {verb}",
+        )
+    _require_no_order(target)
+
+
+def _require_no_order(target: Target) -> None:
+    if target.order is not None:
+        by = "a person" if target.order_by is None else target.order_by.name
+        raise Refused("ordered", f"{target.node}: {by} ordered its return; wait for that")
+
+
+def _require_unclaimed(state: State, target: Target) -> None:
+    """Raise Refused for a node that is held or claimed by another rollout: a playbook would start at once."""
+    holds = (h for h in state.index.holds_on(target.node) if h.until is None or state.now() < h.until)
+    held = next((Unavailability(target.node, UnavailabilityCause.HELD, hold) for hold in holds), None)
+    found = held or claimed_by_other_rollout(state.index, target)
+    if found is not None:
+        raise unavailable(found.code, found)
+
+
+def unavailable(code: ReasonCode | UnavailabilityCause, found: Unavailability) -> Refused:
+    """Return the refusal for an unavailable node: its cause and its remedy."""
+    return Refused(
+        code, f"{describe_unavailability(found.params)}; lifted by {describe_remedy(found.remedy)}"
+    )
+
+
+def _require_not_observe_only(state: State) -> None:
+    if state.index.limits.observe_only:
+        raise Refused(
+            "observe-only", "rolloutd only observes and changes no node; unset observe_only in its settings"
+        )
+
+
+def _describe_phase(target: Target) -> str:
+    if target.outcome is not None:
+        return f"{target.phase} ({target.outcome})"
+    return (
+        f"{target.phase} and isolated"
+        if target.isolated and target.phase not in IN_FLIGHT_PHASES
+        else str(target.phase)
+    )

@@ -1,0 +1,249 @@
+"""Submission of a plan: read, pin, resolve, assign waves, hash, open a rollout.
+
+Preview and submit differ only in the last step, so a submit opens what was
+previewed.  The daemon opens no path that a client names: a `path` source is an
+upload, identified by its content hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from machines.model.events import Event, RolloutCancelled, RolloutOpened
+from machines.model.node import Node, pools_of
+from machines.model.plan import Digest, Plan
+from machines.model.rollout import Actor, Rollout, Target
+from machines.rules.waves import assign_waves
+from machines.states import Outcome, Trigger
+from machines.workflow.phase_transitions import transition
+from rolloutd import planfile
+from rolloutd.compile import compile_plan
+from rolloutd.engine.state import State
+from rolloutd.errors import InvalidFile, Refused
+from rolloutd.planfile import PlanFile
+from rolloutd.planfile.playbooks import playbook_diagnostics
+from rolloutd.ports import PinnedSource, SourceStore
+
+FIRST_REFRESH_TIMEOUT_S = 60.0
+"""How long a submit waits for the first inventory after the daemon's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedPlan:
+    """A plan with its pinned source, digest and targets."""
+
+    file: PlanFile
+    plan: Plan
+    pinned: PinnedSource
+    digest: Digest
+    selector_digest: str
+    targets: tuple[Target, ...]
+
+
+async def resolve_plan(
+    state: State, sources: SourceStore, file: str, text: bytes, upload: str | None
+) -> ResolvedPlan:
+    """Resolve a plan against the current inventory; raises InvalidFile, SourceFailed or Refused."""
+    plan_file = planfile.read(text, file)
+    with contextlib.suppress(TimeoutError):
+        # After a timeout, the inventory of the last run is used.
+        await asyncio.wait_for(state.inventory_refreshed.wait(), FIRST_REFRESH_TIMEOUT_S)
+    pinned = await _pin_source(sources, plan_file, upload)
+    tree = sources.tree_path(pinned)
+    if diagnostics := await asyncio.to_thread(playbook_diagnostics, plan_file, tree):
+        raise InvalidFile(diagnostics)
+    _require_known_owner(plan_file, state)
+    plan = compile_plan(plan_file.content, teams=state.settings.teams)
+    targets = _resolve_targets(state, plan, plan_file)
+    names = sorted(target.node for target in targets)
+    pin = {"kind": pinned.kind, "pin": pinned.pin}
+    hashes = planfile.digest(plan_file.content, pin, names)
+    return ResolvedPlan(
+        plan_file,
+        plan,
+        pinned,
+        Digest(hashes["change"], hashes["scope"], hashes["policy"], hashes["whole"]),
+        planfile.selector_digest(plan_file.content),
+        targets,
+    )
+
+
+async def submit(
+    state: State,
+    sources: SourceStore,
+    file: str,
+    text: bytes,
+    upload: str | None,
+    actor: Actor,
+    *,
+    again: bool = False,
+    supersede: bool = False,
+) -> tuple[str, bool]:
+    """Open a rollout that waits at its start gate; return its id and whether it existed already."""
+    resolved = await resolve_plan(state, sources, file, text, upload)
+    async with state.submit_lock:
+        existing = await state.store.find_identical(
+            resolved.digest.change, resolved.selector_digest, resolved.digest.policy
+        )
+        if existing is not None and not again:
+            return existing, True
+        rollout = _new_rollout_id(state, resolved.plan.name)
+        changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
+        async with state.exclusive_commit(actor) as commit:
+            superseded = _superseded_rollouts(state, resolved, again=again, supersede=supersede)
+            cancellations = [
+                RolloutCancelled(r.id, actor, f"superseded by {rollout}", state.now()) for r in superseded
+            ]
+            already_changed = {} if again else _already_changed(state, superseded, resolved.digest.change)
+            opened = _rollout_opened(state, resolved, rollout, actor, changed_before, again=again)
+            opened = replace(opened, supersedes=superseded[-1].id if superseded else None)
+            await commit([*cancellations, opened], f"plan {resolved.plan.name} submitted")
+            await commit(
+                _already_current_events(state, rollout, already_changed),
+                f"done in the rollout that {rollout} supersedes",
+            )
+        return rollout, False
+
+
+async def _pin_source(sources: SourceStore, plan_file: PlanFile, upload: str | None) -> PinnedSource:
+    source: Mapping[str, Any] = plan_file.content["spec"]["source"]
+    if source.get("git"):
+        return await sources.pin_git(source["git"], source["ref"])
+    if upload is None:
+        raise Refused(
+            "no-upload", "spec.source: a path without an upload; submit with rolloutctl, which uploads it"
+        )
+    return PinnedSource("tree", upload)
+
+
+def _require_known_owner(plan_file: PlanFile, state: State) -> None:
+    owner = plan_file.content["metadata"]["owner"]
+    if owner not in state.settings.teams:
+        known = ", ".join(sorted(state.settings.teams)) or "none"
+        raise InvalidFile(
+            (
+                plan_file.diagnostic(
+                    ("metadata", "owner"),
+                    found=owner,
+                    allowed=f"a team of the settings: {known}",
+                    message="the owner is not a team of the settings",
+                ),
+            )
+        )
+
+
+def _resolve_targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...]:
+    matching: list[Node] = [n for n in state.index.nodes.values() if plan.selector.matches(n.labels)]
+    if not matching:
+        mistake = plan_file.diagnostic(
+            ("spec", "targets"),
+            found=plan.selector.text,
+            allowed=f"a selector that matches some of the {len(state.index.nodes)} known nodes",
+            message="the selector matches no node",
+        )
+        raise InvalidFile((mistake,))
+    own_rules = state.index.team_rules
+    canaries = {
+        name: (*team.canaries, *(own_rules[name].canaries if name in own_rules else ()))
+        for name, team in state.settings.teams.items()
+    }
+    keys = (*state.index.limits.pools, *plan.pool_keys)
+    return tuple(
+        Target(
+            rollout="",
+            node=node.name,
+            team=node.team,
+            pools=pools_of(node.labels, tuple(dict.fromkeys(keys))),
+            wave=wave,
+            position=position,
+        )
+        for node, wave, position in assign_waves(matching, plan, canaries)
+    )
+
+
+def _superseded_rollouts(
+    state: State, resolved: ResolvedPlan, *, again: bool, supersede: bool
+) -> list[Rollout]:
+    """Return the live rollouts of the same plan name that this one supersedes.
+
+    Raises Refused if one has another digest and `supersede` is not set; `again` repeats only the same plan.
+    """
+    name = resolved.plan.name
+    live = [r for r in state.index.rollouts.values() if r.plan.name == name and not r.closed]
+    others = [r for r in live if not again or r.digest.whole != resolved.digest.whole]
+    if others and not supersede:
+        raise Refused(
+            "same-name",
+            f"{name}: its rollout {others[0].id} with another digest is live; "
+            "cancel that, or submit with --supersede",
+        )
+    return live
+
+
+def _already_changed(state: State, superseded: Sequence[Rollout], change: str) -> dict[str, str]:
+    """Return the nodes that a superseded rollout brought to the same change, with that rollout."""
+    return {
+        target.node: rollout.id
+        for rollout in superseded
+        if rollout.digest.change == change
+        for target in state.index.targets(rollout.id)
+        if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+    }
+
+
+def _already_current_events(state: State, rollout: str, already_changed: Mapping[str, str]) -> list[Event]:
+    """Return the transitions of nodes that are done already: nothing changes or checks them."""
+    now = state.now()
+    return [
+        transition(
+            target,
+            Trigger.FOUND_CURRENT,
+            now,
+            outcome=Outcome.ALREADY_CURRENT,
+            text=f"done in {already_changed[target.node]} with the same change",
+        )
+        for target in state.index.targets(rollout)
+        if target.node in already_changed
+    ]
+
+
+def _new_rollout_id(state: State, name: str) -> str:
+    """Return an id that users can type: the plan's name and five characters."""
+    while True:
+        letters = "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
+        rollout = f"{name}-{letters}"
+        if rollout not in state.index.rollouts:
+            return rollout
+
+
+def _rollout_opened(
+    state: State,
+    resolved: ResolvedPlan,
+    rollout: str,
+    actor: Actor,
+    changed_before: frozenset[str],
+    *,
+    again: bool,
+) -> RolloutOpened:
+    now = state.now()
+    targets = tuple(
+        replace(target, rollout=rollout, since=now, maybe_current=target.node in changed_before)
+        for target in resolved.targets
+    )
+    return RolloutOpened(
+        rollout=rollout,
+        name=resolved.plan.name,
+        content=resolved.file.content,
+        source={"kind": resolved.pinned.kind, "pin": resolved.pinned.pin},
+        digest=resolved.digest,
+        selector_digest=resolved.selector_digest,
+        submitted_by=actor,
+        at=now,
+        targets=targets,
+        again=again,
+    )

@@ -1,0 +1,251 @@
+"""Commands at gates: vote and withdraw.
+
+A vote is bound to the digest, to the voter's teams, and at `proceed` to the
+failures that were shown.  The core knows which votes a gate wants and counts; this
+file decides whose vote it is and what it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from machines.facts import votes
+from machines.model.events import RolloutCancelled, VoteCast, VoteWithdrawn
+from machines.model.plan import GateName
+from machines.model.rollout import ActorKind, Rollout, Vote
+from machines.rules import gates
+from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.engine.state import State
+from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
+from rolloutd.reason_text import describe
+
+MAX_VOTES_KEPT = 5_000
+"""Votes of one rollout, including withdrawn ones: enough for a hundred teams that vote often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A vote to cast; None selects the default."""
+
+    gate: GateName
+    yes: bool
+    reason: str
+    team: str | None = None
+    digest: str | None = None
+    wave: str | None = None
+    shown: tuple[str, ...] | None = None
+    nodes: tuple[str, ...] = ()
+    more: int = 0
+    until: float | None = None
+
+
+def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Events:
+    """Return the events of a vote; a no at `start` also cancels the rollout."""
+    now = state.now()
+    teams = _voting_teams(state, who, rollout, ballot.gate, ballot.team)
+    wave = resolve_wave(state, rollout, ballot.gate, ballot.wave)
+    _require_open_vote(state, rollout, ballot, wave, now)
+    shown = _covered_failures(state, rollout, ballot) if ballot.gate is GateName.PROCEED else ()
+    _require_valid_extent(rollout, ballot, now)
+    cast = Vote(
+        id=f"{rollout.id}#v{len(rollout.votes) + 1}",
+        gate=ballot.gate,
+        digest=rollout.digest.whole,
+        actor=who.actor,
+        yes=ballot.yes,
+        reason=ballot.reason,
+        at=now,
+        teams=teams,
+        wave=wave,
+        shown=shown,
+        nodes=ballot.nodes,
+        more=ballot.more,
+        until=ballot.until,
+    )
+    _require_four_eyes(who, rollout, cast)
+    _require_new_vote(state, rollout, cast)
+    if cast.yes or cast.gate is not GateName.START:
+        return (VoteCast(rollout.id, cast),)
+    if votes.was_opened(rollout, GateName.START):
+        raise Refused("open", f"{rollout.id}: started already; pause or cancel it")
+    cancel_reason = f"{who.user} said no at start: {ballot.reason}"
+    return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, cancel_reason, now))
+
+
+def withdraw(
+    state: State,
+    who: Principal,
+    rollout: Rollout,
+    gate: GateName,
+    reason: str,
+    *,
+    team: str | None,
+    wave: str | None,
+) -> Events:
+    """Withdraw one's own votes at a gate: a yes until the gate opens, a no at any time."""
+    gate_wave = resolve_wave(state, rollout, gate, wave)
+    own_votes = [
+        each
+        for each in votes.valid_votes(rollout, gate, gate_wave)
+        if _is_same_voter(each, who) and (team is None or team in each.teams)
+    ]
+    if not own_votes:
+        _voting_teams(state, who, rollout, gate, team)  # raises NotAllowed for a caller without a vote there
+        raise Refused("no-vote", f"{who.user} has no vote at {gate} of {rollout.id}; nothing to withdraw")
+    if rollout.closed:
+        raise Refused("closed", f"{rollout.id}: closed; its votes cannot change")
+    view = gates.gate_view(state.index, rollout, gate, gate_wave, state.now())
+    is_closed = not votes.was_opened(rollout, gate, gate_wave) and view.state != "open"
+    withdrawable = [each for each in own_votes if is_closed or not each.yes]
+    if not withdrawable:
+        raise Refused("open", f"{gate} of {rollout.id} is open: a yes cannot be withdrawn; pause the rollout")
+    return tuple(VoteWithdrawn(rollout.id, each.id, who.actor, reason, state.now()) for each in withdrawable)
+
+
+def resolve_wave(state: State, rollout: Rollout, gate: GateName, requested: str | None) -> str:
+    """Return the requested wave, else the first one whose gate is not open."""
+    if gate is not GateName.CONTINUE:
+        return ""
+    waves = [spec.name for spec in rollout.plan.waves if spec.gate is GateName.CONTINUE]
+    if requested is not None:
+        if requested not in waves:
+            known = ", ".join(waves) or "none"
+            raise NotFound(f"{rollout.id}: no continue gate after wave {requested}; it has: {known}")
+        return requested
+    if not waves:
+        raise Refused("not-asked", f"not asked yet: {rollout.id} has no continue gate")
+    closed_waves = [name for name in waves if not votes.was_opened(rollout, gate, name)]
+    return (closed_waves or waves[-1:])[0]
+
+
+# -- voters -------------------------------------------------------------------
+
+
+def eligible_teams(state: State, rollout: Rollout, gate: GateName) -> tuple[str, ...]:
+    """Return the teams that may vote at a gate: the owner, and those it asks."""
+    teams = {rollout.plan.owner}
+    tally = state.index.counters(rollout.id)
+    if votes.requirement(rollout, gate).each_team:
+        teams.update(tally.teams)
+    elif gate is not GateName.PROCEED:
+        teams.update(
+            each.needs_vote_of for each in state.index.targets(rollout.id) if each.needs_vote_of is not None
+        )
+    return tuple(sorted(teams))
+
+
+def _voting_teams(
+    state: State, who: Principal, rollout: Rollout, gate: GateName, requested_team: str | None
+) -> tuple[str, ...]:
+    teams = eligible_teams(state, rollout, gate)
+    own_teams = tuple(team for team in teams if team in who.teams)
+    if requested_team is not None:
+        if requested_team not in who.teams:
+            raise NotAllowed(f"{who.user} is not a member of {requested_team}; vote as another team")
+        own_teams = tuple(team for team in own_teams if team == requested_team)
+    if not own_teams:
+        raise NotAllowed(
+            f"{who.user} may not vote at {gate} of {rollout.id}"
+            + (f" as {requested_team}" if requested_team is not None else "")
+            + f"; ask a member of {' or '.join(teams)}"
+        )
+    return own_teams
+
+
+def _require_four_eyes(who: Principal, rollout: Rollout, cast: Vote) -> None:
+    if cast.yes and not votes.is_eligible(rollout, cast):
+        raise NotAllowed(
+            f"{who.user} submitted {rollout.id}, or votes for or through its submitter; "
+            f"{cast.gate} needs four eyes, so ask another person"
+        )
+
+
+def _require_new_vote(state: State, rollout: Rollout, cast: Vote) -> None:
+    """Raise Refused for a vote that adds nothing to the voter's earlier ones."""
+    earlier = [
+        each
+        for each in votes.valid_votes(rollout, cast.gate, cast.wave)
+        if each.actor.is_same_person(cast.actor) and votes.is_counted(rollout, each, cast.at)
+    ]
+    if cast.yes and any(not each.yes for each in earlier):
+        raise Refused("said-no", f"you voted no at {cast.gate} of {rollout.id}; withdraw that first")
+    same = [each for each in earlier if each.yes == cast.yes]
+    covered_teams = {team for each in same for team in each.teams}
+    if not same or not covered_teams.issuperset(cast.teams) or _covers_more(state, rollout, cast, same):
+        return
+    teams = " or ".join(cast.teams)
+    raise Refused("already-voted", f"you voted at {cast.gate} of {rollout.id} already, for {teams}")
+
+
+def _covers_more(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> bool:
+    """Return whether the vote covers failures or joiners that the earlier ones do not."""
+    if not cast.yes:
+        return False
+    if cast.gate is GateName.PROCEED:
+        covered = {failure for each in same for failure in votes.covered_failures(each, rollout.failures)}
+        return not covered.issuperset(cast.shown) or cast.more > 0 or bool(cast.nodes)
+    latest = max(each.at for each in same)
+    return any(
+        target.needs_vote_of in cast.teams and target.since > latest
+        for target in state.index.targets(rollout.id)
+    )
+
+
+# -- the extent of a vote -----------------------------------------------------
+
+
+def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[str, ...]:
+    """Return the failures that the vote covers: those shown, else the unsettled ones of the named nodes."""
+    for node in ballot.nodes:
+        try:
+            state.index.target(rollout.id, node)
+        except KeyError:
+            raise NotFound(
+                f"{rollout.id}: no node {node}; list them with rolloutctl nodes {rollout.id}"
+            ) from None
+    unsettled = state.index.unresolved_failures(rollout.id)
+    if ballot.shown is not None:
+        known = {failure.id for failure in rollout.failures}
+        unknown = [each for each in ballot.shown if each not in known]
+        if unknown:
+            raise NotFound(f"{rollout.id}: no failure {unknown[0]}; reload and vote again")
+        return tuple(dict.fromkeys(ballot.shown))
+    shown = tuple(failure.id for failure in unsettled if not ballot.nodes or failure.node in ballot.nodes)
+    if ballot.yes and not shown:
+        of_nodes = f" on {' or '.join(ballot.nodes)}" if ballot.nodes else ""
+        raise Refused("nothing-to-settle", f"not asked yet: {rollout.id} has no unsettled failure{of_nodes}")
+    return shown
+
+
+def _require_open_vote(state: State, rollout: Rollout, ballot: Ballot, wave: str, now: float) -> None:
+    """Raise Refused for another digest, a gate that is not asked, or too many votes."""
+    if ballot.digest is not None and ballot.digest != rollout.digest.whole:
+        raise Refused(
+            "other-digest",
+            f"{rollout.id}: its digest is {rollout.digest.whole}, not {ballot.digest}; review it again",
+        )
+    reason = gates.voting_blocker(state.index, rollout, ballot.gate, wave, now)
+    if reason is not None:
+        raise Refused(reason.code, describe(reason))
+    if len(rollout.votes) >= MAX_VOTES_KEPT:
+        raise Refused(
+            "too-many-votes",
+            f"{rollout.id}: the maximum of {MAX_VOTES_KEPT} votes is reached; cancel and resubmit it",
+        )
+
+
+def _require_valid_extent(rollout: Rollout, ballot: Ballot, now: float) -> None:
+    has_extent = bool(ballot.nodes) or ballot.more > 0 or ballot.until is not None or ballot.shown is not None
+    if has_extent and ballot.gate is not GateName.PROCEED:
+        raise Refused("proceed-only", "shown, nodes, more and until: only at proceed; remove them")
+    if ballot.until is not None and ballot.until <= now:
+        raise DeadlineInPast("past", "until: in the past; give a future time")
+
+
+def _is_same_voter(cast: Vote, who: Principal) -> bool:
+    if cast.actor.kind is not who.actor.kind:
+        return False
+    if cast.actor.kind is ActorKind.SERVICE:
+        return cast.actor.name == who.actor.name
+    return cast.actor.uid == who.actor.uid

@@ -1,0 +1,45 @@
+"""Contract suites of the ports that packages can add adapters to.
+
+A package subclasses the suite of its port in its own tests and implements
+`open_backend`; pytest collects the rest.  Nothing but pytest is needed: each
+test runs in an event loop of its own.  docs/plugins.md shows an example.
+"""
+
+import pytest
+
+# Before the import of the suites, so that a failed assertion shows its values.
+pytest.register_assert_rewrite("rolloutd.contracts.suites")
+
+from rolloutd.contracts.harness import LocalShell, SystemClock, step_context  # noqa: E402
+from rolloutd.contracts.suites import (  # noqa: E402
+    CheckBackend,
+    CheckContract,
+    InventoryBackend,
+    InventoryContract,
+    IsolatorBackend,
+    IsolatorContract,
+    ObserverBackend,
+    ObserverContract,
+    TrafficProbeBackend,
+    TrafficProbeContract,
+    WatchBackend,
+    WatchContract,
+)
+
+__all__ = [
+    "CheckBackend",
+    "CheckContract",
+    "InventoryBackend",
+    "InventoryContract",
+    "IsolatorBackend",
+    "IsolatorContract",
+    "LocalShell",
+    "ObserverBackend",
+    "ObserverContract",
+    "SystemClock",
+    "TrafficProbeBackend",
+    "TrafficProbeContract",
+    "WatchBackend",
+    "WatchContract",
+    "step_context",
+]

@@ -1,0 +1,346 @@
+"""Contracts of the ports, as pytest classes.
+
+A backend is the adapter under test, with the means to change what it acts on
+or inspects.  The in-memory fakes and the real adapters pass the same suites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import pytest
+
+from machines.model.node import NodeHealth, Observation
+from rolloutd.contracts.harness import STEP_TIMEOUT_S, scenario, step_context
+from rolloutd.errors import SourceFailed
+from rolloutd.plugin import Capability, Registration
+from rolloutd.ports import (
+    Busy,
+    Check,
+    Clock,
+    Failed,
+    Host,
+    Inventory,
+    IsolationStatus,
+    Isolator,
+    Observer,
+    Ok,
+    StepContext,
+    SupportsDryRun,
+    TrafficProbe,
+    Unknown,
+    Watch,
+)
+
+MANY_NODES = 200
+"""More nodes than an observer may have connections at once."""
+
+BackendT = TypeVar("BackendT")
+
+
+class _Contract(Generic[BackendT]):
+    def open_backend(self, directory: Path) -> AbstractAsyncContextManager[BackendT]:
+        """Open the adapter under test, with an empty directory for its files."""
+        raise NotImplementedError
+
+
+class IsolatorBackend(Protocol):
+    """An isolator that can say whether a node is isolated, its parameters, and a node."""
+
+    isolator: Isolator
+    host: Host
+    params: Mapping[str, Any]
+    clock: Clock
+
+    async def is_isolated(self) -> bool:
+        """Return whether the node is out of service, without asking the isolator."""
+        ...
+
+    async def isolate_from_outside(self) -> None:
+        """Take the node out of service as another person or program would."""
+        ...
+
+
+class IsolatorContract(_Contract[IsolatorBackend]):
+    """The contract of ports.Isolator."""
+
+    registration: Registration | None = None
+
+    async def _inspected(self, backend: IsolatorBackend) -> StepContext:
+        """Return the context with the prior state, which the daemon records before it acts."""
+        ctx = step_context(backend.host, backend.params, backend.clock)
+        return replace(ctx, prior=(await self._status(backend, ctx)).prior)
+
+    async def _status(self, backend: IsolatorBackend, ctx: StepContext) -> IsolationStatus:
+        status = await backend.isolator.inspect(ctx)
+        assert isinstance(status, IsolationStatus)
+        return status
+
+    @scenario
+    async def test_isolates_and_returns_to_service(self, backend: IsolatorBackend) -> None:
+        ctx = await self._inspected(backend)
+        assert (await self._status(backend, ctx)).is_isolated is False
+        assert isinstance(await backend.isolator.isolate(ctx), Ok)
+        assert await backend.is_isolated()
+        assert (await self._status(backend, ctx)).is_isolated is True
+        assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+        assert not await backend.is_isolated()
+        assert (await self._status(backend, ctx)).is_isolated is False
+
+    @scenario
+    async def test_repeats_do_no_harm(self, backend: IsolatorBackend) -> None:
+        ctx = await self._inspected(backend)
+        for _ in range(2):
+            assert isinstance(await backend.isolator.isolate(ctx), Ok)
+            assert await backend.is_isolated()
+        for _ in range(2):
+            assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+            assert not await backend.is_isolated()
+
+    @scenario
+    async def test_isolated_from_outside_stays_isolated(self, backend: IsolatorBackend) -> None:
+        await backend.isolate_from_outside()
+        ctx = await self._inspected(backend)
+        assert isinstance(await backend.isolator.isolate(ctx), Ok | Busy)
+        assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+        assert await backend.is_isolated()
+
+    @scenario
+    async def test_inspect_after_crash_keeps_first_prior(self, backend: IsolatorBackend) -> None:
+        ctx = await self._inspected(backend)
+        await backend.isolator.isolate(ctx)
+        status = await self._status(backend, ctx)
+        assert status.is_isolated is True
+        assert status.prior == ctx.prior
+
+    @scenario
+    async def test_registration_matches_adapter(self, backend: IsolatorBackend) -> None:
+        if self.registration is not None:
+            can_dry_run = Capability.DRY_RUN in self.registration.capabilities
+            assert can_dry_run == isinstance(backend.isolator, SupportsDryRun)
+
+
+class CheckBackend(Protocol):
+    """A check, its parameters, and a healthy node."""
+
+    check: Check
+    host: Host
+    params: Mapping[str, Any]
+    clock: Clock
+
+    async def break_node(self) -> None:
+        """Change the node so that the check fails."""
+        ...
+
+    async def repair_node(self) -> None:
+        """Undo `break_node`."""
+        ...
+
+    async def state(self) -> object:
+        """Return what a check that changes the node would change, such as a file's time."""
+        ...
+
+
+class CheckContract(_Contract[CheckBackend]):
+    """The contract of ports.Check."""
+
+    async def _check(self, backend: CheckBackend) -> Ok | Failed | Unknown:
+        return await backend.check.check(step_context(backend.host, backend.params, backend.clock))
+
+    @scenario
+    async def test_healthy_node_passes_and_is_unchanged(self, backend: CheckBackend) -> None:
+        before = await backend.state()
+        for _ in range(2):
+            assert isinstance(await self._check(backend), Ok)
+        assert await backend.state() == before
+
+    @scenario
+    async def test_failure_text_names_node(self, backend: CheckBackend) -> None:
+        await backend.break_node()
+        result = await self._check(backend)
+        assert isinstance(result, Failed)
+        assert backend.host.name in result.text
+
+    @scenario
+    async def test_repaired_node_passes_again(self, backend: CheckBackend) -> None:
+        await backend.break_node()
+        await self._check(backend)
+        await backend.repair_node()
+        assert isinstance(await self._check(backend), Ok)
+
+
+class TrafficProbeBackend(Protocol):
+    """A traffic probe, its parameters, and an idle node."""
+
+    probe: TrafficProbe
+    host: Host
+    params: Mapping[str, Any]
+    clock: Clock
+
+    async def start_traffic(self) -> None:
+        """Let clients use the node."""
+        ...
+
+    async def stop_traffic(self) -> None:
+        """Undo `start_traffic`."""
+        ...
+
+    async def hide_traffic(self) -> None:
+        """Prevent the probe from finding out whether there is traffic."""
+        ...
+
+
+class TrafficProbeContract(_Contract[TrafficProbeBackend]):
+    """The contract of ports.TrafficProbe."""
+
+    async def _probe(self, backend: TrafficProbeBackend) -> Ok | Busy | Unknown:
+        return await backend.probe.probe(step_context(backend.host, backend.params, backend.clock))
+
+    @scenario
+    async def test_idle_node_is_ok(self, backend: TrafficProbeBackend) -> None:
+        assert isinstance(await self._probe(backend), Ok)
+
+    @scenario
+    async def test_traffic_is_busy_until_it_ends(self, backend: TrafficProbeBackend) -> None:
+        await backend.start_traffic()
+        found = await self._probe(backend)
+        assert isinstance(found, Busy)
+        assert f"{backend.host.name} is busy" in found.text
+        await backend.stop_traffic()
+        assert isinstance(await self._probe(backend), Ok)
+
+    @scenario
+    async def test_repeated_probe_changes_nothing(self, backend: TrafficProbeBackend) -> None:
+        await backend.start_traffic()
+        assert await self._probe(backend) == await self._probe(backend)
+
+    @scenario
+    async def test_unseen_traffic_is_unknown_and_names_node(self, backend: TrafficProbeBackend) -> None:
+        await backend.hide_traffic()
+        found = await self._probe(backend)
+        assert isinstance(found, Unknown)
+        assert backend.host.name in found.text
+
+
+class ObserverBackend(Protocol):
+    """An observer and three nodes: one up, one down, one that it cannot judge."""
+
+    observer: Observer
+    clock: Clock
+    up: Host
+    down: Host
+    unclear: Host
+
+
+class ObserverContract(_Contract[ObserverBackend]):
+    """The contract of ports.Observer."""
+
+    @scenario
+    async def test_reports_health_and_cause_of_each_node(self, backend: ObserverBackend) -> None:
+        hosts = [backend.down, backend.up, backend.unclear]
+        seen = await backend.observer.observe(hosts)
+        assert [o.node for o in seen] == [host.name for host in hosts]
+        assert [o.sight for o in seen] == [NodeHealth.DOWN, NodeHealth.UP, NodeHealth.UNKNOWN]
+        assert all(o.why for o in seen)
+        assert not any(o.cordoned_by_other for o in seen)
+
+    @scenario
+    async def test_reports_time_of_observation(self, backend: ObserverBackend) -> None:
+        before = backend.clock.now()
+        (seen,) = await backend.observer.observe([backend.up])
+        assert before <= seen.at <= backend.clock.now()
+
+    @scenario
+    async def test_no_nodes_give_no_observations(self, backend: ObserverBackend) -> None:
+        assert list(await backend.observer.observe([])) == []
+
+    @scenario
+    async def test_many_nodes_are_all_answered(self, backend: ObserverBackend) -> None:
+        hosts = [replace(backend.up, name=f"n{number}") for number in range(MANY_NODES)]
+        seen = await backend.observer.observe(hosts)
+        assert [o.node for o in seen] == [host.name for host in hosts]
+
+
+class InventoryBackend(Protocol):
+    """An inventory whose source holds the nodes `names`."""
+
+    inventory: Inventory
+    names: set[str]
+
+    async def break_source(self) -> None:
+        """Make the source unreadable, or unreachable."""
+        ...
+
+
+class InventoryContract(_Contract[InventoryBackend]):
+    """The contract of ports.Inventory."""
+
+    @scenario
+    async def test_returns_each_node_once_with_its_source(self, backend: InventoryBackend) -> None:
+        nodes = await backend.inventory.refresh()
+        assert sorted(node.name for node in nodes) == sorted(backend.names)
+        assert {node.source for node in nodes} == {backend.inventory.source}
+        texts = [text for node in nodes for label in node.labels.items() for text in label]
+        assert all(isinstance(text, str) for text in texts)
+
+    @scenario
+    async def test_repeated_refresh_returns_the_same(self, backend: InventoryBackend) -> None:
+        assert list(await backend.inventory.refresh()) == list(await backend.inventory.refresh())
+
+    @scenario
+    async def test_broken_source_raises_and_returns_no_part(self, backend: InventoryBackend) -> None:
+        await backend.break_source()
+        with pytest.raises(SourceFailed, match=r"."):
+            await backend.inventory.refresh()
+
+
+class WatchBackend(Protocol):
+    """A watch whose source holds the nodes `names`."""
+
+    watch: Watch
+    names: set[str]
+
+    async def add_node(self) -> str:
+        """Add a node to the source and return its name."""
+        ...
+
+
+class WatchContract(_Contract[WatchBackend]):
+    """The contract of ports.Watch."""
+
+    @scenario
+    async def test_reports_nodes_and_changes_until_cancelled(self, backend: WatchBackend) -> None:
+        observed: dict[str, Observation] = {}
+        event = asyncio.Event()
+        changes = 0
+
+        def on_observed(observations: Sequence[Observation]) -> None:
+            observed.update({each.node: each for each in observations})
+            event.set()
+
+        def on_nodes_changed() -> None:
+            nonlocal changes
+            changes += 1
+            event.set()
+
+        async def wait_until(names: set[str], more_changes_than: int) -> None:
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                while not names <= observed.keys() or changes <= more_changes_than:
+                    await event.wait()
+                    event.clear()
+
+        task = asyncio.create_task(backend.watch.run(on_observed, on_nodes_changed))
+        try:
+            await wait_until(backend.names, -1)
+            before = changes
+            await wait_until({await backend.add_node()}, before)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert task.cancelled()

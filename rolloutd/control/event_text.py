@@ -1,0 +1,119 @@
+"""Sentences for audit entries, one line each.
+
+The entries are the record; `--json` shows them whole.  An event that this
+version does not know is shown by its name, because the daemon may be newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rolloutd.audit_names import with_current_names
+from rolloutd.text import pluralize
+
+Fields = Mapping[str, Any]
+
+
+def describe_entry(entry: Mapping[str, Any]) -> str:
+    """Return one line for an entry, without its time and actor."""
+    node, text = entry.get("node"), describe_event(entry)
+    return f"{node}: {text}" if node else text
+
+
+def describe_event(entry: Mapping[str, Any]) -> str:
+    """Return one line for an entry, without its time, actor, rollout and node."""
+    entry = with_current_names(entry)
+    fields = entry.get("fields") or {}
+    formatter = _FORMATTERS.get(entry["event"])
+    if formatter is not None:
+        return " ".join(formatter(fields).split())
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in entry["event"]).strip()
+
+
+def actor_name(entry: Mapping[str, Any]) -> str:
+    who = entry.get("actor") or {}
+    return str(who.get("name", "?"))
+
+
+def gate_label(gate: Mapping[str, Any]) -> str:
+    """Return a gate's name: `continue after canary`."""
+    return f"{gate['gate']} after {gate['wave']}" if gate.get("wave") else str(gate["gate"])
+
+
+def step_label(step: str) -> str:
+    """Return a step's name for people: `isolate.0.command` is `isolate: command`."""
+    parts = [part for part in step.split(".") if not part.isdigit()]
+    return ": ".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else step
+
+
+def _describe_phase_move(fields: Fields) -> str:
+    failure = fields.get("failure") or {}
+    what = f"{failure['step']}: {failure['message']}" if failure else fields.get("text") or ""
+    outcome = f" ({fields['outcome']})" if fields.get("outcome") else ""
+    attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
+    return f"{fields['source']} \u2192 {fields['target']}{outcome}{attempt}{': ' + what if what else ''}"
+
+
+def _describe_step(fields: Fields) -> str:
+    text = f": {fields['text']}" if fields.get("text") else ""
+    state = "begun" if fields["state"] == "intended" else fields["state"]
+    return f"{fields['action']} {step_label(fields['step'])} {state}{text}"
+
+
+def _describe_vote(fields: Fields) -> str:
+    vote = fields["vote"]
+    return f"voted {'yes' if vote['yes'] else 'no'} at {gate_label(vote)}: {vote['reason']}"
+
+
+def _describe_hold(fields: Fields) -> str:
+    hold = fields["hold"]
+    return f"held as {hold['source']}/{hold['id']}: {hold['reason']}"
+
+
+def _join_names(nodes: list[Any]) -> str:
+    shown = [node["name"] if isinstance(node, dict) else str(node) for node in nodes[:3]]
+    return ", ".join(shown) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+
+
+def _with_reason(verb: str) -> Callable[[Fields], str]:
+    return lambda fields: f"{verb}: {fields['reason']}" if fields.get("reason") else verb
+
+
+_FORMATTERS: dict[str, Callable[[Fields], str]] = {
+    "PhaseMoved": _describe_phase_move,
+    "StepRecorded": _describe_step,
+    "VoteCast": _describe_vote,
+    "VoteWithdrawn": _with_reason("withdrew a vote"),
+    "GateOpened": lambda f: f"opened the gate {gate_label(f)}",
+    "RolloutOpened": lambda f: f"submitted {f['name']}, {pluralize(len(f['targets']), 'target')}",
+    "RolloutPaused": _with_reason("paused the rollout"),
+    "RolloutResumed": _with_reason("resumed the rollout"),
+    "RolloutCancelled": _with_reason("cancelled the rollout"),
+    "RolloutEnded": lambda _: "the rollout has ended",
+    "RolloutDeleted": lambda _: "deleted the rollout",
+    "TargetsJoined": lambda f: f"joined: {_join_names([target['node'] for target in f['targets']])}",
+    "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
+    "ChangeNeeded": lambda f: f"checked: needs the change {f.get('text', '')}",
+    "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
+    "NodeAdvanced": _with_reason("advanced"),
+    "TeamRulesChanged": lambda f: (
+        f"set the rules of team {f['team']}: {pluralize(len(f['windows']), 'window')}, "
+        f"canaries {', '.join(f['canaries']) or 'none'}: {f['reason']}"
+    ),
+    "HoldTaken": _describe_hold,
+    "HoldReleased": lambda f: f"hold {f['source']}/{f['id']} released",
+    "FreezeStarted": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",
+    "FreezeLifted": lambda _: "lifted a freeze",
+    "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
+    "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
+    "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
+    "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
+    "RunOutputPruned": lambda f: (
+        f"removed the output of {pluralize(f['runs'], 'run')}, after `keep` of the settings"
+    ),
+    "IsolationReleased": lambda f: f"returned to service by {f['kind']}: no hold is left",
+    "SettingsChanged": lambda f: f"settings changed: {', '.join(f['changed'])}",
+}
+
+EVENT_NAMES = tuple(_FORMATTERS)

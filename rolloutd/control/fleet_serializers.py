@@ -1,0 +1,137 @@
+"""Serializers of slots, holds, freezes, settings and the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from machines.facts.availability import Unavailability
+from machines.facts.index import Index
+from machines.model.node import Node, NodeHealth
+from machines.model.rollout import Hold, Target
+from machines.model.windows import Freeze
+from machines.rules import pools
+from rolloutd import reason_text
+from rolloutd.control import wire_fleet
+from rolloutd.control.serializers import format_optional_timestamp, format_timestamp
+from rolloutd.engine.state import SourceState, State
+from rolloutd.settings import Settings
+
+
+def locks(state: State) -> wire_fleet.Locks:
+    now = state.now()
+    index = state.index
+    return {
+        "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids())],
+        "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
+        "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
+        "seq": state.changes.latest_seq,
+    }
+
+
+def _pool_slots(index: Index, pool_id: str, now: float) -> wire_fleet.PoolSlots:
+    held = [_slot_holder(each) for each in pools.slot_holders(index, pool_id, now)]
+    return {
+        "pool": pool_id,
+        "max_unavailable": index.budget(index.pool(pool_id)),
+        "members": len(index.pool(pool_id).members),
+        "down": len(held),
+        "unobserved": sum(each["unobserved"] for each in held),
+        "holders": held,
+    }
+
+
+def _slot_holder(each: Unavailability) -> wire_fleet.SlotHolder:
+    by = each.cause
+    return {
+        "node": each.node,
+        "why": reason_text.describe_unavailability(each.params),
+        "state": reason_text.describe_state(each.params),
+        "rollout": by.rollout if isinstance(by, Target) else None,
+        "source": by.source if isinstance(by, Hold) else None,
+        "id": by.id if isinstance(by, Hold) else None,
+        "since": format_optional_timestamp(each.since),
+        "unobserved": not each.confirmed,
+    }
+
+
+def hold(each: Hold) -> wire_fleet.Hold:
+    return {
+        "node": each.node,
+        "source": each.source,
+        "id": each.id,
+        "by": each.actor.name,
+        "reason": each.reason,
+        "at": format_timestamp(each.at),
+        "until": format_optional_timestamp(each.until),
+    }
+
+
+def freeze(each: Freeze) -> wire_fleet.Freeze:
+    return {
+        "id": each.id,
+        "scope": each.scope,
+        "by": each.by,
+        "reason": each.reason,
+        "at": format_timestamp(each.at),
+        "until": format_optional_timestamp(each.until),
+    }
+
+
+# -- the settings -------------------------------------------------------------
+
+
+def settings(current: Settings) -> wire_fleet.SettingsSummary:
+    """Return limits, admins and teams; hosts, keys and paths stay private."""
+    return {
+        "observe_only": current.observe_only,
+        "max_parallel": current.max_parallel,
+        "admins": list(current.admins),
+        "teams": [
+            {
+                "team": name,
+                "members": list(team.members),
+                "checks": len(team.verify),
+                "windows": len(team.windows),
+                "canaries": list(team.canaries),
+            }
+            for name, team in sorted(current.teams.items())
+        ],
+        "pools": [
+            {"key": key, "max_unavailable": str(pool.max_unavailable)} for key, pool in current.pools.items()
+        ],
+    }
+
+
+# -- the inventory ------------------------------------------------------------
+
+
+def inventory(index: Index, sources: Mapping[str, SourceState]) -> wire_fleet.Inventory:
+    return {
+        "nodes": [
+            _inventory_node(index, each) for each in sorted(index.nodes.values(), key=lambda one: one.name)
+        ],
+        "sources": [
+            {
+                "source": each.source,
+                "refreshed_at": format_optional_timestamp(each.refreshed_at),
+                "nodes": each.nodes,
+                "error": each.error or None,
+            }
+            for each in sources.values()
+        ],
+    }
+
+
+def _inventory_node(index: Index, each: Node) -> wire_fleet.InventoryNode:
+    seen = index.observation(each.name)
+    return {
+        "node": each.name,
+        "kind": each.kind.value,
+        "team": each.team,
+        "labels": dict(each.labels),
+        "pools": list(index.pools_of(each)),
+        "sources": list(each.sources),
+        "sight": (NodeHealth.UNKNOWN if seen is None else seen.sight).value,
+        "seen_at": None if seen is None else format_timestamp(seen.at),
+        "why": "not observed yet" if seen is None else seen.why or None,
+    }

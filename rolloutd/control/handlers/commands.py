@@ -1,0 +1,388 @@
+"""Handlers of commands: each is decided and written under one lock.
+
+No event is written between the decision and the commit, so a command is judged
+by the facts that it changes.  The rules of the commands are in rolloutd.commands.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+
+from machines.model.plan import GateName
+from machines.model.rollout import Rollout, Target
+from machines.rules import gates
+from rolloutd.commands import holds_and_freezes, rollout_commands, voting
+from rolloutd.commands.rollout_commands import Events
+from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
+from rolloutd.control.identity import Identity
+from rolloutd.control.resolve import ResolvedRollout, resolve_for_deletion, resolve_rollout
+from rolloutd.control.routes import ANY_TEAM_MEMBER, Request, RouteTable, Services
+from rolloutd.engine.state import State
+from rolloutd.errors import Refused
+
+OWNERS_ONLY = "members of the team that owns the plan, and admins"
+FREEZE_CALLERS = "admins; members of a team for its own scope"
+
+NO_REASON = "no reason given"
+
+_ROLLOUT_PATH, _NODE_PATH = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
+_REASON, _REASON_NOW = requests.ReasonBody, requests.ReasonNowBody
+
+_RolloutCommand = Callable[[State, Identity, Rollout, str], Events]
+_NodeCommand = Callable[[State, Identity, Rollout, Target, str], Events]
+
+routes = RouteTable()
+
+
+# -- gates --------------------------------------------------------------------
+
+
+@routes.add(
+    "POST",
+    f"{_ROLLOUT_PATH}/votes",
+    body_model=requests.CastVote,
+    allowed_callers="members of the teams that the gate asks",
+    right=rights.voter,
+)
+async def vote(services: Services, request: Request) -> wire.Gate:
+    """Vote yes or no at a gate."""
+    body: requests.CastVote = request.body
+    ballot = voting.Ballot(
+        gate=GateName(body.gate),
+        yes=body.yes,
+        reason=body.reason,
+        team=body.team,
+        digest=body.digest,
+        wave=body.wave,
+        shown=None if body.shown is None else tuple(body.shown),
+        nodes=tuple(body.nodes),
+        more=body.more,
+        until=_epoch_seconds(body.until),
+    )
+    return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
+
+
+@routes.add(
+    "POST",
+    f"{_ROLLOUT_PATH}/withdraw",
+    body_model=requests.WithdrawVote,
+    allowed_callers="the caller who cast the votes",
+    right=rights.voter,
+)
+async def withdraw(services: Services, request: Request) -> wire.Gate:
+    """Withdraw one's own votes at a gate."""
+    body: requests.WithdrawVote = request.body
+    command = partial(
+        voting.withdraw, gate=GateName(body.gate), reason=body.reason, team=body.team, wave=body.wave
+    )
+    return await _change_votes(services, request, command)
+
+
+# -- rollouts -----------------------------------------------------------------
+
+
+@routes.add(
+    "POST",
+    f"{_ROLLOUT_PATH}/pause",
+    body_model=_REASON_NOW,
+    allowed_callers=OWNERS_ONLY,
+    right=rights.plan_owner,
+)
+async def pause(services: Services, request: Request) -> wire.Rollout:
+    """Start no node of a rollout until it is resumed."""
+    return await _command_rollout(services, request, partial(rollout_commands.pause, stop=request.body.now))
+
+
+@routes.add(
+    "POST",
+    f"{_ROLLOUT_PATH}/resume",
+    body_model=_REASON,
+    allowed_callers=OWNERS_ONLY,
+    right=rights.plan_owner,
+)
+async def resume(services: Services, request: Request) -> wire.Rollout:
+    """Lift a person's pause."""
+    return await _command_rollout(services, request, rollout_commands.resume)
+
+
+@routes.add(
+    "POST",
+    f"{_ROLLOUT_PATH}/cancel",
+    body_model=_REASON_NOW,
+    allowed_callers=OWNERS_ONLY,
+    right=rights.plan_owner,
+)
+async def cancel(services: Services, request: Request) -> wire.Rollout:
+    """End a rollout: none of its nodes starts again."""
+    return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.body.now))
+
+
+@routes.add("DELETE", _ROLLOUT_PATH, allowed_callers=OWNERS_ONLY, right=rights.plan_owner)
+async def delete(services: Services, request: Request) -> wire.DeleteResponse:
+    """Delete a closed rollout and the output of its runs; its audit stays."""
+    resolved = await resolve_for_deletion(services.state, request.path_params["r"])
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        rollout = current_rollout(services.state, resolved)
+        targets = tuple(resolved.index.targets(rollout.id))
+        await commit(rollout_commands.delete(services.state, request.identity, rollout, targets), "delete")
+    services.prune_runs()
+    return {"rollout": resolved.rollout.id}
+
+
+# -- nodes --------------------------------------------------------------------
+
+
+@routes.add(
+    "POST",
+    f"{_NODE_PATH}/advance",
+    body_model=_REASON,
+    allowed_callers="members of the team that owns the plan or the node, and admins",
+    right=rights.plan_or_node_owner,
+)
+async def advance(services: Services, request: Request) -> wire.Node:
+    """Move a waiting node to the front of its wave."""
+    return await _command_node(services, request, rollout_commands.advance)
+
+
+@routes.add(
+    "POST", f"{_NODE_PATH}/retry", body_model=_REASON, allowed_callers=OWNERS_ONLY, right=rights.plan_owner
+)
+async def retry(services: Services, request: Request) -> wire.Node:
+    """Retry a failed node."""
+    return await _command_node(services, request, rollout_commands.retry)
+
+
+@routes.add(
+    "POST", f"{_NODE_PATH}/rollback", body_model=_REASON, allowed_callers=OWNERS_ONLY, right=rights.plan_owner
+)
+async def rollback(services: Services, request: Request) -> wire.Node:
+    """Run the rollback playbook on a failed node."""
+    return await _command_node(services, request, rollout_commands.rollback)
+
+
+@routes.add(
+    "POST",
+    f"{_NODE_PATH}/skip",
+    body_model=requests.SkipNode,
+    allowed_callers=OWNERS_ONLY,
+    right=rights.plan_owner,
+)
+async def skip(services: Services, request: Request) -> wire.Node:
+    """Leave a node out of a rollout."""
+    command = partial(rollout_commands.skip, isolation_choice=request.body.put_back)
+    return await _command_node(services, request, command)
+
+
+@routes.add(
+    "POST",
+    "/v1/nodes/{n}/return",
+    body_model=requests.OptionalReasonBody,
+    is_body_optional=True,
+    allowed_callers=OWNERS_ONLY,
+    right=rights.isolation_owner,
+)
+async def return_node(services: Services, request: Request) -> wire.Node:
+    """Return a node to service that was left isolated."""
+    state, node = services.state, request.path_params["n"]
+    reason = request.body.reason or NO_REASON
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        target, events = rollout_commands.return_node(state, request.identity, node, reason)
+        await commit(events, f"return: {reason}")
+    rollout = ResolvedRollout(state.index, state.index.rollout(target.rollout), live=True)
+    return _node_response(services, rollout, node)
+
+
+# -- holds and freezes --------------------------------------------------------
+
+
+@routes.add(
+    "PUT",
+    "/v1/holds",
+    body_model=requests.TakeHold,
+    allowed_callers="members of the node's team, and admins",
+    right=rights.team_member,
+)
+async def hold(services: Services, request: Request) -> wire_fleet.Hold:
+    """Take a node's slots; observe its pool first if it is unknown whether one is free."""
+    try:
+        return await _take_hold(services, request)
+    except holds_and_freezes.SlotStateUnknown as unknown:
+        await services.observe_nodes(unknown.nodes)
+        return await _take_hold(services, request)
+
+
+async def _take_hold(services: Services, request: Request) -> wire_fleet.Hold:
+    body: requests.TakeHold = request.body
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        granted, events = holds_and_freezes.hold(
+            services.state,
+            request.identity,
+            body.node,
+            body.reason,
+            source=body.source,
+            id=body.id,
+            until=_epoch_seconds(body.until),
+        )
+        await commit(events, f"hold: {body.reason}")
+    return fleet_serializers.hold(granted)
+
+
+@routes.add(
+    "DELETE",
+    "/v1/holds",
+    body_model=requests.ReleaseHold,
+    allowed_callers="the owner of the hold, and admins",
+    right=rights.team_member,
+)
+async def release(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
+    """Release a hold on a node."""
+    body: requests.ReleaseHold = request.body
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        events = holds_and_freezes.release(
+            services.state, request.identity, body.node, source=body.source, id=body.id
+        )
+        await commit(events, "release")
+    return {"lifted": len(events)}
+
+
+@routes.add(
+    "POST",
+    "/v1/freezes",
+    body_model=requests.StartFreeze,
+    allowed_callers=FREEZE_CALLERS,
+    right=rights.team_member,
+)
+async def freeze(services: Services, request: Request) -> wire_fleet.Freeze:
+    """Start no node in a scope until the freeze is lifted."""
+    body: requests.StartFreeze = request.body
+    freeze_id = f"freeze-{secrets.token_hex(4)}"
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        events = holds_and_freezes.freeze(
+            services.state, request.identity, body.scope, body.reason, _epoch_seconds(body.until), freeze_id
+        )
+        await commit(events, f"freeze: {body.reason}")
+    return fleet_serializers.freeze(
+        next(each for each in services.state.index.freezes if each.id == freeze_id)
+    )
+
+
+@routes.add(
+    "DELETE",
+    "/v1/freezes",
+    body_model=requests.LiftFreeze,
+    is_body_optional=True,
+    allowed_callers=FREEZE_CALLERS,
+    right=rights.team_member,
+)
+async def unfreeze(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
+    """Lift the freezes of a scope, or one by its id."""
+    body: requests.LiftFreeze = request.body
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope)
+        await commit(events, f"unfreeze: {body.reason or NO_REASON}")
+    return {"lifted": len(events)}
+
+
+@routes.add(
+    "POST",
+    "/v1/inventory/refresh",
+    body_model=requests.EmptyBody,
+    is_body_optional=True,
+    allowed_callers=ANY_TEAM_MEMBER,
+    right=rights.team_member,
+)
+async def refresh(services: Services, request: Request) -> wire_fleet.RefreshResponse:
+    """Read the inventory sources again, in the background."""
+    services.refresh_inventory()
+    return {"sources": sorted(services.state.sources)}
+
+
+# -- what handlers share ------------------------------------------------------
+
+
+async def _change_votes(
+    services: Services, request: Request, command: Callable[[State, Identity, Rollout], Events]
+) -> wire.Gate:
+    name = GateName(request.body.gate)
+    resolved = await resolve_live(services, request)
+    # Resolved before the vote, which may open the gate: without a name the next gate would answer.
+    wave = voting.resolve_wave(services.state, resolved.rollout, name, request.body.wave)
+    await _decide_and_commit(services, request, resolved, partial(command, services.state, request.identity))
+    return gate_response(services, resolved, name, wave)
+
+
+async def _command_rollout(services: Services, request: Request, command: _RolloutCommand) -> wire.Rollout:
+    resolved = await resolve_live(services, request)
+    await _decide_and_commit(
+        services,
+        request,
+        resolved,
+        lambda rollout: command(services.state, request.identity, rollout, request.body.reason),
+    )
+    return serializers.rollout(services.state, _reresolve(services.state, resolved))
+
+
+async def _command_node(services: Services, request: Request, command: _NodeCommand) -> wire.Node:
+    resolved = await resolve_live(services, request)
+    node = request.path_params["n"]
+    await _decide_and_commit(
+        services,
+        request,
+        resolved,
+        lambda rollout: command(
+            services.state, request.identity, rollout, resolved.target(node), request.body.reason
+        ),
+    )
+    return _node_response(services, _reresolve(services.state, resolved), node)
+
+
+async def _decide_and_commit(
+    services: Services,
+    request: Request,
+    resolved: ResolvedRollout,
+    decide_events: Callable[[Rollout], Events],
+) -> None:
+    """Decide by facts that nothing else can change meanwhile, and write."""
+    async with services.state.exclusive_commit(request.identity.actor) as commit:
+        events = decide_events(current_rollout(services.state, resolved))
+        await commit(events, f"{request.operation}: {request.body.reason}")
+
+
+async def resolve_live(services: Services, request: Request) -> ResolvedRollout:
+    """Return the rollout of the path; raises Refused if it is closed."""
+    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    if not resolved.live:
+        raise Refused("closed", f"{resolved.rollout.id}: the rollout is closed; submit its plan again")
+    return resolved
+
+
+def current_rollout(state: State, resolved: ResolvedRollout) -> Rollout:
+    """Return the rollout as it is now; others may have changed it since it was resolved."""
+    return state.index.rollouts.get(resolved.rollout.id, resolved.rollout)
+
+
+def _reresolve(state: State, resolved: ResolvedRollout) -> ResolvedRollout:
+    return ResolvedRollout(state.index, current_rollout(state, resolved), live=True)
+
+
+def gate_response(services: Services, resolved: ResolvedRollout, name: GateName, wave: str) -> wire.Gate:
+    """Return the current state of a gate."""
+    index, now, rollout = (
+        services.state.index,
+        services.state.now(),
+        current_rollout(services.state, resolved),
+    )
+    return serializers.gate(index, rollout, gates.gate_view(index, rollout, name, wave, now), now)
+
+
+def _node_response(services: Services, resolved: ResolvedRollout, name: str) -> wire.Node:
+    target = resolved.target(name)
+    blocker = serializers.blocking_reason(services.state, resolved, target)
+    return serializers.node(services.state, resolved, target, blocker)
+
+
+def _epoch_seconds(until: datetime | None) -> float | None:
+    return None if until is None else until.timestamp()

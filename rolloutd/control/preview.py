@@ -1,0 +1,170 @@
+"""The preview of a plan: what it would do, without opening a rollout.
+
+The plan becomes a rollout in an index of its own, among all live rollouts, and
+the same rules judge it as would judge the real one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from machines.facts import votes
+from machines.facts.index import Index
+from machines.facts.projection import Projection
+from machines.model.plan import GateName
+from machines.model.reasons import Reason
+from machines.model.rollout import Actor, Rollout, Target
+from machines.rules import pools, start_blockers
+from rolloutd.commands.submit import ResolvedPlan
+from rolloutd.control import serializers, wire_plans
+from rolloutd.engine.state import State
+from rolloutd.text import pluralize
+
+DRAFT_ROLLOUT_ID = "(preview)"
+"""The preview's rollout id; no plan's name can contain parentheses."""
+
+
+def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Preview:
+    index = _build_index(state, draft, actor)
+    rollout = index.rollout(DRAFT_ROLLOUT_ID)
+    targets = list(index.targets(DRAFT_ROLLOUT_ID))
+    blockers = {target.node: _first_blocker(index, rollout, target, state.now()) for target in targets}
+    digest = draft.digest
+    return {
+        "targets": [
+            {
+                "node": target.node,
+                "team": target.team,
+                "pools": list(target.pools),
+                "wave": target.wave,
+                "position": target.position,
+                "cannot_start": serializers.reason(blockers[target.node]),
+            }
+            for target in targets
+        ],
+        "waves": _waves(draft, targets),
+        "pools": _pools(index, targets),
+        "gates": [_gate_preview(state, rollout, gate, targets) for gate in GateName],
+        "traffic_probes": serializers.traffic_probes(draft.plan),
+        "not_probed": serializers.not_probed(draft.plan),
+        "digest": digest.whole,
+        "hashes": serializers.hashes(digest),
+        "warnings": [*_warnings(state, draft, targets), *_unopenable_gates(state, rollout, targets)],
+    }
+
+
+def _build_index(state: State, draft: ResolvedPlan, actor: Actor) -> Index:
+    facts = state.index.snapshot()
+    rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, state.now(), len(draft.targets))
+    targets = tuple(replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets)
+    index = Projection.build(
+        replace(facts, rollouts=(*facts.rollouts, rollout), targets=(*facts.targets, *targets)),
+        state.index.limits,
+    )
+    index.record_observations(state.index.observations, state.now())
+    return index
+
+
+def _first_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return why the node cannot start, apart from gates, waves and missing observations."""
+    for reason in (
+        start_blockers.node_blocker(index, rollout, target, now),
+        pools.slot_blocker(index, target, now),
+    ):
+        if reason is not None and reason.code not in start_blockers.NEEDS_OBSERVATION:
+            return reason
+    return None
+
+
+def _waves(draft: ResolvedPlan, targets: list[Target]) -> list[wire_plans.PreviewWave]:
+    return [
+        {
+            "wave": spec.name,
+            "nodes": [target.node for target in targets if target.wave == spec.name],
+            "max_parallel": spec.max_parallel,
+            "soak_s": spec.soak_s,
+            "gate": None if spec.gate is None else GateName.CONTINUE.value,
+        }
+        for spec in draft.plan.waves
+    ]
+
+
+def _pools(index: Index, targets: list[Target]) -> list[wire_plans.PreviewPool]:
+    counted = Counter(pool for target in targets for pool in target.pools)
+    return [
+        {
+            "pool": pool,
+            "targets": number,
+            "members": len(index.pool(pool).members),
+            "max_unavailable": index.budget(index.pool(pool)),
+        }
+        for pool, number in sorted(counted.items())
+    ]
+
+
+def _gate_preview(
+    state: State, rollout: Rollout, gate: GateName, targets: list[Target]
+) -> wire_plans.PreviewGate:
+    need = votes.requirement(rollout, gate)
+    teams = sorted({target.team for target in targets if target.team is not None}) if need.each_team else []
+    return {
+        "gate": gate.value,
+        "needs": {"owner": need.owner, "each_team": need.each_team, "four_eyes": need.four_eyes},
+        "answerable_by": {
+            "owner": _team_members(state, rollout.plan.owner) if need.owner else [],
+            "teams": {team: _team_members(state, team) for team in teams},
+        },
+    }
+
+
+def _team_members(state: State, team: str) -> list[str]:
+    known = state.settings.teams.get(team)
+    return [] if known is None else list(known.members)
+
+
+def _warnings(state: State, draft: ResolvedPlan, targets: list[Target]) -> list[str]:
+    warnings = []
+    unowned = sorted(target.node for target in targets if target.team is None)
+    if unowned:
+        warnings.append(
+            f"{pluralize(len(unowned), 'target')} without a team, such as {unowned[0]}: no votes are asked"
+        )
+    unknown_teams = sorted(
+        {target.team for target in targets if target.team and target.team not in state.settings.teams}
+    )
+    warnings += [
+        f"team {team} owns targets but is not in the settings: it has no voters; add it"
+        for team in unknown_teams
+    ]
+    used_waves = {target.wave for target in targets}
+    warnings += [
+        f"wave {spec.name} is empty: its selector matches none of the remaining targets"
+        for spec in draft.plan.waves[:-1]
+        if spec.name not in used_waves
+    ]
+    return warnings
+
+
+def _unopenable_gates(state: State, rollout: Rollout, targets: list[Target]) -> list[str]:
+    """Return a warning for each gate that cannot open, before the rollout is stuck there."""
+    warnings = []
+    for gate in GateName:
+        need = votes.requirement(rollout, gate)
+        required_votes = {
+            target.team: need.each_team for target in targets if target.team in state.settings.teams
+        }
+        required_votes[rollout.plan.owner] = max(need.owner, required_votes.get(rollout.plan.owner, 0))
+        for team, wanted in sorted(required_votes.items(), key=str):
+            voters = set(_team_members(state, str(team)))
+            if any(member.startswith("@") for member in voters):
+                continue  # the number of members of a group is unknown here, and changes
+            if need.four_eyes:
+                voters.discard(rollout.submitted_by.name)
+            if len(voters) < wanted:
+                besides = f" besides the submitter {rollout.submitted_by.name}" if need.four_eyes else ""
+                problem = (
+                    f"gate {gate.value} cannot open: it needs {pluralize(wanted, 'vote')} of team {team}"
+                )
+                warnings.append(f"{problem}, which has {pluralize(len(voters), 'voter')}{besides}")
+    return warnings

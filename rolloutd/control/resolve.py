@@ -1,0 +1,122 @@
+"""Resolution of a rollout by its id, a prefix of its id, or its plan's name.
+
+Live rollouts are in the index; closed ones are loaded from the store into an
+index of their own, so that one code path serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from machines.facts.projection import Projection
+from machines.model.rollout import Rollout, Target
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound, Refused
+
+MIN_PREFIX_CHARS = 3
+"""Minimum characters of an id's prefix; fewer are probably a typing mistake."""
+
+MAX_CLOSED = 1_000
+"""Closed rollouts that are listed and found by their plan's name; older ones need their id."""
+
+MAX_CANDIDATES_NAMED = 5
+"""Candidates named in an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRollout:
+    """A rollout and the index that contains it; `live` is whether that is the daemon's own."""
+
+    index: Projection
+    rollout: Rollout
+    live: bool
+
+    def target(self, node: str) -> Target:
+        """Return a node of the rollout; raises NotFound."""
+        try:
+            return self.index.target(self.rollout.id, node)
+        except KeyError:
+            raise NotFound(
+                f"{self.rollout.id}: no node {node}; list them with rolloutctl nodes {self.rollout.id}"
+            ) from None
+
+
+async def resolve_rollout(state: State, name_or_id: str) -> ResolvedRollout:
+    """Return the rollout; raises NotFound, or Refused if several match."""
+    rollouts = state.index.rollouts
+    if name_or_id in rollouts:
+        return ResolvedRollout(state.index, rollouts[name_or_id], live=True)
+    live = [each for each in rollouts.values() if each.plan.name == name_or_id and not each.closed]
+    live = live or [each for each in rollouts.values() if each.plan.name == name_or_id]
+    if len(live) == 1:
+        return ResolvedRollout(state.index, live[0], live=True)
+    closed = await _closed_names(state)
+    candidates = {each.id: each.plan.name for each in live} or {
+        rollout: name for rollout, name in closed.items() if rollout == name_or_id or name == name_or_id
+    }
+    if not candidates and len(name_or_id) >= MIN_PREFIX_CHARS:
+        all_names = closed | {each.id: each.plan.name for each in rollouts.values()}
+        candidates = {rollout: name for rollout, name in all_names.items() if rollout.startswith(name_or_id)}
+    if len(candidates) > 1:
+        raise _ambiguous_name(name_or_id, candidates)
+    return await _load(state, next(iter(candidates), name_or_id))
+
+
+async def resolve_for_deletion(state: State, name_or_id: str) -> ResolvedRollout:
+    """Return the rollout to delete; raises as resolve_rollout does.
+
+    Deletion cannot be undone: a plan's name is ambiguous if any other rollout,
+    live or closed, has it.
+    """
+    resolved = await resolve_rollout(state, name_or_id)
+    if name_or_id == resolved.rollout.plan.name and name_or_id != resolved.rollout.id:
+        all_names = await _closed_names(state) | {
+            each.id: each.plan.name for each in state.index.rollouts.values()
+        }
+        same_name = [rollout for rollout, name in all_names.items() if name == name_or_id]
+        if len(same_name) > 1:
+            raise _ambiguous_name(name_or_id, same_name)
+    return resolved
+
+
+async def resolve_in_audit(state: State, name_or_id: str) -> str:
+    """Return the rollout's id, also that of a deleted one, which only the audit has.
+
+    Raises NotFound, or Refused if several match.
+    """
+    try:
+        return (await resolve_rollout(state, name_or_id)).rollout.id
+    except NotFound:
+        if await state.store.read_audit(limit=1, rollout=name_or_id):
+            return name_or_id
+    raise NotFound(
+        f"{name_or_id}: no such rollout in the list or the audit; name a deleted one by its whole id"
+    )
+
+
+async def _closed_names(state: State) -> dict[str, str]:
+    return {each.id: each.name for each in await state.store.list_closed_rollouts(MAX_CLOSED)}
+
+
+def _ambiguous_name(name_or_id: str, candidates: Collection[str]) -> Refused:
+    named_ids = ", ".join(list(candidates)[:MAX_CANDIDATES_NAMED])
+    return Refused(
+        "ambiguous", f"{name_or_id}: {len(candidates)} rollouts match ({named_ids}); name one by its id"
+    )
+
+
+async def _load(state: State, rollout_id: str) -> ResolvedRollout:
+    known = state.index.rollouts.get(rollout_id)
+    if known is not None:
+        return ResolvedRollout(state.index, known, live=True)
+    try:
+        closed = await state.store.load_rollout(rollout_id)
+    except NotFound:
+        raise NotFound(f"{rollout_id}: no such rollout; list them with rolloutctl rollouts") from None
+    targets = tuple(await state.store.load_targets(rollout_id))
+    facts = state.index.snapshot()
+    merged_facts = replace(facts, rollouts=(*facts.rollouts, closed), targets=(*facts.targets, *targets))
+    index = Projection.build(merged_facts, state.index.limits)
+    index.record_observations(state.index.observations, state.now())
+    return ResolvedRollout(index, closed, live=False)

@@ -1,0 +1,146 @@
+"""HTTP responses: JSON bodies, and one error shape for every failure.
+
+Every error has the shape of wire.Error and says what the caller can do.  Input
+never causes status 500.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from rolloutd.control import wire
+from rolloutd.control.limits import TooMany
+from rolloutd.errors import (
+    Conflict,
+    DeadlineInPast,
+    Diagnostic,
+    HostKeyChanged,
+    InvalidFile,
+    NodeUnreachable,
+    NotAllowed,
+    NotFound,
+    Refused,
+    RolloutdError,
+    SourceFailed,
+    StoreFailed,
+)
+
+MAX_PROBLEMS = 10
+"""Problems of one request that are listed; a person fixes no more at once."""
+
+MAX_ECHO_CHARS = 200
+"""Characters of a client's input that an error repeats."""
+
+
+class BadRequest(RolloutdError):
+    """The request is malformed."""
+
+
+class PayloadTooLarge(RolloutdError):
+    """The body exceeds the limit."""
+
+
+def encode_json(body: Any) -> bytes:
+    """Return JSON in ASCII on one line: safe for every terminal, and one line of a stream."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+
+
+def json_response(body: Any, status: int = 200) -> web.Response:
+    return web.Response(body=encode_json(body), status=status, content_type="application/json")
+
+
+def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diagnostic] = ()) -> web.Response:
+    body: wire.Error = {
+        "error": text,
+        "code": code,
+        "errors": [diagnostic_body(each) for each in diagnostics],
+    }
+    return json_response(body, status)
+
+
+def diagnostic_body(diagnostic: Diagnostic) -> wire.Diagnostic:
+    return cast("wire.Diagnostic", asdict(diagnostic))
+
+
+def from_error(exc: RolloutdError) -> web.Response:
+    """Return the response to an error that rolloutd raised on purpose."""
+    text = str(exc)
+    match exc:
+        case BadRequest():
+            return error_response(400, "wrong-request", text)
+        case PayloadTooLarge():
+            return error_response(413, "too-big", text)
+        case InvalidFile():
+            return error_response(422, "invalid-plan", text, exc.diagnostics)
+        case DeadlineInPast():
+            return error_response(400, exc.code, exc.text)
+        case Refused():
+            return error_response(429 if isinstance(exc, TooMany) else 409, exc.code, exc.text)
+        case NotAllowed():
+            return error_response(403, "not-allowed", text)
+        case NotFound():
+            return error_response(404, "not-found", text)
+        case Conflict():
+            return error_response(409, "conflict", f"{text}; another change came first, check and repeat")
+        case StoreFailed():
+            return error_response(503, "store-failed", f"{text}; nothing was changed")
+        case SourceFailed():
+            return error_response(409, "source-failed", text)
+        case HostKeyChanged() | NodeUnreachable():
+            return error_response(409, "unreachable", text)
+        case _:
+            return error_response(409, "refused", text)
+
+
+def from_http_error(exc: web.HTTPException, request: web.Request) -> web.Response:
+    """Return the response to an error of the HTTP framework."""
+    path = request.path[:MAX_ECHO_CHARS]
+    match exc:
+        case web.HTTPNotFound():
+            return error_response(
+                404, "no-such-path", f"{path}: no such path; GET /v1/openapi.json lists all paths"
+            )
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(exc.allowed_methods))
+            response = error_response(
+                405, "wrong-method", f"{path}: {request.method} is not allowed; use {allowed}"
+            )
+            response.headers["Allow"] = allowed
+            return response
+        case web.HTTPRequestEntityTooLarge():
+            return error_response(413, "too-big", "the body: too big; send less")
+        case _:
+            return error_response(exc.status, "http", exc.reason)
+
+
+def internal_error(error_id: str) -> web.Response:
+    """Return the response to a bug; the daemon's log has the same number."""
+    return error_response(500, "fault", f"rolloutd: internal error {error_id}; search its log for it")
+
+
+def describe_validation_error(exc: ValidationError) -> str:
+    """Return the problems of a request, one clause each."""
+    problems = exc.errors(include_url=False, include_context=False)
+    descriptions = [_describe_problem(each) for each in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        descriptions.append(f"and {len(problems) - MAX_PROBLEMS} more")
+    return "; ".join(descriptions)
+
+
+def _describe_problem(problem: Mapping[str, Any]) -> str:
+    path = ".".join(str(part) for part in problem["loc"])[:MAX_ECHO_CHARS]
+    message = problem["msg"]
+    if problem["type"] == "extra_forbidden":
+        return f"{path} is unknown"
+    if problem["type"] == "string_too_short" and not str(problem.get("input", "")).strip():
+        return f"{path} is empty"
+    found = problem.get("input")
+    is_scalar = isinstance(found, str | int | float | bool)
+    shown = f" (found {json.dumps(found)[:MAX_ECHO_CHARS]})" if is_scalar else ""
+    return f"{path}: {message}{shown}" if path else f"{message}{shown}"

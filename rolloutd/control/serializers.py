@@ -1,0 +1,326 @@
+"""Serializers from the core's values to the API's JSON shapes.
+
+They decide nothing: instants become RFC 3339, absent becomes null.  A rollout's
+status reads running counts, so it costs the same for ten nodes as for ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+from machines.facts import votes
+from machines.facts.availability import observed_unavailability
+from machines.facts.index import Index
+from machines.model.node import NodeHealth, Observation
+from machines.model.plan import Digest, GateName, Plan, StepDef
+from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Failure, Rollout, Target, Vote
+from machines.model.timefmt import format_rfc3339
+from machines.rules import gates
+from machines.scheduler import decide
+from machines.scheduler.progress import rollout_progress
+from machines.states import IN_FLIGHT_PHASES, Phase
+from rolloutd import reason_text
+from rolloutd.control import wire, wire_plans
+from rolloutd.control.resolve import ResolvedRollout
+from rolloutd.engine.state import State, StepProgress
+from rolloutd.ports import ClosedRollout
+
+NO_PROGRESS = StepProgress()
+
+INSTANT_PARAMS = frozenset({"at", "since", "until"})
+"""Reason params that are instants (epoch seconds), as are all whose name ends in `_at`."""
+
+
+def format_timestamp(instant: float) -> str:
+    """Return an instant (epoch seconds) as `2026-11-20T09:30:00.123Z`."""
+    return format_rfc3339(instant, "milliseconds")
+
+
+def format_optional_timestamp(instant: float | None) -> str | None:
+    """Return an instant, or None if there is none; 0.0 means never."""
+    return format_timestamp(instant) if instant else None
+
+
+def reason(found: Reason | None) -> wire.Reason | None:
+    if found is None:
+        return None
+    return {
+        "code": found.code,
+        "text": reason_text.describe(found),
+        "since": format_optional_timestamp(found.since),
+        "lifted_by": reason_text.lifted_by(found) or None,
+        "subject": found.subject,
+        "params": _params(found.params),
+        "remedy": None
+        if found.remedy is None
+        else {
+            "kind": found.remedy.kind,
+            "command": reason_text.command(found.remedy),
+            "who": reason_text.describe_who(found.remedy),
+            "until": format_optional_timestamp(found.remedy.until),
+        },
+    }
+
+
+def _params(params: Mapping[str, Param]) -> dict[str, Any]:
+    """Return a reason's params with RFC 3339 instants."""
+    return {key: _param(key, value) for key, value in params.items()}
+
+
+def _param(key: str, value: Param) -> object:
+    match value:
+        case float() | int() if key in INSTANT_PARAMS or key.endswith("_at"):
+            return format_timestamp(value)
+        case tuple():
+            return [_param(key, each) for each in value]
+        case Mapping():
+            return _params(value)
+        case _:
+            return value
+
+
+def hashes(digest: Digest) -> wire_plans.Hashes:
+    return cast("wire_plans.Hashes", asdict(digest))
+
+
+def traffic_probes(plan: Plan) -> list[str]:
+    """Return what each traffic probe of a plan reads, in one line each."""
+    return [f"client traffic: {spec.kind} {_describe_params(spec)}" for spec in plan.traffic]
+
+
+def not_probed(plan: Plan) -> list[str]:
+    """Return what the user may expect to be probed, and is not."""
+    return [] if plan.traffic else ["client traffic (the plan has no traffic probe)"]
+
+
+def _describe_params(spec: StepDef) -> str:
+    return "; ".join(
+        f"{key} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in spec.params.items()
+        if key != "timeout"
+    )
+
+
+# -- rollouts -----------------------------------------------------------------
+
+
+def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
+    now = state.now()
+    current, index = resolved.rollout, resolved.index
+    progress = rollout_progress(index, current.id, now)
+    return {
+        "rollout": current.id,
+        "plan": current.plan.name,
+        "digest": current.digest.whole,
+        "state": progress.state.value,
+        "wave": progress.wave or None,
+        "percent": round(progress.percent, 2),
+        "total": progress.total,
+        "done": progress.done,
+        "failed": progress.failed,
+        "skipped": progress.skipped,
+        "pending": progress.pending,
+        "in_flight": [in_flight(state, target) for target in progress.in_flight],
+        "pools": [cast("wire.Pool", asdict(pool)) for pool in progress.pools],
+        "gates": [gate(index, current, view, now) for view in _gate_views(index, current, now)],
+        "reason": reason(progress.reason),
+        "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
+        "submitted_by": current.submitted_by.name,
+        "submitted_at": format_timestamp(current.submitted_at),
+        "traffic_probes": traffic_probes(current.plan),
+        "not_probed": not_probed(current.plan),
+        "owner": current.plan.owner,
+        "expected_s": index.expected_s(current.id),
+    }
+
+
+def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
+    """Return a rollout of the index as a list shows it."""
+    progress = rollout_progress(index, each.id, now)
+    return {
+        "rollout": each.id,
+        "plan": each.plan.name,
+        "digest": each.digest.whole,
+        "state": progress.state.value,
+        "percent": round(progress.percent, 2),
+        "submitted_by": each.submitted_by.name,
+        "submitted_at": format_timestamp(each.submitted_at),
+        "ended_at": format_optional_timestamp(_ended_at(each)),
+    }
+
+
+def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
+    """Return a closed rollout, which only the store has, as a list shows it."""
+    counts = each.counts
+    total = sum(counts.values()) - counts.get("left", 0)
+    wanted = total - counts.get("skipped", 0) - counts.get("rolled-back", 0)
+    done = counts.get("changed", 0) + counts.get("already-current", 0)
+    percent = 100.0 * done / wanted if wanted else (0.0 if each.cancelled else 100.0)
+    return {
+        "rollout": each.id,
+        "plan": each.name,
+        "digest": each.digest.whole,
+        "state": "done" if each.cancelled is None else "cancelled",
+        "percent": round(percent, 2),
+        "submitted_by": each.submitted_by.name,
+        "submitted_at": format_timestamp(each.submitted_at),
+        "ended_at": format_optional_timestamp(_ended_at(each)),
+    }
+
+
+def in_flight(state: State, target: Target) -> wire.InFlight:
+    """Return a node in flight, with its current step."""
+    live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    return {
+        "node": target.node,
+        "pools": list(target.pools),
+        "phase": target.phase.value,
+        "step": live.step or None,
+        "percent": round(live.percent, 1) if live.step else None,
+        "task": live.task or None,
+        "since": format_timestamp(target.since),
+    }
+
+
+def all_in_flight(state: State, rollout_id: str | None) -> list[wire.RolloutInFlight]:
+    """Return every node in flight, or those of one rollout."""
+    return [
+        {**in_flight(state, target), "rollout": target.rollout}
+        for target in state.index.needing_driver()
+        if target.phase in IN_FLIGHT_PHASES and rollout_id in (None, target.rollout)
+    ]
+
+
+def _ended_at(each: Rollout | ClosedRollout) -> float | None:
+    return each.ended_at if each.cancelled is None else each.cancelled.at
+
+
+# -- gates --------------------------------------------------------------------
+
+
+def _gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
+    yield gates.gate_view(index, each, GateName.START, "", now)
+    for spec in each.plan.waves:
+        if spec.gate is not None:
+            yield gates.gate_view(index, each, GateName.CONTINUE, spec.name, now)
+    yield gates.gate_view(index, each, GateName.PROCEED, "", now)
+
+
+def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.Gate:
+    """Return a gate with every vote cast there."""
+    cast_here = [
+        vote
+        for vote in each.votes
+        if vote.gate is view.gate and (view.gate is not GateName.CONTINUE or vote.wave == view.wave)
+    ]
+    return {
+        "gate": view.gate.value,
+        "wave": view.wave or None,
+        "team": None,
+        "state": cast(wire.GateState, view.state),
+        "needs": {
+            "owner": {"want": view.owners_required, "have": view.owners_voted},
+            "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
+        },
+        "votes": [_vote(each, vote, now) for vote in cast_here],
+        "missing": reason_text.describe_missing_votes(view.missing) or None,
+    }
+
+
+def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
+    return {
+        "id": vote.id,
+        "by": vote.actor.name,
+        "uid": vote.actor.uid,
+        "yes": vote.yes,
+        "teams": list(vote.teams),
+        "reason": vote.reason,
+        "at": format_timestamp(vote.at),
+        "digest": vote.digest,
+        "withdrawn": format_optional_timestamp(vote.withdrawn_at),
+        "counts": votes.is_counted(each, vote, now),
+    }
+
+
+# -- nodes --------------------------------------------------------------------
+
+
+def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reason | None) -> wire.Node:
+    """Return a node of a rollout; `blocker` is why it does not move."""
+    live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    return {
+        "node": target.node,
+        "team": target.team,
+        "pools": list(target.pools),
+        "phase": target.phase.value,
+        "wave": target.wave,
+        "outcome": target.outcome.value if target.outcome is not None else None,
+        "attempt": target.attempt,
+        "isolated": target.isolated,
+        "since": format_optional_timestamp(target.since),
+        "step": live.step or None,
+        "percent": round(live.percent, 1) if live.step else None,
+        "reason": reason(blocker),
+        "admitted_at": format_optional_timestamp(target.admitted_at),
+    }
+
+
+def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
+    """Return the nodes of a rollout in their order, each with the reason why it does not move."""
+    targets = sorted(resolved.index.targets(resolved.rollout.id), key=lambda target: target.position)
+    blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, state.now())
+    live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
+    reasons = (
+        node_reason(resolved.index, each, blockers.get(each.node), live[each.node]) for each in targets
+    )
+    return [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)]
+
+
+def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
+    """Return why a node does not move; None if it moves or is done."""
+    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, state.now())
+    return node_reason(
+        resolved.index, target, blocker, state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    )
+
+
+def node_reason(index: Index, target: Target, blocker: Reason | None, live: StepProgress) -> Reason | None:
+    """Return why the node waits; None for a node that moves or is done.
+
+    The core knows why nodes do not start (`blocker`).  A node in flight waits for its
+    isolators, its checks or its next observation.
+    """
+    if target.phase in (Phase.PENDING, Phase.FAILED):
+        return blocker
+    if target.phase not in IN_FLIGHT_PHASES:
+        return None
+    if live.first_busy is not None:
+        remedy = None
+        if target.phase is Phase.ISOLATING:
+            limit_s = index.rollout(target.rollout).plan.isolate_timeout_s
+            remedy = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=target.since + limit_s)
+        params = {"detail": live.first_busy.text}
+        return Reason(ReasonCode.NOT_ISOLATED_YET, target.node, params, live.first_busy.at, remedy)
+    if live.failing_check:
+        checks = {"step": live.step, "detail": live.failing_check}
+        remedy = Remedy(RemedyKind.WAIT_FOR_CHECK, until=live.failing_check_until)
+        return Reason(ReasonCode.NOT_PASSED_YET, target.node, checks, live.since, remedy)
+    seen = observed_unavailability(index, target.node)
+    if seen is None or not isinstance(seen.cause, Observation) or seen.cause.sight is not NodeHealth.UNKNOWN:
+        return None
+    return Reason(ReasonCode.NODE_UNKNOWN, seen.node, seen.params, seen.since, seen.remedy)
+
+
+def failure(found: Failure | None) -> wire.Failure | None:
+    if found is None:
+        return None
+    return {
+        "id": found.id,
+        "attempt": found.attempt,
+        "step": found.step,
+        "message": found.message,
+        "at": format_timestamp(found.at),
+    }

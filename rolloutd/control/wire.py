@@ -1,0 +1,339 @@
+"""JSON shapes of the API's answers: what clients may rely on.
+
+Instants are RFC 3339 in UTC, absent is null, and a percentage is 0 to 100.  The
+docstrings are the descriptions in the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
+GateState = Literal["not-asked", "waiting", "open", "rejected"]
+
+
+class Remedy(TypedDict):
+    """What ends a wait; `command` is null if no command does, `until` is the latest end."""
+
+    kind: str
+    command: str | None
+    who: str | None
+    until: str | None
+
+
+class Reason(TypedDict):
+    """Why something waits: `code`, `subject` and `params` for programs, `text` and `lifted_by` for people."""
+
+    code: str
+    text: str
+    since: str | None
+    lifted_by: str | None
+    subject: str
+    params: dict[str, Any]
+    remedy: Remedy | None
+
+
+# -- gates --------------------------------------------------------------------
+
+
+class VoteCount(TypedDict):
+    """How many votes a gate wants, and how many it has."""
+
+    want: int
+    have: int
+
+
+class TeamVoteCount(VoteCount):
+    """How many votes of one team a gate wants, and how many it has."""
+
+    team: str
+
+
+class GateVoteCounts(TypedDict):
+    """The votes that a gate wants and has."""
+
+    owner: VoteCount
+    teams: list[TeamVoteCount]
+
+
+class Vote(TypedDict):
+    """One person's yes or no; `counts` is false for a vote that has expired or is for another digest."""
+
+    id: str
+    by: str
+    uid: int | None
+    yes: bool
+    teams: list[str]
+    reason: str
+    at: str
+    digest: str
+    withdrawn: str | None
+    counts: bool
+
+
+class Gate(TypedDict):
+    """A gate; `wave` is the wave that a `continue` gate follows, `missing` the votes it still needs."""
+
+    gate: str
+    wave: str | None
+    team: str | None
+    state: GateState
+    needs: GateVoteCounts
+    votes: list[Vote]
+    missing: str | None
+
+
+# -- rollouts -----------------------------------------------------------------
+
+
+class InFlight(TypedDict):
+    """A node that the daemon works on."""
+
+    node: str
+    pools: list[str]
+    phase: str
+    step: str | None
+    percent: float | None
+    task: str | None
+    since: str
+
+
+class RolloutInFlight(InFlight):
+    """A node that the daemon works on, and its rollout."""
+
+    rollout: str
+
+
+class Pool(TypedDict):
+    """A pool of a rollout; `down` counts all its nodes, `unobserved` those without a fresh observation."""
+
+    pool: str
+    total: int
+    done: int
+    failed: int
+    in_flight: int
+    down: int
+    unobserved: int
+    max_unavailable: int
+
+
+class Rollout(TypedDict):
+    """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes."""
+
+    rollout: str
+    plan: str
+    digest: str
+    state: RolloutState
+    wave: str | None
+    percent: float
+    total: int
+    done: int
+    failed: int
+    skipped: int
+    pending: int
+    in_flight: list[InFlight]
+    pools: list[Pool]
+    gates: list[Gate]
+    reason: Reason | None
+    eta: str | None
+    submitted_by: str
+    submitted_at: str
+    traffic_probes: list[str]
+    not_probed: list[str]
+    owner: str
+    expected_s: float
+
+
+class Status(TypedDict):
+    """All rollouts as of audit entry `seq`; `trouble` is what stops the daemon as a whole."""
+
+    rollouts: list[Rollout]
+    trouble: str | None
+    seq: int
+
+
+class RolloutLine(TypedDict):
+    """A rollout in a list."""
+
+    rollout: str
+    plan: str
+    digest: str
+    state: RolloutState
+    percent: float
+    submitted_by: str
+    submitted_at: str
+    ended_at: str | None
+
+
+class Rollouts(TypedDict):
+    """All rollouts, latest first."""
+
+    rollouts: list[RolloutLine]
+
+
+class DeleteResponse(TypedDict):
+    """The deleted rollout."""
+
+    rollout: str
+
+
+# -- nodes of a rollout -------------------------------------------------------
+
+
+class Node(TypedDict):
+    """A node of a rollout, as `nodes` shows it."""
+
+    node: str
+    team: str | None
+    pools: list[str]
+    phase: str
+    wave: str
+    outcome: str | None
+    attempt: int
+    isolated: bool
+    since: str | None
+    step: str | None
+    percent: float | None
+    reason: Reason | None
+    admitted_at: str | None
+
+
+class Nodes(TypedDict):
+    """The nodes of a rollout in their order, as of audit entry `seq`."""
+
+    nodes: list[Node]
+    seq: int
+
+
+class Failure(TypedDict):
+    """The step that failed, and its message."""
+
+    id: str
+    attempt: int
+    step: str
+    message: str
+    at: str
+
+
+class Step(TypedDict):
+    """One step of an attempt; `output` is null if it belongs to another team."""
+
+    attempt: int
+    step: str
+    action: str
+    number: int
+    state: str
+    began_at: str
+    at: str
+    text: str
+    output: str | None
+
+
+class NodeDetail(Node):
+    """A node of a rollout, with every step of every attempt."""
+
+    steps: list[Step]
+    failure: Failure | None
+
+
+class NodeReason(TypedDict):
+    """Why a node does not move; `reason` is null if it moves or is done."""
+
+    node: str
+    phase: str
+    reason: Reason | None
+
+
+class LogLine(TypedDict):
+    """One line of a node's log; `offset` is where the next line begins."""
+
+    offset: int
+    at: str
+    kind: str
+    text: str
+    attempt: NotRequired[int]
+    step: NotRequired[str]
+    fields: NotRequired[dict[str, Any]]
+
+
+# -- the audit and the event stream -------------------------------------------
+
+
+class AuditEntry(TypedDict):
+    """One audit entry; `entry` is the hashed text, parsed: its instants are epoch seconds."""
+
+    seq: int
+    at: str
+    hash: str
+    entry: dict[str, Any]
+
+
+class Audit(TypedDict):
+    """A page of the audit; `next` is the `after` of the next page, null at the end."""
+
+    entries: list[AuditEntry]
+    next: int | None
+
+
+class AuditVerification(TypedDict):
+    """Whether the audit's hash chain is intact; `first_bad` is the first entry that is not."""
+
+    ok: bool
+    entries: int
+    head: str
+    first_bad: int | None
+    message: str
+
+
+class AuditHead(TypedDict):
+    """The latest audit entry; a copy of its hash shows later whether the tail was cut."""
+
+    seq: int
+    hash: str
+    at: str | None
+
+
+class EventLine(TypedDict):
+    """One line of the event stream: an entry, the progress of running work, or a heartbeat.
+
+    `heartbeat` is the sequence number of the last entry sent.
+    """
+
+    seq: int | None
+    entry: NotRequired[dict[str, Any]]
+    progress: NotRequired[list[RolloutInFlight]]
+    heartbeat: NotRequired[int]
+
+
+# -- the daemon ---------------------------------------------------------------
+
+
+class Health(TypedDict):
+    """The daemon's version, start and trouble."""
+
+    version: str
+    epoch: int
+    pid: int
+    since: str
+    observe_only: bool
+    trouble: str | None
+
+
+class Diagnostic(TypedDict):
+    """One mistake in a plan file."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    found: str
+    allowed: str
+    message: str
+
+
+class Error(TypedDict):
+    """Why a request was refused: a sentence, a code, and a plan's mistakes."""
+
+    error: str
+    code: str
+    errors: list[Diagnostic]

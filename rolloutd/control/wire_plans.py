@@ -1,0 +1,114 @@
+"""JSON shapes of what the API answers about plans: validation, preview, submission."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from rolloutd.control.wire import Diagnostic, Reason, RolloutState
+
+
+class Validation(TypedDict):
+    """The result of `plan validate`."""
+
+    valid: bool
+    errors: list[Diagnostic]
+
+
+class Submission(TypedDict):
+    """The result of `plan submit`; `existing` if the plan has a rollout already."""
+
+    rollout: str
+    digest: str
+    state: RolloutState
+    existing: bool
+
+
+class UploadResponse(TypedDict):
+    """The content hash of an uploaded tree."""
+
+    upload: str
+
+
+class Hashes(TypedDict):
+    """The hashes of a plan's three parts, and of the whole: the digest."""
+
+    change: str
+    scope: str
+    policy: str
+    whole: str
+
+
+class PlanContent(TypedDict):
+    """A rollout's plan in canonical form, its pinned source and its hashes."""
+
+    content: dict[str, Any]
+    source: dict[str, str]
+    digest: str
+    hashes: Hashes
+
+
+class PreviewTarget(TypedDict):
+    """A node that the plan would change; `cannot_start` is why it could not start now."""
+
+    node: str
+    team: str | None
+    pools: list[str]
+    wave: str
+    position: int
+    cannot_start: Reason | None
+
+
+class PreviewWave(TypedDict):
+    """A wave and its nodes, in order."""
+
+    wave: str
+    nodes: list[str]
+    max_parallel: int | None
+    soak_s: float
+    gate: str | None
+
+
+class PreviewPool(TypedDict):
+    """A pool of the plan's targets; `members` counts all known nodes."""
+
+    pool: str
+    targets: int
+    members: int
+    max_unavailable: int
+
+
+class EligibleVoters(TypedDict):
+    """Who may vote at a gate: the owners, and the members of each team that owns a target."""
+
+    owner: list[str]
+    teams: dict[str, list[str]]
+
+
+class PreviewRequirement(TypedDict):
+    """How many votes a gate wants."""
+
+    owner: int
+    each_team: int
+    four_eyes: bool
+
+
+class PreviewGate(TypedDict):
+    """A gate and its voters."""
+
+    gate: str
+    needs: PreviewRequirement
+    answerable_by: EligibleVoters
+
+
+class Preview(TypedDict):
+    """What a plan would do."""
+
+    targets: list[PreviewTarget]
+    waves: list[PreviewWave]
+    pools: list[PreviewPool]
+    gates: list[PreviewGate]
+    traffic_probes: list[str]
+    not_probed: list[str]
+    digest: str
+    hashes: Hashes
+    warnings: list[str]

@@ -1,0 +1,120 @@
+"""Merge of the nodes that several inventory sources report.
+
+Two sources report the same node under one name or one `provider_id`.  A Kubernetes node is in one
+cluster: where two clusters use the same name, the known node keeps it and the other is rejected, because a
+cordon for one must never reach the other.  A name that is a pattern to Ansible is rejected too: `!n1` is
+every node but n1.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from machines.model.node import Node, NodeKind
+from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode
+
+NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""A node's name becomes part of Ansible patterns, file names and URLs."""
+
+
+@dataclass(slots=True)
+class MergedInventory:
+    """Nodes and connections by name; where two sources differ, the first one named wins.
+
+    `canonical_names` maps (source, its name) to the fleet's name where they differ, empty for a rejected
+    node; `rejected` has the problems by source.
+    """
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    connections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    canonical_names: dict[tuple[str, str], str] = field(default_factory=dict)
+    rejected: dict[str, list[str]] = field(default_factory=dict)
+
+
+def merge_inventories(
+    discovered: Iterable[DiscoveredNode],
+    known_nodes: Mapping[str, Node] | None = None,
+    connections: Mapping[str, Mapping[str, Any]] | None = None,
+    unanswered: Iterable[str] = (),
+) -> MergedInventory:
+    """Merge what the sources found, in their order.
+
+    `known_nodes` and `connections` keep their names and clusters; `unanswered` sources have not answered yet.
+    """
+    known_nodes = known_nodes or {}
+    merged, unanswered_sources = MergedInventory(), frozenset(unanswered)
+    name_by_provider_id = {str(c[PROVIDER_ID]): n for n, c in (connections or {}).items() if PROVIDER_ID in c}
+    named: list[tuple[str, DiscoveredNode]] = []
+    for node in discovered:
+        provider_id = str(node.connection.get(PROVIDER_ID) or "")
+        name = name_by_provider_id.setdefault(provider_id, node.name) if provider_id else node.name
+        if name != node.name:
+            merged.canonical_names[node.source, node.name] = name
+        named.append((name, node))
+    clusters = _assign_clusters(named, known_nodes, unanswered_sources)
+    for name, node in named:
+        cluster = clusters.get(name, node.source)
+        if not _is_valid_name(name):
+            merged.canonical_names[node.source, node.name] = ""
+            problem = f"{name[:60]!r} is not a node name; use letters, digits, '-', '_' and '.', at most 128"
+            merged.rejected.setdefault(node.source, []).append(problem)
+        elif node.kind is NodeKind.KUBERNETES and cluster != node.source:
+            merged.canonical_names[node.source, node.name] = ""
+            problem = (
+                f"{node.name} is also in {cluster}: give one of the two clusters a prefix in the settings"
+            )
+            merged.rejected.setdefault(node.source, []).append(problem)
+        else:
+            _add_node(merged, name, node)
+    return merged
+
+
+def _is_valid_name(name: str) -> bool:
+    if NODE_NAME.fullmatch(name):
+        return True
+    try:
+        return ipaddress.ip_address(name).version == 6  # Ansible does not parse its colons as a pattern
+    except ValueError:
+        return False
+
+
+def _assign_clusters(
+    named: Sequence[tuple[str, DiscoveredNode]], known: Mapping[str, Node], unanswered: frozenset[str]
+) -> dict[str, str]:
+    """Return each Kubernetes node's cluster: the one it was in, else the first that reports it."""
+    claims: dict[str, list[str]] = {}
+    for name, node in named:
+        if node.kind is NodeKind.KUBERNETES:
+            claims.setdefault(name, []).append(node.source)
+    owners: dict[str, str] = {}
+    for name, sources in claims.items():
+        before = known[name].sources if name in known and known[name].kind is NodeKind.KUBERNETES else ()
+        unanswered_owners = [source for source in before if source in unanswered]
+        current_owners = [source for source in before if source in sources]
+        owners[name] = next(iter((*current_owners, *unanswered_owners)), sources[0])
+    return owners
+
+
+def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) -> None:
+    known = merged.nodes.get(name)
+    if known is None:
+        merged.nodes[name] = Node(name, discovered.kind, (discovered.source,), dict(discovered.labels))
+        merged.connections[name] = dict(discovered.connection)
+        return
+    kind = NodeKind.KUBERNETES if NodeKind.KUBERNETES in (known.kind, discovered.kind) else known.kind
+    merged.nodes[name] = Node(
+        name, kind, (*known.sources, discovered.source), {**discovered.labels, **known.labels}
+    )
+    groups = {*_group_names(merged.connections[name]), *_group_names(discovered.connection)}
+    merged.connections[name] = {**discovered.connection, **merged.connections[name]}
+    if groups:
+        merged.connections[name] |= {GROUPS: sorted(groups)}
+
+
+def _group_names(connection: Mapping[str, Any]) -> Sequence[str]:
+    group_names: Sequence[str] = connection.get(GROUPS, ())
+    return group_names

@@ -1,0 +1,130 @@
+"""Retention of run output and source trees.
+
+It removes a few artifacts at a time.  Only the database says which rollouts have ended.  The audit records a
+removal before it happens; if the daemon is killed meanwhile, the next pass removes the rest.
+It knows artifact stores and not their contents.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from machines.model.events import RunOutputPruned
+from machines.model.timefmt import format_duration
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import Wakeup
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import Artifact, ArtifactStore, RolloutRecord
+
+log = logging.getLogger("rolloutd.engine.background.retention")
+
+INTERVAL_S = 3600.0
+"""Interval between two passes: an artifact that is kept for months may stay an hour longer."""
+
+BATCH_SIZE = 20
+"""Removals without a pause: some milliseconds of disk work."""
+
+BATCH_PAUSE_S = 1.0
+"""Pause between two batches: a rollout of 10,000 nodes is removed in ten minutes."""
+
+MIN_TREE_AGE_S = 3600.0
+"""Minimum age of a tree: a younger one may belong to a plan that is being submitted."""
+
+
+class RetentionCleaner:
+    """Removes runs and trees that are older than the settings' `keep`."""
+
+    def __init__(self, state: State, runs: ArtifactStore, trees: ArtifactStore) -> None:
+        self._state = state
+        self._runs = runs
+        self._trees = trees
+        self._wakeup = Wakeup()
+        self._removed_count = 0
+        self.wake_up = self._wakeup.trigger
+
+    async def run(self) -> None:
+        """Remove expired artifacts once per interval, and when woken up, until cancelled."""
+        while True:
+            try:
+                await self.remove_expired()
+            except (StoreFailed, OSError) as error:
+                log.warning("expired artifacts could not be removed; the next pass tries again: %s", error)
+            await self._wakeup.wait_for(self._state.clock.sleep(INTERVAL_S))
+
+    async def remove_expired(self) -> None:
+        self._removed_count = 0
+        rollouts = await self._state.store.list_rollout_records()
+        await self._remove_expired_runs({each.id: each for each in rollouts})
+        await self._remove_unused_trees(rollouts)
+
+    async def _remove_expired_runs(self, rollouts: Mapping[str, RolloutRecord]) -> None:
+        keep_s = self._state.settings.keep.runs_s
+        now = self._state.now()
+        for rollout, runs in _group_by_rollout(await self._runs.list_artifacts(), rollouts).items():
+            known = rollouts.get(rollout)
+            if known is not None and known.deleted:
+                await self._remove(self._runs, [each.name for each in runs], now)
+            elif keep_s is not None and (known is None or _is_expired(known.ended_at, keep_s, now)):
+                old = [each.name for each in runs if each.modified_at + keep_s <= now]
+                if known is not None and old:
+                    await self._audit_removal(known.id, len(old), keep_s)
+                if await self._remove(self._runs, old, now - keep_s) and known is None:
+                    log.info("removed %d runs that no rollout of this database had", len(old))
+
+    async def _audit_removal(self, rollout: str, runs: int, keep_s: float) -> None:
+        """Record the removal in the audit, once for each rollout."""
+        if await self._state.store.read_audit(limit=1, rollout=rollout, event=RunOutputPruned.__name__):
+            return
+        event = RunOutputPruned(rollout, runs, keep_s, self._state.now())
+        await self._state.commit(
+            [event], cause=f"the settings keep what runs said for {format_duration(keep_s)}"
+        )
+
+    async def _remove_unused_trees(self, rollouts: Sequence[RolloutRecord]) -> None:
+        keep_s = self._state.settings.keep.trees_s
+        if keep_s is None:
+            return
+        now = self._state.now()
+        used = {
+            f"{each.source['kind']}-{each.source['pin']}"
+            for each in rollouts
+            if not each.deleted and not _is_expired(each.ended_at, keep_s, now)
+        }
+        untouched_since = now - max(float(keep_s), MIN_TREE_AGE_S)
+        trees = await self._trees.list_artifacts()
+        old = [each.name for each in trees if each.name not in used and each.modified_at <= untouched_since]
+        await self._remove(self._trees, old, untouched_since)
+
+    async def _remove(self, store: ArtifactStore, names: Iterable[str], untouched_since: float) -> int:
+        """Remove artifacts in batches; return how many were removed."""
+        removed = 0
+        for name in names:
+            removed += await store.remove(name, unmodified_since=untouched_since)
+            self._removed_count += 1
+            if self._removed_count % BATCH_SIZE == 0:
+                await self._state.clock.sleep(BATCH_PAUSE_S)
+        return removed
+
+
+def _is_expired(ended_at: float | None, keep_s: float, now: float) -> bool:
+    return ended_at is not None and ended_at + keep_s <= now
+
+
+def _group_by_rollout(
+    runs: Iterable[Artifact], known: Mapping[str, RolloutRecord]
+) -> dict[str, list[Artifact]]:
+    """Return the runs by rollout; runs of unknown rollouts are under the empty string."""
+    grouped: dict[str, list[Artifact]] = {}
+    for each in runs:
+        grouped.setdefault(_find_rollout_id(each.reference, known), []).append(each)
+    return grouped
+
+
+def _find_rollout_id(run: str, known: Mapping[str, RolloutRecord]) -> str:
+    """Return the rollout whose id a run's name begins with; an id may contain dots."""
+    words = run.split(".")
+    for count in range(len(words) - 1, 0, -1):
+        if (rollout := ".".join(words[:count])) in known:
+            return rollout
+    return ""

@@ -1,0 +1,105 @@
+"""Checks of finished canaries while they soak.
+
+A check that fails during the soak moves the node from done to failed, which pauses the rollout; nothing
+else happens to the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from machines.model.plan import StepDef
+from machines.model.rollout import Target
+from machines.scheduler.progress import can_fail_soak, soaking_targets
+from machines.states import Outcome, Trigger
+from machines.workflow.phase_transitions import transition
+from machines.workflow.records import checks_for
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import Failed, Ok, Unknown
+from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.redaction import redact_for_team
+
+log = logging.getLogger("rolloutd.engine.background.soak_monitor")
+
+CHECK_INTERVAL_S = 60.0
+"""Interval between the checks of a soaking canary: a failure is known within a minute."""
+
+MIN_FAILED_CHECKS = 2
+"""Failed checks in a row that count: one lost packet is not a regression."""
+
+MAX_CONFIRM_S = 60.0
+"""A check with a `within` must fail for that long, at most this: a short overload is not a failure."""
+
+CONFIRM_RETRY_S = 5.0
+"""Pause between two tries of such a check: more requests do not help an overloaded node."""
+
+
+class SoakMonitor:
+    """The soak checks under way."""
+
+    def __init__(self, state: State, adapters: AdapterSet, interval_s: float = CHECK_INTERVAL_S) -> None:
+        self.interval_s = interval_s
+        self._state = state
+        self._adapters = adapters
+        # No `on_done`: a check that changes something commits it, and each commit wakes the loop.
+        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs()
+
+    def start_checks(self, tasks: asyncio.TaskGroup) -> None:
+        """Start to check every soaking canary that is not being checked."""
+        for target in soaking_targets(self._state.index, self._state.now()):
+            if target.outcome is Outcome.CHANGED:
+                key = (target.rollout, target.node)
+                checks = checks_for(self._state.index.rollout(target.rollout).plan, target)
+                job = partial(self._check_node, target, checks)
+                self._jobs.start(tasks, job, key, name=f"soak {key[0]}/{key[1]}")
+
+    async def run_check(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
+        """Run one check once, outside any attempt; raises StoreFailed."""
+        try:
+            session = NodeSession(self._state, self._adapters, *key)
+            ctx = await session.step_context(spec, step=f"soak.{spec.name}")
+            with adapter_errors(f"check {spec.kind}"):
+                response = await self._adapters.checks[spec.kind].check(ctx)
+            return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)
+        except StoreFailed:
+            raise  # an error of the daemon's disk is not a result of the node
+        except (RolloutdError, TimeoutError) as error:
+            return Unknown(str(error) or "no answer in time")
+
+    async def _check_node(self, target: Target, checks: Sequence[StepDef], key: tuple[str, str]) -> None:
+        try:
+            for spec in checks:
+                result = await self._confirm_result(key, spec)
+                if not isinstance(result, Ok):
+                    await self._fail_node(target, spec, redact_for_team(result, spec.team).text)
+                    return
+        except StoreFailed as failure:
+            self._state.last_write_error = str(failure)
+
+    async def _confirm_result(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
+        """Repeat a check until it passes, or has failed often and long enough to count."""
+        confirm_s = min(float(spec.params.get("within", 0) or 0), MAX_CONFIRM_S)
+        until, checks_made = self._state.now() + confirm_s, 0
+        while True:
+            result = await self.run_check(key, spec)
+            checks_made += 1
+            if isinstance(result, Ok) or (checks_made >= MIN_FAILED_CHECKS and self._state.now() >= until):
+                return result
+            if confirm_s:
+                await self._state.clock.sleep(CONFIRM_RETRY_S)
+
+    async def _fail_node(self, target: Target, spec: StepDef, text: str) -> None:
+        async with self._state.exclusive_commit() as commit:
+            if not can_fail_soak(self._state.index, target):
+                return
+            moved = transition(
+                target, Trigger.SOAK_CHECK_FAILED, self._state.now(), step=f"soak.{spec.name}", text=text
+            )
+            log.warning("%s/%s: failed during the soak: %s", target.rollout, target.node, text)
+            await commit([moved], f"{spec.name} failed during the soak: {text}")

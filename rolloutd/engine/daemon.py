@@ -1,0 +1,229 @@
+"""The loop: ask the core for a decision, commit it, start drivers and background work.
+
+A commit, an observation, a timer or a refresh wakes the loop.  A wakeup carries no data: the loop decides
+again.
+It knows ports and the core, never an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from machines.model.decision import Decision
+from machines.model.events import ChangeNeeded, Event, GateOpened, RolloutEnded
+from machines.model.rollout import NodeOrder, Target
+from machines.scheduler.decide import decide
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.workflow.phase_transitions import transition
+from machines.workflow.records import checks_for
+from rolloutd.engine.background.dry_runner import DryRunner
+from rolloutd.engine.background.hold_release import HoldReleaser
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.engine.background.node_observations import OnDemandObserver
+from rolloutd.engine.background.soak_monitor import SoakMonitor
+from rolloutd.engine.background.traffic_prober import TrafficProber
+from rolloutd.engine.drivers.driver import Driver
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.errors import LeadershipLost, StoreFailed
+from rolloutd.ports import Inventory, Observer, Ok, Scheduler
+from rolloutd.reason_text import describe
+from rolloutd.redaction import redact_for_team
+
+log = logging.getLogger("rolloutd.engine.daemon")
+
+MIN_PAUSE_S = 0.01
+"""Pause between two decisions: one decision answers a burst of wakeups."""
+
+STORE_RETRY_S = 5.0
+"""Pause before the next decision when the store could not write."""
+
+
+class Daemon:
+    """Carries out the core's decisions until it is cancelled."""
+
+    def __init__(
+        self,
+        state: State,
+        adapters: AdapterSet,
+        *,
+        inventories: Sequence[Inventory],
+        observers: Sequence[Observer],
+        scheduler: Scheduler,
+    ) -> None:
+        self._state = state
+        self._adapters = adapters
+        self._scheduler = scheduler
+        self._wakeup = asyncio.Event()
+        self._started_at = state.now()
+        self._drivers: dict[tuple[str, str], Driver] = {}
+        self._current_checks: BackgroundJobs[tuple[str, str]] = BackgroundJobs()
+        self._observer = OnDemandObserver(state, observers)
+        self._inventory_refresher = InventoryRefresher(state, inventories)
+        self._soak_monitor = SoakMonitor(state, adapters)
+        self._dry_runner = DryRunner(state, adapters)
+        self._hold_releaser = HoldReleaser(state, adapters)
+        self._traffic_prober = TrafficProber(state, adapters)
+        self._decision_duration_s = 0.0
+        self.iteration_listeners: list[Callable[[float], None]] = []
+        """The loop calls each with the seconds that the decision took."""
+        self.first_iteration_done = asyncio.Event()
+        state.wake_up_listeners.append(self._wakeup.set)
+        self.wake_up = self._wakeup.set
+
+    async def run(self) -> None:
+        """Refresh the inventory, then decide whenever something has changed.
+
+        Raises LeadershipLost, in a group, once another daemon has taken over.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._stop_when_leadership_lost(), name="leadership")
+            self._update_drivers()
+            # Nodes in flight continue at once; a new node starts only on a fresh inventory.
+            await self._inventory_refresher.refresh()
+            self.reschedule()
+            check_soaking = partial(self._soak_monitor.start_checks, tasks)
+            self._scheduler.call_every("soak", self._soak_monitor.interval_s, check_soaking)
+            self._wakeup.set()
+            while True:
+                await self._wakeup.wait()
+                self._wakeup.clear()
+                await self._iterate()
+                for listener in self.iteration_listeners:
+                    listener(self._decision_duration_s)
+                await self._state.clock.sleep(MIN_PAUSE_S)
+
+    async def _stop_when_leadership_lost(self) -> None:
+        """End the daemon when a write shows that another daemon has taken over: only one may act."""
+        await self._state.leadership_lost.wait()
+        raise LeadershipLost("state directory: another daemon has taken over; this one ends")
+
+    async def observe_nodes(self, nodes: Sequence[str]) -> None:
+        """Observe these nodes now, because a hold is granted or refused by their latest observations."""
+        await self._observer.observe_now(nodes)
+
+    def refresh_inventory(self) -> None:
+        """Refresh the inventory in the background."""
+        self._tasks.create_task(self._inventory_refresher.refresh())
+
+    def reschedule(self) -> None:
+        """Schedule the inventory refresh at the interval of the current settings."""
+        self._scheduler.call_every(
+            "inventory", self._state.settings.inventory_refresh_s, self.refresh_inventory
+        )
+
+    # -- one iteration
+
+    async def _iterate(self) -> None:
+        try:
+            decision = await self._decide()
+        except StoreFailed as failure:
+            log.error("decision: not written: %s", failure)
+            self._state.last_write_error = str(failure)
+            self._scheduler.call_at("store", self._state.now() + STORE_RETRY_S, self._wakeup.set)
+            self._update_drivers()  # a user's order must not wait until the store can write
+            return
+        self._state.reasons = decision.reasons
+        for abort in decision.isolation_aborts:
+            driver = self._drivers.get((abort.rollout, abort.node))
+            if driver is not None:
+                driver.abort_isolation(describe(abort.reason))
+        self._observer.request_observations(self._tasks, decision.nodes_to_observe)
+        self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
+        self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
+        for check in decision.current_checks:
+            key = (check.rollout, check.node)
+            self._current_checks.start(
+                self._tasks, self._check_if_current, key, name=f"check {key[0]}/{key[1]}"
+            )
+        self._hold_releaser.release_unheld(self._tasks)
+        if decision.wake_at is not None:
+            self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
+        self._update_drivers()
+        self.first_iteration_done.set()
+
+    async def _decide(self) -> Decision:
+        """Decide and commit the decision; no other commit can happen in between."""
+        async with self._state.exclusive_commit() as commit:
+            now = self._state.now()
+            began = asyncio.get_running_loop().time()
+            decision = decide(self._state.index, now)
+            self._decision_duration_s = asyncio.get_running_loop().time() - began
+            events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.gate_openings]
+            events += [
+                transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
+                for s in decision.admissions
+            ]
+            events += [RolloutEnded(rollout, now) for rollout in decision.ended_rollouts]
+            # Check the invariants at the time of the decision: an observation may have expired since then.
+            await commit(events, "decided", now)
+        return decision
+
+    # -- drivers
+
+    def _update_drivers(self) -> None:
+        """Start a driver for each node that needs one, and pass on what has changed."""
+        for target in self._state.index.needing_driver():
+            key = (target.rollout, target.node)
+            if key in self._drivers:
+                continue
+            driver = Driver(self._state, self._adapters, *key, daemon_started_at=self._started_at)
+            self._drivers[key] = driver
+            self._tasks.create_task(self._run_driver(key, driver), name=f"drive {key[0]}/{key[1]}")
+        for key, driver in self._drivers.items():
+            if key[0] not in self._state.index.rollouts:
+                driver.wake_up()  # the rollout was deleted while the node's last step ends
+                continue
+            driver.recheck_isolation()
+            target = self._state.index.target(*key)
+            if target.order is NodeOrder.STOP:
+                driver.stop_current_action()
+            elif target.phase not in IN_FLIGHT_PHASES:
+                driver.wake_up()
+
+    async def _run_driver(self, key: tuple[str, str], driver: Driver) -> None:
+        try:
+            await driver.run()
+        finally:
+            del self._drivers[key]
+            self._wakeup.set()
+
+    # -- checks of pending nodes
+
+    async def _check_if_current(self, key: tuple[str, str]) -> None:
+        """Run the plan's checks on a pending node: if all pass, it does not need the change."""
+        if key[0] not in self._state.index.rollouts:
+            return  # the rollout was deleted before the task began
+        target, problem = self._state.index.target(*key), ""
+        try:
+            for spec in checks_for(self._state.index.rollout(key[0]).plan, target):
+                result = await self._soak_monitor.run_check(key, spec)
+                if not isinstance(result, Ok):
+                    problem = f"{spec.name}: {redact_for_team(result, spec.team).text}"
+                    break
+            await self._record_current_check(target, problem)
+        except StoreFailed as failure:
+            self._state.last_write_error = str(failure)
+
+    async def _record_current_check(self, checked: Target, problem: str) -> None:
+        async with self._state.exclusive_commit() as commit:
+            rollout = self._state.index.rollouts.get(checked.rollout)
+            if rollout is None or rollout.closed:
+                return  # the rollout was cancelled or deleted during the check
+            target, now = self._state.index.target(checked.rollout, checked.node), self._state.now()
+            if target.phase is not Phase.PENDING:
+                return
+            if problem:
+                needed = ChangeNeeded(target.rollout, target.node, now, problem)
+                await commit([needed], f"needs the change: {problem}")
+                return
+            why = "all checks pass without the change"
+            current = transition(
+                target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why
+            )
+            await commit([current], "already current")

@@ -1,0 +1,318 @@
+"""Driver of one node through one rollout: inspect, decide, record the intent, act, record the outcome.
+
+The driver decides nothing: machines.workflow.next_action derives the next action from the records; the
+driver carries it out and records how it ended.  It may be killed between any two lines, because the next
+driver reads the same records.  An unexpected exception in a step becomes its recorded outcome.
+It knows ports, never an adapter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import TypeVar
+
+from machines.model import actions
+from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.rollout import NodeOrder, Target
+from machines.scheduler.supersede import carry_over
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.workflow import next_action
+from machines.workflow.phase_transitions import transition
+from machines.workflow.records import first_busy
+from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
+from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.engine.state import InvariantViolation, State
+from rolloutd.engine.tasks import CancellableTask, Wakeup
+from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
+from rolloutd.redaction import redact_for_team
+
+log = logging.getLogger("rolloutd.engine.drivers.driver")
+
+T = TypeVar("T")
+
+CHECK_TIMEOUT_S = 60.0
+"""Time limit of one try of a check whose parameters name none."""
+
+CHECK_RETRY_S = 1.0
+"""First pause between two tries of a check that has a `within`."""
+
+CHECK_RETRY_MAX_S = 5.0
+"""Longest such pause: a node that has recovered is noticed within five seconds."""
+
+STUCK_RETRY_S = 60.0
+"""Pause before a stuck node is tried again: only a user or a new version can fix it."""
+
+REMOVED_NODE_RETRY_S = 5.0
+"""Pause after the inventory lost a node: the commit that moves its target out of flight follows soon."""
+
+STORE_RETRY_S = 5.0
+"""Pause before the store is tried again: a user must first free a full disk."""
+
+
+class Driver:
+    """One node of one rollout, from its admission until it needs no driver."""
+
+    def __init__(
+        self, state: State, adapters: AdapterSet, rollout: str, node: str, *, daemon_started_at: float
+    ) -> None:
+        self.rollout = rollout
+        self.node = node
+        self._state = state
+        self._session = session = NodeSession(state, adapters, rollout, node)
+        self._daemon_started_at = daemon_started_at
+        self._abort_reason = ""
+        self._wakeup = Wakeup()
+        self._journal = StepJournal(session)
+        self._isolation = Isolation(session, self._journal, self._capture_errors)
+        self._execution = PlaybookExecution(
+            session, self._journal, self._isolation, self._wakeup, self._capture_errors
+        )
+        self._current_action = CancellableTask()
+        self._stopping = False
+        self._clock_set_back = (0.0, 0.0)
+
+    # -- requests of the daemon
+
+    def abort_isolation(self, reason: str) -> None:
+        """Abort the isolation, if the node is still isolating."""
+        if not self._abort_reason:
+            self._abort_reason = reason
+            self._wakeup.trigger()
+
+    def wake_up(self) -> None:
+        """Decide again: the target has changed."""
+        self._wakeup.trigger()
+
+    def recheck_isolation(self) -> None:
+        """Inspect the isolation soon, if the node's observation has changed."""
+        self._isolation.recheck()
+
+    def stop_current_action(self) -> None:
+        """Cancel the current action, because the target has a user's order to stop."""
+        self._wakeup.trigger()
+        # An action that began after the order carries the order out, so it must not be cancelled.
+        if not self._stopping:
+            self._current_action.cancel()
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Carry out actions until the node needs no driver."""
+        try:
+            # A rollout whose node has left may be deleted while the last step ends.
+            while self.rollout in self._state.index.rollouts and await self._run_next_action():
+                pass
+        finally:
+            self._state.step_progress.pop((self.rollout, self.node), None)
+            self._state.conditions.pop(self._session.subject, None)
+
+    async def _run_next_action(self) -> bool:
+        """Carry out one action; return whether there may be more."""
+        before = self._session.target
+        try:
+            await self._journal.load()
+            action = self._next_action()
+            if isinstance(action, actions.NoAction):
+                return False
+            self._stopping = self._session.target.order is NodeOrder.STOP
+            if not await self._current_action.run(self._execute(action), f"act {self._session.subject}"):
+                self._journal.invalidate()
+        except InvariantViolation as refusal:
+            if (self._session.target.phase, self._session.target.attempt) == (before.phase, before.attempt):
+                await self._report_stuck(f"what comes next was refused: {refusal}")
+            self._journal.invalidate()  # if the target moved meanwhile, a refusal is normal
+        except NotFound as gone:
+            if self.node in self._state.index.nodes:
+                await self._report_stuck(str(gone))
+            self._journal.invalidate()  # a node that left during a step is not stuck
+        except StoreFailed as failure:
+            log.error("%s: the store could not write: %s", self._session.subject, failure)
+            self._state.last_write_error = str(failure)
+            self._journal.invalidate()
+            await self._pause(STORE_RETRY_S)
+        except Exception as error:
+            log.exception("%s: unexpected error", self._session.subject)
+            await self._report_stuck(f"unexpected {type(error).__name__}: {error}")
+        else:
+            self._state.conditions.pop(self._session.subject, None)
+        return True
+
+    async def _report_stuck(self, reason: str) -> None:
+        """Report that this node does not move, and try again later: a user may have fixed the cause."""
+        log.critical("%s: stuck: %s", self._session.subject, reason)
+        self._state.conditions[self._session.subject] = (
+            f"{self.node} of {self.rollout} does not move: {reason}"
+        )
+        self._journal.invalidate()
+        await self._pause(STUCK_RETRY_S)
+
+    def _next_action(self) -> actions.Action:
+        target = self._session.target
+        now = self._state.now()
+        if self.node not in self._state.index.nodes:
+            return self._next_action_if_removed(target, now)
+        return next_action.next_action(
+            self._session.plan,
+            target,
+            self._journal.records,
+            now,
+            elapsed_s=self._elapsed_s(target, now),
+            has_unfinished_run=self._journal.has_unfinished_run,
+            abort_reason=self._abort_reason,
+        )
+
+    def _elapsed_s(self, target: Target, now: float) -> float:
+        """Return how long the node has been in its phase, without the time before this daemon started.
+
+        If the clock was set back to before the phase began, time counts from when the driver notices it.
+        """
+        began = max(target.since, self._daemon_started_at)
+        if now >= began:
+            return now - began
+        if self._clock_set_back[0] != began or now < self._clock_set_back[1]:
+            self._clock_set_back = (began, now)
+        return now - self._clock_set_back[1]
+
+    def _next_action_if_removed(self, target: Target, now: float) -> actions.Action:
+        """Return the next action of a node that the inventory lost; its target leaves the rollout soon."""
+        text = f"the inventory no longer has {self.node}"
+        if target.phase in IN_FLIGHT_PHASES:
+            return actions.Wait(now + REMOVED_NODE_RETRY_S, text)
+        return (
+            actions.NoAction() if target.order is None else actions.CompleteOrder(succeeded=False, text=text)
+        )
+
+    async def _execute(self, action: actions.Action) -> None:
+        self._publish_step(action)
+        match action:
+            case actions.Isolate():
+                await self._isolation.isolate(action)
+            case actions.Probe():
+                await self._isolation.probe(action)
+            case actions.Revert():
+                await self._isolation.undo(action)
+            case actions.CleanUpStaleRuns():
+                await self._execution.clean_up_stale_runs(action)
+            case actions.RunPlaybook():
+                await self._execution.run(action)
+            case actions.RunCheck():
+                await self._verify(action)
+            case actions.Wait():
+                await self._pause(max(0.0, action.until - self._state.now()))
+            case actions.Transition():
+                await self._transition(action)
+            case actions.StopRun():
+                await self._execution.stop(action)
+            case actions.CompleteOrder():
+                await self._complete_order(action)
+            case actions.NoAction():
+                pass
+
+    # -- checks
+
+    async def _verify(self, action: actions.RunCheck) -> None:
+        spec = action.spec
+        record = self._journal.begin(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
+        check = self._session.adapters.checks[spec.kind]
+        prior = self._journal.prior_of_kind(spec.kind)
+        ctx = await self._session.step_context(spec, step=action.step, number=action.number, prior=prior)
+        # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.
+        result = await self._capture_errors(self._check_until_passed(check, ctx, spec.team))
+        await self._journal.finish(record, result)
+
+    async def _check_until_passed(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
+        """Check until the check passes or its `within` is over; without `within`, check once."""
+        pause_s = CHECK_RETRY_S
+        until = self._state.now() + float(ctx.params.get("within", 0))
+        while True:
+            timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
+            deadline = min(ctx.deadline, self._state.now() + timeout_s)
+            result = await self._capture_errors(check.check(replace(ctx, deadline=deadline)))
+            left_s = until - self._state.now()
+            if isinstance(result, Ok) or left_s <= 0 or self._session.target.outcome is Outcome.LEFT:
+                return result
+            progress = self._session.progress
+            progress.failing_check, progress.failing_check_until = redact_for_team(result, team).text, until
+            await self._state.clock.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 2, CHECK_RETRY_MAX_S)
+
+    # -- transitions
+
+    async def _transition(self, action: actions.Transition) -> None:
+        moved = transition(
+            self._session.target,
+            action.trigger,
+            self._state.now(),
+            outcome=action.outcome,
+            step=action.step,
+            text=action.text,
+            not_before=action.not_before,
+        )
+        why = action.text or action.trigger.value
+        await self._state.commit(
+            [*self._complete_stop_order(moved), moved, *carry_over(self._state.index, moved)], cause=why
+        )
+        log.info("%s: %s -> %s (%s)", self._session.subject, moved.source, moved.target, why)
+
+    def _complete_stop_order(self, moved: PhaseMoved) -> list[Event]:
+        """Return the event that completes a user's stop order, if the transition ends out of flight.
+
+        A transition between phases in flight may have been decided before the order, so the order stays.
+        """
+        stops = self._session.target.order is NodeOrder.STOP and moved.target not in IN_FLIGHT_PHASES
+        by = self._session.target.order_by if stops else None
+        return [] if by is None else [NodeOrdered(self.rollout, self.node, None, by, moved.text, moved.at)]
+
+    async def _complete_order(self, action: actions.CompleteOrder) -> None:
+        target = self._session.target
+        now = self._state.now()
+        by = target.order_by
+        assert by is not None
+        events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
+        if action.succeeded and target.phase is Phase.FAILED:
+            events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=action.text))
+        if action.succeeded:
+            events += [
+                HoldReleased(hold.node, hold.source, hold.id, by, now)
+                for hold in self._state.index.holds
+                if hold.node == self.node and hold.source == "left" and hold.id.startswith(f"{self.rollout}/")
+            ]
+        await self._state.commit(events, actor=by, cause=f"{target.order}: {action.text}")
+
+    # -- progress and errors
+
+    def _publish_step(self, action: actions.Action) -> None:
+        """Publish the node's current step to subscribers."""
+        step = actions.step_name(action)
+        if step is None:
+            return
+        progress = self._session.progress
+        if progress.step != step:
+            progress.step, progress.percent, progress.task, progress.since = step, 0.0, "", self._state.now()
+            self._state.changes.notify_progress()
+        progress.failing_check = ""
+        progress.first_busy = first_busy(self._journal.records, self._session.target)
+
+    async def _capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
+        """Await an action and return each error as an outcome; raises only StoreFailed."""
+        try:
+            return await awaitable
+        except TimeoutError as late:
+            return Unknown(str(late) or "no answer in time")
+        except StoreFailed:
+            raise
+        except RolloutdError as error:
+            return Failed(str(error))
+        except OSError as error:
+            return Failed(f"this machine could not do it: {error}; look at its disk and limits")
+        except Exception as error:
+            log.exception("%s: unexpected error in a step", self._session.subject)
+            return Failed(f"unexpected {type(error).__name__}: {error}")
+
+    async def _pause(self, seconds: float) -> None:
+        await self._wakeup.wait_for(self._state.clock.sleep(seconds))

@@ -1,0 +1,152 @@
+"""Isolation of one node, its return to service, and checks that it stays isolated.
+
+The intent of each action is recorded first, and so is a lost isolation; the core decides from the records
+what follows.  While a playbook runs, an inspection without an answer changes nothing: an API server that is
+unavailable for a minute is not a loss of isolation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from machines.model import actions
+from machines.model.events import StepAction
+from machines.model.plan import Plan, StepDef
+from machines.workflow import records
+from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.engine.drivers.traffic_probes import probe_traffic
+from rolloutd.engine.tasks import Wakeup
+from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepResult, Unknown
+
+log = logging.getLogger("rolloutd.engine.drivers.isolation")
+
+RECHECK_INTERVAL_S = 15.0
+"""Interval between inspections while a playbook runs; an observation that changes inspects at once."""
+
+ErrorCapture = Callable[[Awaitable[Any]], Awaitable[Any]]
+"""Awaits an action and returns each error as an outcome."""
+
+
+class Isolation:
+    """The isolation of one node in one rollout."""
+
+    def __init__(
+        self,
+        session: NodeSession,
+        journal: StepJournal,
+        capture_errors: ErrorCapture,
+    ) -> None:
+        self._session = session
+        self._state = session.state
+        self._journal = journal
+        self._capture_errors = capture_errors
+        self._recheck_wakeup = Wakeup()
+        self._last_observation: object = None
+
+    async def isolate(self, action: actions.Isolate) -> StepResult:
+        """Isolate the node with one isolator."""
+        spec = action.spec
+        isolator = self._session.adapters.isolators[spec.kind]
+        ctx = await self._session.step_context(
+            spec, number=action.number, prior=action.prior, cordon_only=action.cordon_only
+        )
+        record = self._journal.begin(spec.name, StepAction.APPLY, action.number, prior=action.prior)
+        status = await self._capture_errors(isolator.inspect(ctx))
+        if isinstance(status, Failed | Busy | Unknown):
+            # Nothing was changed yet, so only an inspection is recorded.
+            await self._journal.finish(replace(record, action=StepAction.INSPECT), status)
+            return status
+        prior = action.prior if action.is_prior_known else status.prior
+        record = replace(record, prior=prior)
+        await self._journal.write(record, isolated=True)
+        # Skip only an isolation of our own: if another party isolated the node, we must still apply ours.
+        if (
+            status.is_isolated
+            and action.is_prior_known
+            and records.completed_since_revert(spec.name, self._journal.records)
+        ):
+            result: StepResult = Ok(status.text or "still isolated")
+        else:
+            result = await self._capture_errors(isolator.isolate(replace(ctx, prior=prior)))
+        await self._journal.finish(record, result)
+        return result
+
+    async def probe(self, action: actions.Probe) -> None:
+        """Probe for traffic once; a probe changes nothing, so it needs no recorded intent."""
+        record = self._journal.begin(action.spec.name, StepAction.INSPECT, action.number)
+        result = await self._capture_errors(probe_traffic(self._session, action.spec, number=action.number))
+        await self._journal.finish(record, result)
+
+    async def undo(self, action: actions.Revert) -> None:
+        """Return the node to service with one isolator."""
+        spec = action.spec
+        record = self._journal.begin(spec.name, StepAction.REVERT, action.number)
+        ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)
+        await self._journal.write(record)
+        result = await self._capture_errors(
+            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
+        )
+        is_restored = action.is_last and isinstance(result, Ok)
+        await self._journal.finish(record, result, isolated=False if is_restored else None)
+
+    async def ensure_isolated(self, plan: Plan, *, run_in_progress: bool) -> bool:
+        """Inspect the isolation, isolate again where it was lost, and return whether the node is isolated."""
+        # Inspect twice: another isolator's part may have been undone just after its inspection.
+        for _ in range(2):
+            was_lost = await self._reisolate_lost(plan, run_in_progress=run_in_progress)
+            if was_lost is None:
+                return False
+            if not was_lost:
+                break
+        return True
+
+    async def _reisolate_lost(self, plan: Plan, *, run_in_progress: bool) -> bool | None:
+        """Return whether any isolation was lost; None if an inspection or a new isolation failed."""
+        was_lost = False
+        for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
+            status = await self._capture_errors(self._inspect(spec, prior))
+            number = 1 + max(r.number for r in self._journal.records if r.step == spec.name)
+            if isinstance(status, Failed | Busy | Unknown):
+                if not run_in_progress:
+                    await self._journal.finish(
+                        self._journal.begin(spec.name, StepAction.INSPECT, number), status
+                    )
+                    return None
+            elif status.is_isolated is False:
+                was_lost = True
+                action = actions.Isolate(spec, number, is_prior_known=True, prior=prior)
+                if not isinstance(await self.isolate(action), Ok):
+                    return None
+        return was_lost
+
+    def recheck(self) -> None:
+        """Inspect soon, if the node's observation has changed."""
+        observation = self._state.index.observation(self._session.node)
+        observed = (
+            None
+            if observation is None
+            else (observation.sight, observation.cordoned_by_other, observation.why)
+        )
+        if observed != self._last_observation:
+            self._last_observation = observed
+            self._recheck_wakeup.trigger()
+
+    async def wait_until_lost(self, plan: Plan) -> None:
+        """Return once an isolator says that the node is not isolated any more."""
+        while True:
+            await self._recheck_wakeup.wait_for(self._state.clock.sleep(RECHECK_INTERVAL_S))
+            for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
+                status = await self._capture_errors(self._inspect(spec, prior))
+                if isinstance(status, IsolationStatus) and status.is_isolated is False:
+                    log.warning(
+                        "%s: isolation was lost while a playbook runs: %s", self._session.subject, status.text
+                    )
+                    return
+
+    async def _inspect(self, spec: StepDef, prior: Any) -> IsolationStatus | Busy:
+        ctx = await self._session.step_context(spec, number=0, prior=prior)
+        return await self._session.adapters.isolators[spec.kind].inspect(ctx)

@@ -1,0 +1,96 @@
+"""One node of one rollout, and the adapters and facts that its steps need."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machines.model.plan import Plan, StepDef
+from machines.model.rollout import Target
+from rolloutd.engine.state import State, StepProgress
+from rolloutd.errors import NotFound
+from rolloutd.plugin.templates import render
+from rolloutd.ports import Check, Isolator, Runner, StepContext, TrafficProbe
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSet:
+    """Adapters by kind; `tree` returns the pinned source of a rollout."""
+
+    runner: Runner
+    isolators: Mapping[str, Isolator]
+    checks: Mapping[str, Check]
+    tree: Callable[[str], Awaitable[Path]]
+    probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSession:
+    """One node of one rollout; it reads the facts on each access, because commands change them."""
+
+    state: State
+    adapters: AdapterSet
+    rollout: str
+    node: str
+
+    @property
+    def subject(self) -> str:
+        """The name of this node in logs and in the daemon's conditions."""
+        return f"{self.rollout}/{self.node}"
+
+    @property
+    def target(self) -> Target:
+        """The node's target in the rollout; raises KeyError when the rollout was deleted."""
+        return self.state.index.target(self.rollout, self.node)
+
+    @property
+    def plan(self) -> Plan:
+        return self.state.index.rollout(self.rollout).plan
+
+    @property
+    def progress(self) -> StepProgress:
+        return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
+
+    async def step_context(
+        self,
+        spec: StepDef,
+        *,
+        step: str = "",
+        number: int = 1,
+        prior: Any = None,
+        cordon_only: bool = False,
+    ) -> StepContext:
+        """Return the context of one step, named as its spec unless `step` says otherwise.
+
+        Its idempotency key is the same after a restart.
+        Raises RolloutdError when the parameters cannot be rendered, or the source or the rollout was removed.
+        """
+        state = self.state
+        if self.rollout not in state.index.rollouts:
+            raise NotFound(f"{self.rollout}: the rollout was deleted")
+        host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
+        # Where two stages set the same variable, the earlier stage wins.
+        variables = {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}
+        return StepContext(
+            host=host,
+            rollout=self.rollout,
+            attempt=attempt,
+            step=step,
+            idempotency_key=f"{self.rollout}.{self.node}.{attempt}.{step}.{number}",
+            params=render(spec.params, node=host.name, labels=host.labels, variables=variables),
+            deadline=state.now() + spec.timeout_s,
+            tree=await self.adapters.tree(self.rollout),
+            prior=prior,
+            variables=variables,
+            cordon_only=cordon_only,
+            hold_reason=describe_holds(state, self.node),
+        )
+
+
+def describe_holds(state: State, node: str) -> str:
+    """Return who holds the node, without the holds that keep the slot of a node that was left isolated."""
+    now = state.now()
+    holds = (hold for hold in state.index.holds_on(node) if hold.until is None or now < hold.until)
+    return "; ".join(f"held by {each.actor.name}: {each.reason}" for each in holds if each.source != "left")

@@ -1,0 +1,159 @@
+"""Playbook runs of one node: start or find a run, follow it, clean up after older ones.
+
+A run outlives the daemon, so the driver first asks the runner whether a run with this id exists.  A run that
+the daemon cannot follow continues and is found again.  The core decides from the records what a run's end
+means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machines.model import actions
+from machines.model.events import StepAction, StepRecord
+from machines.states import IN_FLIGHT_PHASES
+from rolloutd.engine.drivers.isolation import ErrorCapture, Isolation
+from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.engine.tasks import Wakeup, running_in_background
+from rolloutd.ports import Failed, Ok, RunRequest, RunState, StepResult, Unknown
+
+CLEANUP_TIMEOUT_S = 120.0
+"""Grace period for an older run on a node, before its processes are ended."""
+
+FOLLOW_TRIES = 3
+"""Tries to follow a run: a passing fault, such as no memory left, is over by then."""
+
+FOLLOW_RETRY_S = 5.0
+"""Pause between two such tries; the run continues meanwhile."""
+
+
+class PlaybookExecution:
+    """The runs of one node in one rollout."""
+
+    def __init__(
+        self,
+        session: NodeSession,
+        journal: StepJournal,
+        isolation: Isolation,
+        wakeup: Wakeup,
+        capture_errors: ErrorCapture,
+    ) -> None:
+        self._session = session
+        self._state = session.state
+        self._runner = session.adapters.runner
+        self._journal = journal
+        self._isolation = isolation
+        self._wakeup = wakeup
+        self._capture_errors = capture_errors
+
+    async def clean_up_stale_runs(self, action: actions.CleanUpStaleRuns) -> None:
+        """End all processes that older runs left on the node."""
+        record = self._journal.begin("clear", StepAction.CLEAN_UP, action.number)
+        host = self._state.host(self._session.node)
+        await self._journal.write(record)
+        result = await self._capture_errors(
+            self._runner.clean_up_stale_runs(host, keep=None, timeout_s=CLEANUP_TIMEOUT_S)
+        )
+        await self._journal.finish(record, result)
+        if isinstance(result, Ok):
+            self._journal.has_unfinished_run = False
+
+    async def run(self, action: actions.RunPlaybook) -> None:
+        """Start or find the run of a stage, and follow it to its end."""
+        stage, session = action.stage, self._session
+        run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
+        record = self._journal.begin(stage.step, StepAction.RUN, action.number, stage=stage.name, handle=run)
+        run_in_progress = action.is_started and await self._was_started(
+            self._journal.recorded_version(record).handle
+        )
+        if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
+            return
+        # Write even an unchanged record: if another daemon took over, the write fails and no run starts.
+        await self._journal.write(self._journal.recorded_version(record))
+        self._journal.has_unfinished_run = True
+        result = await self._follow_with_retries(action, record)
+        if result is None:
+            return
+        await self._journal.finish(self._journal.recorded_version(record), result)
+        self._journal.has_unfinished_run = await self._state.store.has_unfinished_run(self._session.node)
+
+    async def stop(self, action: actions.StopRun) -> None:
+        """Cancel a run by a user's order, and record it."""
+        failure = await self._capture_errors(self._runner.cancel(action.record.handle))
+        text = action.text if failure is None else f"{action.text}; it may go on: {failure.text}"
+        await self._journal.finish(action.record, Failed(text))
+        self._journal.has_unfinished_run = True
+
+    async def _build_request(self, action: actions.RunPlaybook, run: str) -> RunRequest:
+        stage, snapshot = action.stage, self._state.inventory_snapshot()
+        return RunRequest(
+            run_id=run,
+            node=self._session.node,
+            tree=await self._session.adapters.tree(self._session.rollout),
+            playbook=stage.playbook,
+            inventory=snapshot.hosts,
+            groups=snapshot.groups,
+            generation=snapshot.generation,
+            variables=dict(stage.variables),
+            timeout_s=stage.timeout_s,
+            fencing_token=await self._state.fence_token(),
+            fence_dir=self._state.settings.ansible.fence_dir,
+        )
+
+    async def _follow_with_retries(
+        self, action: actions.RunPlaybook, record: StepRecord
+    ) -> StepResult | None:
+        """Follow the run to its end; None when the node left, or could not be isolated again.
+
+        A run that the daemon cannot follow continues, so the daemon finds it again as after a restart.  After
+        the last try the run is cancelled: no second run may start on the node while it runs.
+        """
+        failure: StepResult | None = Unknown("the run was not followed")
+        for _ in range(FOLLOW_TRIES):
+            outcome = await self._capture_errors(self._follow(action, record))
+            if outcome is None or isinstance(outcome, RunState):
+                return None if outcome is None else outcome.result
+            failure = outcome
+            await self._wakeup.wait_for(self._state.clock.sleep(FOLLOW_RETRY_S))
+            if self._session.target.phase not in IN_FLIGHT_PHASES:
+                failure = None
+                break
+            # The next try may start the run: the node must be isolated, and this daemon must still lead.
+            run_in_progress = await self._was_started(self._journal.recorded_version(record).handle)
+            if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
+                return None
+            await self._journal.write(self._journal.recorded_version(record))
+        await self._capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
+        return failure
+
+    async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
+        """Start or find the run and wait for its end; None when the node left or could not be isolated."""
+        runner = self._runner
+        handle = await runner.start(await self._build_request(action, record.handle))
+        if handle != self._journal.recorded_version(record).handle:
+            await self._journal.write(replace(record, handle=handle))
+        while True:
+            async with running_in_background(self._isolation.wait_until_lost(self._session.plan)) as lost:
+                lost.add_done_callback(lambda _: self._wakeup.trigger())
+                while not lost.done():
+                    run_state = await runner.get_state(handle)
+                    self._publish_progress(run_state)
+                    if run_state.result is not None:
+                        return run_state
+                    if self._session.target.phase not in IN_FLIGHT_PHASES:
+                        await runner.cancel(handle)
+                        return None
+                    await self._wakeup.wait_for(runner.wait_for_change(handle))
+            if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=True):
+                return None
+
+    async def _was_started(self, handle: str) -> bool:
+        """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""
+        return not isinstance(await self._capture_errors(self._runner.get_state(handle)), Failed)
+
+    def _publish_progress(self, run_state: RunState) -> None:
+        progress = self._session.progress
+        if (progress.percent, progress.task) != (run_state.percent, run_state.task):
+            progress.percent, progress.task = run_state.percent, run_state.task
+            self._state.changes.notify_progress()

@@ -1,0 +1,53 @@
+"""Traffic probes of one node, and the results that the core keeps.
+
+Each error means that the traffic is unknown.  The core decides what follows from a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from machines.model.plan import StepDef
+from machines.model.traffic import TrafficResult
+from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.errors import RolloutdError
+from rolloutd.ports import Busy, Ok, Unknown
+from rolloutd.ports.guards import adapter_errors, validate_result
+
+
+async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1) -> Ok | Busy | Unknown:
+    """Probe once; the core keeps a result that stops the node from starting."""
+    result = await _probe_once(session, spec, number)
+    if not isinstance(result, Ok):
+        _record(session, True if isinstance(result, Busy) else None, session.state.now(), result.text)
+    return result
+
+
+async def run_all_probes(session: NodeSession) -> None:
+    """Run the plan's probes in order, until one finds traffic or is unknown."""
+    state, began_at = session.state, session.state.now()
+    for spec in session.plan.traffic:
+        if session.rollout not in state.index.rollouts:
+            return  # the rollout was deleted during an earlier probe
+        if not isinstance(await probe_traffic(session, spec), Ok):
+            return
+    # "Idle" is as old as the first probe; min(), because the clock may have been set back since.
+    _record(session, False, min(began_at, state.now()), f"no traffic was found on {session.node}")
+
+
+def _record(session: NodeSession, busy: bool | None, at: float, text: str) -> None:
+    session.state.index.record_traffic(TrafficResult(session.rollout, session.node, busy, at, text))
+
+
+async def _probe_once(session: NodeSession, spec: StepDef, number: int) -> Ok | Busy | Unknown:
+    try:
+        async with asyncio.timeout(spec.timeout_s):
+            ctx = await session.step_context(spec, number=number)
+            with adapter_errors(f"probe {spec.kind}"):
+                result = await session.adapters.probes[spec.kind].probe(ctx)
+            return validate_result(f"probe {spec.kind}", result, Ok, Busy, Unknown)
+    except TimeoutError:
+        why = f"no answer within {spec.timeout_s:.0f} s"
+    except (RolloutdError, OSError) as error:
+        why = str(error)
+    return Unknown(f"{session.node}: traffic is unknown: {why}")

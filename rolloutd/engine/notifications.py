@@ -1,0 +1,253 @@
+"""Notifications: a gate waits, a node failed, a rollout ended, a rollout is stalled.
+
+Events are read from the audit by sequence number, waiting gates from the core.  A slow channel loses
+notifications only when its queue is full.  No channel delays a rollout: each has a bounded queue and a task
+of its own, and logs each message that it could not send.
+It knows ports, never an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from machines.model.plan import GateName
+from machines.model.rollout import Rollout
+from machines.model.timefmt import format_duration
+from machines.rules import gates
+from machines.scheduler import decide
+from rolloutd import reason_text
+from rolloutd.audit_names import with_current_names
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import wait_for_first
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import Notifier
+from rolloutd.ports.guards import adapter_errors
+
+log = logging.getLogger("rolloutd.engine.notifications")
+
+GATE_WAITS = "gate-waits"
+NODE_FAILED = "node-failed"
+ROLLOUT_ENDED = "rollout-ended"
+NOTHING_MOVED = "nothing-moved"
+NOTIFY_EVENTS = (GATE_WAITS, NODE_FAILED, ROLLOUT_ENDED, NOTHING_MOVED)
+
+COALESCE_S = 1.0
+"""Changes within this time are read together: people read no faster."""
+
+STALL_CHECK_S = 60.0
+"""Interval between checks for stalled rollouts."""
+
+MIN_PAUSE_S = 5.0
+"""Pause between two messages of a channel; notifications meanwhile become one message."""
+
+MAX_QUEUED = 200
+"""Notifications that wait for a channel; beyond that the oldest are only counted."""
+
+MAX_LISTED = 20
+"""Notifications listed in one message; the others are counted."""
+
+INITIAL_BACKOFF_S = 5.0
+MAX_BACKOFF_S = 300.0
+MAX_TRIES = 10
+"""Tries of one message, half an hour in all: a longer outage of a mail server is an incident."""
+
+SEND_TIMEOUT_S = 60.0
+"""Time limit of one try: a working service answers within seconds."""
+
+AUDIT_PAGE_SIZE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    title: str
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A notifier and its bounded queue."""
+
+    notifier: Notifier
+    queue: deque[Notification] = field(default_factory=deque)
+    dropped: int = 0
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enqueue(self, notification: Notification) -> None:
+        if len(self.queue) >= MAX_QUEUED:
+            self.queue.popleft()
+            self.dropped += 1
+        self.queue.append(notification)
+        self.wakeup.set()
+
+    def flush(self) -> Notification:
+        """Return and remove all queued notifications, as one message."""
+        notifications, dropped = list(self.queue), self.dropped
+        self.queue.clear()
+        self.dropped = 0
+        self.wakeup.clear()
+        if len(notifications) == 1 and not dropped:
+            return notifications[0]
+        lines = [f"{each.title}\n{each.text}".strip() for each in notifications[:MAX_LISTED]]
+        omitted = dropped + len(notifications[MAX_LISTED:])
+        if omitted:
+            lines.append(f"and {omitted} more: rolloutctl status")
+        return Notification(f"rolloutd: {len(notifications) + dropped} messages", "\n\n".join(lines))
+
+
+class NotificationDispatcher:
+    """Creates notifications and queues them on all channels; without `stall_after_s` it reports no stalls."""
+
+    def __init__(
+        self,
+        state: State,
+        notifiers: Sequence[Notifier],
+        events: Sequence[str] = NOTIFY_EVENTS,
+        stall_after_s: float | None = None,
+    ) -> None:
+        self._state = state
+        self._channels = [_Channel(notifier) for notifier in notifiers]
+        self._events = frozenset(events)
+        self._stall_after_s = stall_after_s
+        self._last_seq = state.changes.latest_seq
+        self._waiting_gates: set[tuple[str, str, str]] = set()
+        self._last_progress_at: dict[str, float] = {}
+        self._stalled_rollouts: set[str] = set()
+
+    async def run(self) -> None:
+        """Notify until cancelled; return at once without a channel."""
+        if not self._channels:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for channel in self._channels:
+                tasks.create_task(self._deliver(channel), name=f"notify {channel.notifier.name}")
+            tasks.create_task(self._watch_changes(), name="notify watch")
+
+    # -- detection
+
+    async def _watch_changes(self) -> None:
+        with self._state.changes.subscribe() as changed:
+            while True:
+                changed.clear()
+                try:
+                    await self._queue_notifications()
+                except StoreFailed as failure:
+                    log.warning("notifications: the audit cannot be read: %s", failure)
+                await self._state.clock.sleep(COALESCE_S)
+                # The timeout detects stalls: a stalled rollout has no change that would set the event.
+                if not changed.is_set():
+                    await wait_for_first(changed, self._state.clock.sleep(STALL_CHECK_S))
+
+    async def _queue_notifications(self) -> None:
+        for notification in [
+            *await self._notifications_from_audit(),
+            *self._notifications_for_gates(),
+            *self._notifications_for_stalls(),
+        ]:
+            for channel in self._channels:
+                channel.enqueue(notification)
+
+    async def _notifications_from_audit(self) -> list[Notification]:
+        notifications: list[Notification] = []
+        while True:
+            page = await self._state.store.read_audit(after=self._last_seq, limit=AUDIT_PAGE_SIZE)
+            for entry in page:
+                self._last_seq = entry.seq
+                fields = with_current_names(json.loads(entry.text))
+                if fields["rollout"] is not None and fields["event"] != "RequestDenied":
+                    self._last_progress_at[fields["rollout"]] = fields["at"]
+                    self._stalled_rollouts.discard(fields["rollout"])
+                notifications += self._notifications_for_entry(fields)
+            if len(page) < AUDIT_PAGE_SIZE:
+                return notifications
+
+    def _notifications_for_entry(self, entry: Mapping[str, Any]) -> Iterator[Notification]:
+        rollout, fields = entry["rollout"], entry["fields"]
+        match entry["event"]:
+            case "PhaseMoved" if fields["target"] == "failed" and NODE_FAILED in self._events:
+                failure = fields["failure"]
+                text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
+                yield Notification(f"{entry['node']} failed in {rollout}", text)
+            case "RolloutEnded" if ROLLOUT_ENDED in self._events:
+                yield Notification(f"{rollout} has ended", f"every node is done\nrolloutctl status {rollout}")
+            case "RolloutCancelled" if ROLLOUT_ENDED in self._events:
+                by = entry["actor"]["name"]
+                yield Notification(f"{rollout} was cancelled by {by}", str(fields.get("reason", "")))
+
+    def _notifications_for_gates(self) -> Iterator[Notification]:
+        """Yield a notification for each gate that waits for votes and did not at the last call."""
+        if GATE_WAITS not in self._events:
+            return
+        now, waiting = self._state.now(), set()
+        for rollout in self._state.index.rollouts.values():
+            for gate, wave in () if rollout.closed else _gates_of(rollout):
+                view = gates.gate_view(self._state.index, rollout, gate, wave, now)
+                if view.state != "waiting":
+                    continue
+                key = (rollout.id, gate.value, wave)
+                waiting.add(key)
+                if key not in self._waiting_gates:
+                    after = f" after {wave}" if wave else ""
+                    missing = reason_text.describe_missing_votes(view.missing)
+                    text = f"{missing}\nrolloutctl approve {rollout.id} {gate} --reason ..."
+                    yield Notification(f"{rollout.id} waits at {gate}{after}", text)
+        self._waiting_gates = waiting
+
+    def _notifications_for_stalls(self) -> Iterator[Notification]:
+        """Yield a notification for each stalled rollout, once per stall."""
+        if self._stall_after_s is None or NOTHING_MOVED not in self._events:
+            return
+        now, index = self._state.now(), self._state.index
+        for rollout in index.rollouts.values():
+            since = self._last_progress_at.setdefault(rollout.id, now)
+            if rollout.closed or rollout.id in self._stalled_rollouts or now - since < self._stall_after_s:
+                continue
+            self._stalled_rollouts.add(rollout.id)
+            reason = decide.rollout_reason(index, rollout.id, now)
+            in_flight = ", ".join(sorted(index.counters(rollout.id).in_flight))
+            text = (
+                reason_text.describe(reason)
+                if reason is not None
+                else f"at work: {in_flight}"
+                if in_flight
+                else "no reason known"
+            )
+            title = f"{rollout.id} has not moved for {format_duration(now - since)}"
+            yield Notification(title, f"{text}\nrolloutctl status {rollout.id}")
+
+    # -- sending
+
+    async def _deliver(self, channel: _Channel) -> None:
+        while True:
+            await channel.wakeup.wait()
+            await self._send(channel, channel.flush())
+            await self._state.clock.sleep(MIN_PAUSE_S)
+
+    async def _send(self, channel: _Channel, notification: Notification) -> None:
+        backoff_s = INITIAL_BACKOFF_S
+        for number in range(1, MAX_TRIES + 1):
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    with adapter_errors(f"channel {channel.notifier.name}"):
+                        await channel.notifier.send(notification.title, notification.text)
+            except (RolloutdError, TimeoutError) as error:
+                log.warning("%s: try %d of %d: %s", channel.notifier.name, number, MAX_TRIES, error)
+            else:
+                return
+            if number < MAX_TRIES:
+                await self._state.clock.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        log.error("%s: given up: %s", channel.notifier.name, notification.title)
+
+
+def _gates_of(rollout: Rollout) -> Iterator[tuple[GateName, str]]:
+    yield GateName.START, ""
+    for spec in rollout.plan.waves:
+        if spec.gate is GateName.CONTINUE:
+            yield GateName.CONTINUE, spec.name
+    yield GateName.PROCEED, ""

@@ -1,0 +1,251 @@
+"""The daemon's facts, and the one way to change them.
+
+The index has the facts that decisions need; the store keeps the same facts.  `State.commit` makes every
+change: check the invariants, write, apply, publish, in this order and one commit at a time, so that no
+decision uses facts that are older than the store.
+It knows neither sockets nor adapters nor drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.events import Actor, Event, StepRecord
+from machines.model.reasons import Reason
+from machines.model.rollout import DAEMON
+from rolloutd.engine.transition_log import log_events
+from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
+from rolloutd.ports import GROUPS, JSON, AuditEntry, Clock, Host, InventorySnapshot, Store
+from rolloutd.settings import Settings
+
+
+class CommitFunction(Protocol):
+    """Commits events with their cause; `at` is when they were decided (default: now)."""
+
+    def __call__(
+        self, events: Sequence[Event], cause: str, at: float | None = None
+    ) -> Awaitable[tuple[AuditEntry, ...]]: ...
+
+
+class InvariantViolation(StoreFailed):
+    """A change was refused because it would break an invariant; nothing was written."""
+
+
+DATABASE_ID_LENGTH = 16
+"""Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """What a node in flight is doing at this moment; never stored."""
+
+    step: str = ""
+    percent: float = 0.0
+    task: str = ""
+    since: float = 0.0
+    first_busy: StepRecord | None = None
+    """When the isolator of a waiting node first reported busy; the text is that of its latest report."""
+    failing_check: str = ""
+    """The result of a failing check; the driver repeats the check until `failing_check_until`."""
+    failing_check_until: float = 0.0
+
+
+@dataclass(slots=True)
+class SourceState:
+    """How the last refresh of an inventory source went."""
+
+    source: str
+    refreshed_at: float | None = None
+    nodes: int = 0
+    error: str = ""
+    failing_since: float | None = None
+
+
+class ChangeNotifier:
+    """Signals to subscribers that something was committed, or that a step has progressed.
+
+    Subscribers read the audit entries from the store by sequence number, so a subscriber that is slow or
+    reconnects loses nothing.
+    """
+
+    def __init__(self, latest_seq: int = 0) -> None:
+        self.latest_seq = latest_seq
+        self.progress_count = 0
+        self._subscribers: set[asyncio.Event] = set()
+
+    @contextmanager
+    def subscribe(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set at each change; the subscriber clears it."""
+        event = asyncio.Event()
+        self._subscribers.add(event)
+        try:
+            yield event
+        finally:
+            self._subscribers.discard(event)
+
+    def notify_committed(self, entries: Sequence[AuditEntry]) -> None:
+        """Signal new audit entries."""
+        if entries:
+            self.latest_seq = max(self.latest_seq, entries[-1].seq)
+            self._notify()
+
+    def notify_progress(self) -> None:
+        """Signal that a node in flight has progressed within its step."""
+        self.progress_count += 1
+        self._notify()
+
+    def _notify(self) -> None:
+        for event in self._subscribers:
+            event.set()
+
+
+@dataclass(slots=True)
+class State:
+    """The facts of this daemon, shared by its loop, its drivers and its handlers."""
+
+    index: Projection
+    store: Store
+    clock: Clock
+    settings: Settings
+    changes: ChangeNotifier
+    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    reasons: Mapping[str, Reason] = field(default_factory=dict)
+    last_write_error: str = ""
+    conditions: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0
+    wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
+    commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
+    """Each is called with the events of a commit and the seconds that it took."""
+    inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
+    submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    _inventory_snapshot: InventorySnapshot | None = None
+    _inventory_generation: int = 0
+    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+        return self.clock.now()
+
+    def wake_up(self) -> None:
+        """Ask the loop to decide again soon."""
+        for listener in self.wake_up_listeners:
+            listener()
+
+    def host(self, node: str) -> Host:
+        """Return a node and its connection variables; raises NotFound when the inventory no longer has it."""
+        known = self.index.nodes.get(node)
+        if known is None:
+            raise NotFound(f"the inventory no longer has {node}")
+        return Host(node, known.kind, known.labels, self.connections.get(node, {}))
+
+    def update_connections(
+        self, connections: Mapping[str, Mapping[str, JSON]], removed: Iterable[str] = ()
+    ) -> None:
+        """Set the variables of nodes, and drop those of removed nodes."""
+        lost = [name for name in removed if self.connections.pop(name, None) is not None]
+        if lost or any(self.connections.get(name) != each for name, each in connections.items()):
+            self.connections.update(connections)
+            self._inventory_snapshot = None
+
+    def inventory_snapshot(self) -> InventorySnapshot:
+        """Return all nodes' variables and groups; the same object until one of them changes."""
+        if self._inventory_snapshot is None:
+            self._inventory_generation += 1
+            groups: dict[str, list[str]] = {}
+            for node, connection in self.connections.items():
+                names = connection.get(GROUPS)
+                for group in names if isinstance(names, list) else ():
+                    groups.setdefault(str(group), []).append(node)
+            snapshot = InventorySnapshot(dict(self.connections), groups, self._inventory_generation)
+            self._inventory_snapshot = snapshot
+        return self._inventory_snapshot
+
+    async def fence_token(self) -> str:
+        """Return a run's fencing token: `epoch.number database-id start`; epoch and number only grow."""
+        # The hash of the first audit entry identifies the database.
+        first = await self.store.read_audit(limit=1)
+        database_id = first[0].hash[:DATABASE_ID_LENGTH] if first else "unnamed"
+        return f"{self.epoch}.{self.changes.latest_seq} {database_id} {int(self.now())}"
+
+    def problems(self) -> tuple[str, ...]:
+        """Return the conditions that only a user or a restart can end, then the last write's error."""
+        return (*self.conditions.values(), *filter(None, (self.last_write_error,)))
+
+    async def commit(
+        self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str
+    ) -> tuple[AuditEntry, ...]:
+        """Write and apply the events, all or none.
+
+        Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
+        """
+        async with self._write_lock:
+            return await self._commit(events, actor, cause)
+
+    @asynccontextmanager
+    async def exclusive_commit(self, actor: Actor = DAEMON) -> AsyncIterator[CommitFunction]:
+        """Make all other commits wait while the body decides and commits.
+
+        Yields a function that commits on behalf of the actor.
+        """
+        async with self._write_lock:
+            yield lambda events, cause, at=None: self._commit(events, actor, cause, at)
+
+    async def _commit(
+        self, events: Sequence[Event], actor: Actor, cause: str, at: float | None = None
+    ) -> tuple[AuditEntry, ...]:
+        if not events:
+            return ()
+        now = self.now() if at is None else at
+        for number, event in enumerate(events):
+            broken = violation(self.index, event, now, events[:number])
+            if broken is not None:
+                raise InvariantViolation(broken)
+        writing = asyncio.create_task(self._write(events, actor, cause, now))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The write continues, so the lock must stay held until it ends.  Its result or error must not
+            # replace the cancellation: a cancelled task would continue.
+            await _wait_for_write(writing)
+            raise
+
+    async def _write(
+        self, events: Sequence[Event], actor: Actor, cause: str, now: float
+    ) -> tuple[AuditEntry, ...]:
+        """Write the events, then apply and publish them, even if the caller was cancelled."""
+        began = asyncio.get_running_loop().time()
+        try:
+            entries = await self.store.commit(events, actor=actor, cause=cause, at=now)
+        except LeadershipLost:
+            self.leadership_lost.set()
+            raise
+        self.last_write_error = ""
+        commit_s = asyncio.get_running_loop().time() - began
+        for listener in self.commit_listeners:
+            listener(events, commit_s)
+        # Only after the commit: no decision may use a fact that a crash would lose.
+        for event in events:
+            self.index.apply(event)
+        self.changes.notify_committed(entries)
+        log_events(events, actor, cause)
+        self.wake_up()
+        return entries
+
+
+async def _wait_for_write(writing: asyncio.Task[tuple[AuditEntry, ...]]) -> None:
+    """Wait for the end of a write, however often the wait is cancelled."""
+    while not writing.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((writing,))
+    if not writing.cancelled():
+        writing.exception()  # retrieved, else asyncio logs it as never retrieved

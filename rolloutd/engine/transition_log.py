@@ -1,0 +1,158 @@
+"""One log line per transition, with its cause.
+
+The message says what happened; actor, cause, rollout and node are fields for searches of the journal.
+Like the audit, it contains no connection, no output and no variable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from machines.model.events import (
+    DaemonStarted,
+    Event,
+    FreezeLifted,
+    FreezeStarted,
+    GateOpened,
+    HoldReleased,
+    HoldTaken,
+    IsolationReleased,
+    NodeOrdered,
+    NodesDiscovered,
+    NodesRemoved,
+    PhaseMoved,
+    RequestDenied,
+    RolloutCancelled,
+    RolloutDeleted,
+    RolloutEnded,
+    RolloutOpened,
+    RolloutPaused,
+    RolloutResumed,
+    RunOutputPruned,
+    SettingsChanged,
+    TargetsJoined,
+    VoteCast,
+    VoteWithdrawn,
+)
+from machines.model.rollout import Actor
+from machines.model.timefmt import format_duration
+from machines.states import Phase
+from rolloutd.text import pluralize
+
+log = logging.getLogger("rolloutd.transition")
+
+MAX_TEXT_CHARS = 500
+"""Characters of a cause in a log line; the audit has all of it."""
+
+
+def log_events(events: Sequence[Event], actor: Actor, cause: str) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        return
+    for event in events:
+        text = describe_event(event)
+        if not text:
+            continue
+        failed = isinstance(event, PhaseMoved) and event.target is Phase.FAILED
+        level = logging.WARNING if failed or isinstance(event, RequestDenied) else logging.INFO
+        log.log(
+            level,
+            "%s [%s]",
+            text[:MAX_TEXT_CHARS],
+            cause[:MAX_TEXT_CHARS],
+            extra=_log_fields(event, actor, cause),
+        )
+
+
+def describe_event(event: Event) -> str:
+    """Return the event in one line; the empty string when it belongs only in the audit."""
+    match event:
+        case PhaseMoved():
+            return _describe_transition(event)
+        case GateOpened():
+            return f"{event.rollout}: gate {event.gate.value}{_wave_suffix(event.wave)} is open"
+        case VoteCast():
+            vote = event.vote
+            said = "yes" if vote.yes else "no"
+            return f"{event.rollout}: {vote.actor.name} voted {said} at {vote.gate.value}: {vote.reason}"
+        case VoteWithdrawn():
+            return f"{event.rollout}: {event.actor.name} took a vote back: {event.reason}"
+        case RolloutOpened():
+            return f"{event.rollout}: submitted with {pluralize(len(event.targets), 'node')}"
+        case TargetsJoined():
+            return f"{event.rollout}: {pluralize(len(event.targets), 'node')} joined"
+        case RolloutPaused() | RolloutResumed() | RolloutCancelled():
+            verb = type(event).__name__.removeprefix("Rollout").lower()
+            return f"{event.rollout}: {verb} by {event.actor.name}: {event.reason}"
+        case RolloutEnded():
+            return f"{event.rollout}: every node is done"
+        case RolloutDeleted():
+            return f"{event.rollout}: deleted by {event.actor.name}"
+        case NodeOrdered() if event.order is not None:
+            return (
+                f"{event.rollout}/{event.node}: {event.order.value} ordered by"
+                f" {event.actor.name}: {event.reason}"
+            )
+        case _:
+            return _describe_fleet_event(event)
+
+
+def _describe_fleet_event(event: Event) -> str:
+    match event:
+        case HoldTaken():
+            hold = event.hold
+            return f"{hold.node}: held as {hold.source}/{hold.id} by {hold.actor.name}: {hold.reason}"
+        case HoldReleased():
+            return f"{event.node}: hold {event.source}/{event.id} released by {event.actor.name}"
+        case FreezeStarted():
+            return f"frozen: {event.freeze.scope}: {event.freeze.reason}"
+        case FreezeLifted():
+            return f"freeze {event.freeze} lifted by {event.actor.name}"
+        case NodesDiscovered():
+            return f"the inventory told of {pluralize(len(event.nodes), 'new or changed node')}"
+        case NodesRemoved():
+            return f"the inventory no longer has {pluralize(len(event.names), 'node')}"
+        case RequestDenied():
+            return f"{event.actor.name} was refused {event.call}: {event.why}"
+        case DaemonStarted():
+            return f"rolloutd {event.version} took up its work, epoch {event.epoch}"
+        case RunOutputPruned():
+            runs = pluralize(event.runs, "run")
+            return (
+                f"{event.rollout}: output of {runs} is removed, {format_duration(event.keep_s)} after its end"
+            )
+        case IsolationReleased():
+            return f"{event.node}: returned to service by {event.kind}: no hold is left"
+        case SettingsChanged():
+            return f"settings changed: {', '.join(event.changed)}"
+        case _:
+            # Steps are too many for the log; the transitions that follow from them are logged.
+            return ""
+
+
+def _describe_transition(event: PhaseMoved) -> str:
+    text = f"{event.rollout}/{event.node}: {event.source} -> {event.target} ({event.trigger})"
+    if event.outcome is not None:
+        text += f" as {event.outcome.value}"
+    if event.failure is not None:
+        return f"{text}: {event.failure.step}: {event.failure.message}"
+    return f"{text}: {event.text}" if event.text else text
+
+
+def _wave_suffix(wave: str) -> str:
+    return f" after {wave}" if wave else ""
+
+
+def _log_fields(event: Event, actor: Actor, cause: str) -> dict[str, Any]:
+    named = {"rollout": getattr(event, "rollout", None), "node": getattr(event, "node", None)}
+    if isinstance(event, HoldTaken):
+        named["node"] = event.hold.node
+    if isinstance(event, PhaseMoved):
+        named |= {
+            "phase": event.target.value,
+            "trigger": event.trigger.value,
+            "attempt": str(event.attempt),
+        }
+    fields = {"event": type(event).__name__, "actor": actor.name, "cause": cause[:MAX_TEXT_CHARS]}
+    return fields | {name: value for name, value in named.items() if value}

@@ -1,0 +1,295 @@
+"""Validation of a document by its types and rules, all mistakes at once.
+
+A mistake carries the line to edit: a wrong value its own, an unknown key the key's, a missing key that of its
+mapping.  Rules on several keys examine the text as written, so one bad section does not hide mistakes in
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rolloutd.errors import Diagnostic, InvalidFile
+from rolloutd.planfile.diagnostic_text import Path, describe_value, format_path, truncate
+from rolloutd.planfile.document import MAX_DIAGNOSTICS, Document, SourceLocation, Value
+from rolloutd.planfile.schema import known_keys, schema_at, schema_of_model
+from rolloutd.text import pluralize
+
+JSON = Any
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+_KEY_MARK = "[key]"
+"""pydantic's mark behind a mapping's key when the key itself is wrong."""
+
+ONE_OR_MANY = "a mapping (key: value) or a list of them"
+
+_SHAPE_NAMES = {
+    "model_type": "a mapping (key: value)",
+    "dict_type": "a mapping (key: value)",
+    "list_type": "a list (- item)",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleViolation:
+    """A violated rule, at its path or at the path's last key."""
+
+    path: Path
+    found: str
+    allowed: str
+    message: str
+    at_key: bool = False
+
+
+Rule = Callable[[Value], Iterable[RuleViolation]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """A kind of file.
+
+    `reserved` holds the advice for keys that cannot be used yet, by dotted path without indices; `*` stands
+    for any key.
+    """
+
+    title: str
+    rules: tuple[Rule, ...] = ()
+    reserved: Mapping[str, str] = field(default_factory=dict)
+
+
+def validate_document(model: type[ModelT], document: Document, file_format: FileFormat) -> ModelT:
+    """Return the document as its type; raises InvalidFile with all mistakes, in the file's order."""
+    diagnostics = list(document.diagnostics)
+    if document.root is None:
+        raise InvalidFile(tuple(diagnostics))
+    builder = _DiagnosticBuilder(model, document.root, file_format)
+    result: ModelT | None = None
+    try:
+        result = model.model_validate(document.root.data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[:MAX_DIAGNOSTICS]
+        mistyped = {
+            builder.intended_path(detail) for detail in details if detail["type"] == "extra_forbidden"
+        }
+        # A mistyped key is not also missing: one mistake is reported once.
+        distinct = [
+            each for each in details if each["type"] != "missing" or builder.error_path(each) not in mistyped
+        ]
+        diagnostics += _without_repeats(
+            diagnostics, [(builder.from_error(detail), detail["type"]) for detail in distinct]
+        )
+    violations = islice(
+        (breach for rule in file_format.rules for breach in rule(document.root)), MAX_DIAGNOSTICS
+    )
+    diagnostics += _without_repeats(
+        diagnostics, [(builder.from_violation(breach), "rule") for breach in violations]
+    )
+    if diagnostics or result is None:
+        raise InvalidFile(tuple(sorted(diagnostics, key=_position)[:MAX_DIAGNOSTICS]))
+    return result
+
+
+def _position(mistake: Diagnostic) -> tuple[str, int, int]:
+    return mistake.file, mistake.line, mistake.column
+
+
+def _without_repeats(known: list[Diagnostic], found: Iterable[tuple[Diagnostic, str]]) -> list[Diagnostic]:
+    """Leave out mistakes at the location of a known one, and shape mistakes of a value known to be wrong."""
+    places = {(mistake.file, mistake.line, mistake.column, mistake.path) for mistake in known}
+    broken_paths = {mistake.path for mistake in known}
+    return [
+        mistake
+        for mistake, kind in found
+        if (mistake.file, mistake.line, mistake.column, mistake.path) not in places
+        and not (kind in _SHAPE_NAMES and mistake.path in broken_paths)
+    ]
+
+
+class _DiagnosticBuilder:
+    """Turns errors of pydantic and of the rules into mistakes with a location."""
+
+    def __init__(self, model: type[BaseModel], root: Value, file_format: FileFormat) -> None:
+        self._schema = schema_of_model(model, file_format.title)
+        self._root = root
+        self._format = file_format
+
+    def from_violation(self, violation: RuleViolation) -> Diagnostic:
+        path, value, parent = self._locate(violation.path)
+        place = value.location if value is not None else parent.location
+        if violation.at_key or value is None:
+            place = self._key_location(path)
+        return _diagnostic(place, path, violation.found, violation.allowed, violation.message)
+
+    def from_error(self, error: ErrorDetails) -> Diagnostic:
+        bad_key = bool(error["loc"]) and error["loc"][-1] == _KEY_MARK
+        path, value, _ = self._locate(error["loc"][:-1] if bad_key else error["loc"])
+        match error["type"]:
+            case "missing":
+                return self._missing(path)
+            case "extra_forbidden":
+                return self._unknown_key(path)
+            case _ if bad_key:
+                message = "this is no good name for a variable"
+                return _diagnostic(
+                    self._key_location(path), path, str(path[-1]), _allowed_text(error, None), message
+                )
+            case _:
+                place = value.location if value is not None else self._key_location(path)
+                found = describe_value(value.data) if value is not None else "nothing"
+                schema = self._schema_at(path)
+                return _diagnostic(
+                    place, path, found, _allowed_text(error, schema), _message(error, value, schema)
+                )
+
+    def error_path(self, error: ErrorDetails) -> Path:
+        return self._locate(error["loc"])[0]
+
+    def intended_path(self, error: ErrorDetails) -> Path:
+        """Return the path of the key that an unknown key seems to mean, else that of the unknown key."""
+        path = self.error_path(error)
+        near = self._nearest_key(path)
+        return (*path[:-1], near) if near else path
+
+    def _missing(self, path: Path) -> Diagnostic:
+        schema = self._schema_at(path) or {}
+        key = path[-1]
+        message = f"`{key}` is missing: {schema.get('description', 'it must be given')}"
+        return _diagnostic(self._key_location(path[:-1]), path, "nothing", _describe_schema(schema), message)
+
+    def _unknown_key(self, path: Path) -> Diagnostic:
+        key, place = str(path[-1]), self._key_location(path)
+        names = tuple(part for part in path if isinstance(part, str))
+        parent = self._schema_at(path[:-1]) or {}
+        known = tuple(parent.get("properties", ()))
+        allowed = "one of: " + ", ".join(known) if known else "no keys here"
+        for pattern, words in self._format.reserved.items():
+            if fnmatchcase(".".join(names), pattern):
+                return _diagnostic(place, path, key, allowed, words)
+        near = self._nearest_key(path)
+        hint = f"; did you mean `{near}`?" if near else ""
+        if parent.get("maxProperties") == 1:  # a step: its one key is the kind of an adapter
+            hint = hint or "; install the package that provides it"
+            return _diagnostic(place, path, key, allowed, f"no adapter `{truncate(key)}` is installed{hint}")
+        return _diagnostic(place, path, key, allowed, f"there is no key `{truncate(key)}` here{hint}")
+
+    def _nearest_key(self, path: Path) -> str:
+        """Return the known key that is most like the last one of the path, "" for none."""
+        near = get_close_matches(str(path[-1])[:100], known_keys(self._schema, path[:-1]), n=1, cutoff=0.5)
+        return near[0] if near else ""
+
+    # -- locations --------------------------------------------------------------
+
+    def _locate(self, loc: Iterable[str | int]) -> tuple[Path, Value | None, Value]:
+        """Follow a path as far as the document goes; an index into a single item means the item."""
+        path: list[str | int] = []
+        value: Value | None = self._root
+        parent = self._root
+        for part in loc:
+            if isinstance(part, int) and value is not None and isinstance(value.children, dict):
+                continue
+            path.append(part)
+            if value is not None:
+                parent, value = value, value.child(part)
+        return tuple(path), value, parent
+
+    def _key_location(self, path: Path) -> SourceLocation:
+        """Return the location of the path's last key, or of the nearest one to it."""
+        place, value = self._root.location, self._root
+        for part in path:
+            child = value.child(part)
+            place = value.keys.get(part, place) if isinstance(part, str) else (child or value).location
+            if child is None:
+                break
+            value = child
+        return place
+
+    def _schema_at(self, path: Path) -> dict[str, JSON] | None:
+        return schema_at(self._schema, path)
+
+
+def _diagnostic(place: SourceLocation, path: Path, found: str, allowed: str, message: str) -> Diagnostic:
+    return Diagnostic(
+        place.file,
+        place.line,
+        place.column,
+        format_path(path),
+        truncate(found) or "nothing",
+        allowed,
+        message,
+    )
+
+
+def _message(error: ErrorDetails, value: Value | None, schema: dict[str, JSON] | None) -> str:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):
+        return str(getattr(cause, "message", cause))
+    kind = error["type"]
+    if kind == "string_type" and value is not None and isinstance(value.data, bool | int | float):
+        return "this is no text to YAML; put it in quotes"
+    if kind in _SHAPE_NAMES:
+        return f"this must be {_expected_shape(kind, schema)}"
+    message = (
+        error["msg"].replace("Input", "value").replace("input", "value").replace(" after validation", "")
+    )
+    return f"the {message[:1].lower()}{message[1:]}"
+
+
+def _allowed_text(error: ErrorDetails, schema: dict[str, JSON] | None) -> str:
+    ctx = error.get("ctx", {})
+    allowed = getattr(ctx.get("error"), "allowed", None)
+    if allowed is not None:
+        return str(allowed)
+    if error["type"] in _SHAPE_NAMES:
+        return _expected_shape(error["type"], schema)
+    if "expected" in ctx:
+        return str(ctx["expected"])
+    if "pattern" in ctx:
+        return f"text of the form {ctx['pattern']}"
+    return _describe_schema(schema or {})
+
+
+def _expected_shape(kind: str, schema: dict[str, JSON] | None) -> str:
+    """Return the expected shape; where one item may replace a list, either."""
+    return ONE_OR_MANY if kind == "list_type" and "anyOf" in (schema or {}) else _SHAPE_NAMES[kind]
+
+
+def _describe_schema(schema: Mapping[str, JSON]) -> str:
+    """Describe in words what the schema allows."""
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    kind = schema.get("type")
+    words = {
+        "object": _SHAPE_NAMES["dict_type"],
+        "array": _SHAPE_NAMES["list_type"],
+        "integer": "a whole number",
+    }
+    words |= {"boolean": "true or false", "string": "text"}
+    text = words.get(kind if isinstance(kind, str) else "", "what the reference says")
+    if "anyOf" in schema and kind is None:
+        text = ONE_OR_MANY
+    bounds = [
+        f"{name} {pluralize(schema[key], unit) if unit else schema[key]}"
+        for key, name, unit in (
+            ("minimum", "at least", ""),
+            ("maximum", "at most", ""),
+            ("minItems", "at least", "item"),
+            ("maxItems", "at most", "item"),
+            ("maxLength", "at most", "character"),
+        )
+        if key in schema
+    ]
+    examples = [f"such as {schema['examples'][0]}"] if schema.get("examples") else []
+    return ", ".join([text, *bounds, *examples])

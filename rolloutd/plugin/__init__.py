@@ -1,0 +1,146 @@
+"""What an adapter registers: its kind, parameters, capabilities and factory.
+
+An adapter is a package's entry point in the group of its port; the entry point's
+name is the kind that plans and settings use.  The entry point loads a
+`Registration`, and the module that holds it imports nothing but this package:
+every `rolloutctl plan validate` loads all registrations.  The factory's module
+is imported when the daemon first needs the adapter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from itertools import combinations
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+from machines.model.plan import Capability
+from rolloutd.plugin.field_types import (
+    Duration,
+    FilePath,
+    LabelKey,
+    Playbook,
+    PositiveDuration,
+    SelectorText,
+    TemplateText,
+    parse_duration,
+)
+
+__all__ = [
+    "ABSENT",
+    "CHECKS",
+    "INVENTORIES",
+    "ISOLATORS",
+    "OBSERVERS",
+    "PROBES",
+    "WATCHES",
+    "Capability",
+    "CheckParams",
+    "Duration",
+    "Field",
+    "FilePath",
+    "LabelKey",
+    "Params",
+    "Playbook",
+    "PositiveDuration",
+    "Registration",
+    "SelectorText",
+    "TemplateText",
+    "duration_field",
+    "installed_adapters",
+]
+
+INVENTORIES = "rolloutd.inventories"
+OBSERVERS = "rolloutd.observers"
+ISOLATORS = "rolloutd.isolators"
+CHECKS = "rolloutd.checks"
+PROBES = "rolloutd.probes"
+WATCHES = "rolloutd.watches"
+
+ABSENT: Any = None
+"""The default of a key that a file may omit but not set to null."""
+
+log = logging.getLogger("rolloutd.plugin")
+
+
+class Params(BaseModel):
+    """A section of a plan or settings file: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=False)
+
+    exclusive: ClassVar[tuple[str, ...]] = ()
+    """Keys of which a file may name at most one."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        if cls.exclusive:
+            pairs = [{"required": list(pair)} for pair in combinations(cls.exclusive, 2)]
+            handler.resolve_ref_schema(schema)["not"] = {"anyOf": pairs}
+        return schema
+
+
+class CheckParams(Params):
+    """The parameters of every check."""
+
+    in_service: bool = Field(
+        default=False,
+        description="Run the check after the node is back in service, not while it is isolated.",
+    )
+
+
+def duration_field(default: str, description: str, *, alias: str | None = None) -> Any:
+    """Return the field of a duration; the schema shows its default as people write it."""
+    return Field(
+        default=parse_duration(default),
+        description=description,
+        alias=alias,
+        json_schema_extra={"default": default},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One adapter, as its package describes it.
+
+    `factory` is `package.module:function`; the function takes a
+    `rolloutd.ports.AdapterContext`.  The first sentence of the docstring of
+    `params` describes the kind in the schemas.  Without `params` no file may
+    name the kind: the daemon creates the adapter for each source of that kind.
+    """
+
+    factory: str
+    params: type[Params] | None = None
+    capabilities: frozenset[Capability] = frozenset()
+
+
+@cache
+def installed_adapters(group: str) -> Mapping[str, Registration]:
+    """Return the registered adapters of a port by kind, sorted.
+
+    One that cannot be loaded is logged and left out: a broken package must not
+    stop the daemon, and a plan that names its kind is refused.
+    """
+    adapters: dict[str, Registration] = {}
+    for point in sorted(entry_points(group=group)):
+        try:
+            registration = point.load()
+        except Exception as error:  # third-party code: anything can be raised
+            text = "adapter %s (%s): cannot be loaded: %r; reinstall its package"
+            log.error(text, point.name, group, error, exc_info=True)
+            continue
+        if not isinstance(registration, Registration):
+            log.error("adapter %s (%s): %s is not a Registration", point.name, group, point.value)
+        elif point.name in adapters:
+            log.error("adapter %s (%s): two packages register it; remove one", point.name, group)
+        else:
+            adapters[point.name] = registration
+    return adapters

@@ -1,0 +1,189 @@
+"""Rendering of `{{ ... }}` templates in the parameters of a step.
+
+Statements and comments are disabled, so `${#x}` and `{%` in a shell command
+stay as they are.  The names are `node.name`, `node.labels.X` and `vars.X`.
+Calls, arithmetic and loops are refused, so a template cannot reach the daemon's
+objects or exhaust its memory.  Ansible renders the variables of a stage.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateError, nodes
+from jinja2.sandbox import SandboxedEnvironment
+
+from rolloutd.errors import RolloutdError
+
+JSON = Any
+
+MAX_RENDERED_CHARS = 65_536
+"""Characters of one rendered text: half of what one argument of a Linux command may be."""
+
+MAX_EXPRESSIONS, MAX_DEPTH = 500, 20
+"""Parts of one template and their nesting, limited because Jinja's compiler and Python's parser recurse."""
+
+ALLOWED = (
+    "{{ node.name }}, {{ node.labels.KEY }}, {{ vars.NAME }}, also with | default(...), quote, lower, trim"
+)
+
+_NEVER_MATCHES = "\x01never"
+"""Part of the delimiters of statements and comments, which disables both: no file may contain it."""
+
+_ALLOWED_FILTERS = frozenset({"default", "d", "lower", "upper", "trim", "int", "length", "quote"})
+_ALLOWED_TESTS = frozenset({"defined", "undefined", "none"})
+_ALLOWED_NODES = (
+    nodes.Template,
+    nodes.Output,
+    nodes.TemplateData,
+    nodes.Name,
+    nodes.Getattr,
+    nodes.Getitem,
+    nodes.Const,
+    nodes.Filter,
+    nodes.Test,
+    nodes.Concat,
+    nodes.CondExpr,
+    nodes.Compare,
+    nodes.Operand,
+    nodes.And,
+    nodes.Or,
+    nodes.Not,
+)
+_NODE_FIELDS = ("name", "labels")
+
+
+class TemplateInvalid(ValueError):
+    """A template that is not allowed; `allowed` describes those that are."""
+
+    def __init__(self, message: str, allowed: str = ALLOWED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.allowed = allowed
+
+
+class RenderFailed(RolloutdError):
+    """A valid template cannot be rendered for this node: a label or a variable is missing."""
+
+
+@lru_cache(maxsize=1024)
+def validate_template(text: str) -> None:
+    """Raise TemplateInvalid unless the text is plain or an allowed template."""
+    try:
+        tree = _environment().parse(text)
+        for number, (node, depth) in enumerate(_all_nodes(tree)):
+            if number > MAX_EXPRESSIONS or depth > MAX_DEPTH:
+                raise TemplateInvalid("the template is too long or nested too deeply", "a simpler one")
+            _check_node(node)
+    except TemplateInvalid:
+        raise
+    except (TemplateError, ValueError) as error:
+        raise TemplateInvalid(f"the template cannot be read: {str(error)[:200]}") from None
+    except RecursionError:
+        raise TemplateInvalid("the template is nested too deeply") from None
+
+
+def render(value: JSON, *, node: str, labels: Mapping[str, str], variables: Mapping[str, JSON]) -> JSON:
+    """Return the value with every text rendered, also in lists and mappings.
+
+    Raises RenderFailed with the text and what it lacks.
+    """
+    match value:
+        case str():
+            return _render_text(value, node, labels, variables)
+        case list() | tuple():
+            return [render(item, node=node, labels=labels, variables=variables) for item in value]
+        case Mapping():
+            return {
+                key: render(item, node=node, labels=labels, variables=variables)
+                for key, item in value.items()
+            }
+        case _:
+            return value
+
+
+def _render_text(text: str, node: str, labels: Mapping[str, str], variables: Mapping[str, JSON]) -> str:
+    if "{{" not in text:
+        return text
+    validate_template(text)
+    names = {"node": {"name": node, "labels": dict(labels)}, "vars": dict(variables)}
+    rendered = ""
+    try:
+        for part in _compile_template(text).generate(names):
+            rendered += part[: MAX_RENDERED_CHARS + 1]
+            if len(rendered) > MAX_RENDERED_CHARS:
+                raise RenderFailed(f"cannot fill {text[:100]!r} for node {node}: it grows too long")
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise RenderFailed(
+            f"cannot fill {text!r} for node {node}: {error}; "
+            "give the node the label or the plan the variable, or use | default(...)"
+        ) from None
+    return rendered
+
+
+@lru_cache(maxsize=256)
+def _compile_template(text: str) -> Template:
+    return _environment().from_string(text)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(
+        undefined=StrictUndefined,
+        block_start_string=_NEVER_MATCHES + "<%",
+        block_end_string="%>" + _NEVER_MATCHES,
+        comment_start_string=_NEVER_MATCHES + "<#",
+        comment_end_string="#>" + _NEVER_MATCHES,
+        keep_trailing_newline=True,
+        autoescape=False,  # the text becomes a command or a name, never HTML
+    )
+    environment.filters = {
+        name: filter_ for name, filter_ in environment.filters.items() if name in _ALLOWED_FILTERS
+    }
+    environment.filters["quote"] = _shell_quote
+    return environment
+
+
+def _shell_quote(value: object) -> str:
+    """Quote for the shell, so that a label cannot become a command."""
+    return shlex.quote(str(value))
+
+
+def _all_nodes(tree: nodes.Node) -> Iterator[tuple[nodes.Node, int]]:
+    """Yield the nodes of a template with their depth, without recursion, because a template may be deep."""
+    pending = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        yield node, depth
+        pending.extend((child, depth + 1) for child in node.iter_child_nodes())
+
+
+def _check_node(node: nodes.Node) -> None:
+    match node:
+        case nodes.Name() if node.name not in ("node", "vars"):
+            raise TemplateInvalid(f"there is no name '{node.name}'")
+        case nodes.Filter() if node.name not in _ALLOWED_FILTERS:
+            raise TemplateInvalid(
+                f"there is no filter '{node.name}'", "the filters " + ", ".join(sorted(_ALLOWED_FILTERS))
+            )
+        case nodes.Test() if node.name not in _ALLOWED_TESTS:
+            raise TemplateInvalid(
+                f"there is no test '{node.name}'", "the tests " + ", ".join(sorted(_ALLOWED_TESTS))
+            )
+        case nodes.Getattr() if node.attr.startswith("_"):
+            raise TemplateInvalid(f"'{node.attr}' is not looked at")
+        case nodes.Getattr() | nodes.Getitem() if (
+            isinstance(node.node, nodes.Name) and node.node.name == "node"
+        ):
+            _check_node_field(node)
+        case _ if not isinstance(node, _ALLOWED_NODES):
+            raise TemplateInvalid(f"a {type(node).__name__.lower()} is not allowed in a template")
+
+
+def _check_node_field(node: nodes.Getattr | nodes.Getitem) -> None:
+    name = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+    if name not in _NODE_FIELDS:
+        raise TemplateInvalid(f"a node has no '{name}'")

@@ -1,0 +1,41 @@
+"""Arguments of an adapter's factory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rolloutd.ports.clocks import Clock
+from rolloutd.ports.nodes import Shell
+from rolloutd.ports.runs import Runner
+from rolloutd.ports.types import JSON
+
+
+@dataclass(frozen=True, slots=True)
+class InventorySnapshot:
+    """The inventory of the last refresh: host variables by node, nodes by group.
+
+    Each refresh with a change has another `generation`.
+    """
+
+    hosts: Mapping[str, Mapping[str, JSON]]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterContext:
+    """The services that every adapter may use, and its own `params` from the settings.
+
+    `shared` holds by name what the adapters of one external system share; the daemon awaits each value's
+    `close()` when it stops.
+    """
+
+    shell: Shell
+    clock: Clock
+    runner: Runner
+    inventory: Callable[[], InventorySnapshot]
+    settings: Any
+    params: Mapping[str, JSON] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,0 @@
-"""Words that several ports share."""
-
-from __future__ import annotations
-
-from typing import Any
-
-JSON = Any
-"""JSON as the standard library reads it."""

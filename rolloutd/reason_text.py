@@ -1,0 +1,336 @@
+"""Sentences and commands for the core's reasons, all in one place.
+
+The core says why something waits by a code with params, and what ends it by a remedy; only this file turns
+them into English.  No other part parses these sentences: programs compare codes, params and kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
+from machines.model.timefmt import format_duration, format_rfc3339
+from rolloutd.text import pluralize
+
+Params = Mapping[str, Any]
+
+
+def describe(reason: Reason) -> str:
+    """Return the reason as one sentence without a full stop."""
+    return SENTENCES[reason.code](reason.subject, reason.params)
+
+
+def lifted_by(reason: Reason) -> str:
+    """Return who or what ends the wait; empty when unknown."""
+    return "" if reason.remedy is None else describe_remedy(reason.remedy)
+
+
+def describe_remedy(remedy: Remedy) -> str:
+    """Return who or what ends the wait, as a noun phrase or a command."""
+    phrase = REMEDIES.get(remedy.kind)
+    if phrase is not None:
+        return phrase(remedy)
+    who, how = describe_who(remedy), command(remedy) or ""
+    return f"{who}: {how}" if who else how
+
+
+def command(remedy: Remedy) -> str | None:
+    """Return the command line that ends the wait, None when no command does."""
+    words = COMMANDS.get(remedy.kind)
+    return None if words is None else f"rolloutctl {words(remedy.args)}"
+
+
+def describe_who(remedy: Remedy) -> str | None:
+    """Return who can give the command, None for every user with the right."""
+    match remedy:
+        case Remedy(kind=RemedyKind.ADD_TEAM):
+            return "an admin"
+        case Remedy(kind=RemedyKind.APPROVE, args={"team": team}):
+            return f"a member of team {team}"
+        case _:
+            return remedy.who
+
+
+def describe_unavailability(params: Params, name: str = "") -> str:
+    """Return why a node counts as down as one sentence about it, under its own or another `name`."""
+    name = name or params["node"]
+    match params:
+        case {"health": None}:
+            return f"{name} has not been observed yet"
+        case {"health": "up", "since": since}:
+            return f"{name} was last seen up at {format_rfc3339(since)}"
+        case {"stale": True, "since": since}:
+            return f"{name} {describe_state(params)} (observed at {format_rfc3339(since)})"
+        case _:
+            return f"{name} {describe_state(params)}"
+
+
+def describe_state(params: Params) -> str:
+    """Return the same without the node's name and the age of observations, so that equal states group."""
+    match params["cause"]:
+        case UnavailabilityCause.IN_FLIGHT | UnavailabilityCause.ISOLATED as cause:
+            still = " and still isolated" if cause == UnavailabilityCause.ISOLATED else ""
+            return f"is {params['phase']} in {params['rollout']}{_since(params)}{still}"
+        case UnavailabilityCause.FAILED:
+            return f"is failed in {params['rollout']}{_since(params)}{_detail(params['message'])}"
+        case UnavailabilityCause.HELD:
+            return f"is held by {params['by']}{_since(params)}{_until(params)}: {params['reason']}"
+        case _:
+            return _HEALTH[params["health"]] + _detail(params["detail"])
+
+
+_HEALTH: Final[Mapping[str | None, str]] = {
+    None: "not observed yet",
+    "up": "last seen up",
+    "down": "does not answer",
+    "unknown": "could not be observed",
+    "cordoned-by-other": "was taken out of service by another tool or user",
+}
+
+
+def describe_missing_votes(params: Params) -> str:
+    """Return what a gate waits for: rejections to withdraw, failures to cover, votes; empty for nothing."""
+    if params.get("rejections"):
+        return "; ".join(
+            f"{each['by']} said no at {format_rfc3339(each['at'])}: {each['reason']}"
+            for each in params["rejections"]
+        )
+    failures = "; ".join(_failure(each["node"], each) for each in params.get("failures", ()))
+    more = params.get("more_failures", 0)
+    votes = "; ".join(_missing_votes(params)) if "owner" in params else ""
+    if votes and params["submitter"] is not None:
+        votes += f" (four eyes: the vote of {params['submitter']} does not count)"
+    text = "; ".join(part for part in (failures + (f" and {more} more" if more else ""), votes) if part)
+    if params.get("superseded"):
+        text += f" (votes for {params['superseded']} were for another digest and are void here)"
+    return text.strip()
+
+
+def _missing_votes(params: Params) -> Sequence[str]:
+    """Return one part per voter; teams that miss equally many votes share one, as there may be dozens."""
+    found, alike = [], dict[tuple[int, int], list[str]]()
+    want, missing = params["owners_want"], params["owners_want"] - params["owners_have"]
+    if missing > 0:
+        found.append(_missing(missing, want, f"of the owner, team {params['owner']},"))
+    for each in params["teams"]:
+        team, want, missing = each["team"], each["want"], each["want"] - each["have"]
+        if each["known_team"]:
+            alike.setdefault((missing, want), []).append(team)
+        else:
+            found.append(f"{_missing(missing, want, f'of team {team}')} ({_unknown_team(team)})")
+    for (missing, want), teams in alike.items():
+        named = f"teams {', '.join(teams[:-1])} and {teams[-1]}"
+        if len(teams) == 1:
+            found.append(_missing(missing, want, f"of team {teams[0]}"))
+        elif want == 1:
+            found.append(f"the votes of {named} are missing")
+        else:
+            found.append(f"{missing} of {want} votes of each of {named} are missing")
+    return found
+
+
+def _missing(missing: int, want: int, voter: str) -> str:
+    if want == 1:
+        return f"the vote {voter} is missing"
+    return f"{missing} of {want} votes {voter} {'is' if missing == 1 else 'are'} missing"
+
+
+def _unknown_team(team: str) -> str:
+    return f"the settings have no team {team}; an admin must add it"
+
+
+def _gate(name: str, params: Params) -> str:
+    return f"the {name} waits: {describe_missing_votes(params) or 'its votes are complete'}"
+
+
+def _not_asked(rollout: str, params: Params) -> str:
+    match params:
+        case {"gate": "continue", "has_gate": False, "wave": wave}:
+            return f"not asked yet: {rollout} has no continue gate after a wave '{wave}'"
+        case {"gate": "continue", "wave": wave}:
+            return f"not asked yet: continue opens for votes when all nodes of wave {wave} are done"
+        case {"gate": gate}:
+            return f"not asked yet: {rollout} has no unsettled failure, so {gate} has nothing to settle"
+    raise AssertionError(params)
+
+
+def _needs_vote(node: str, params: Params) -> str:
+    team, unknown = params["team"], "" if params["known_team"] else _unknown_team(params["team"])
+    if params["joined"]:
+        detail = unknown or f"team {team} has not voted for it"
+        return f"{node} joined after the start was approved; {detail}"
+    return f"team {team} has not voted at {params['gate']}; its nodes wait{_detail(unknown)}"
+
+
+def _windows(params: Params) -> str:
+    return {"plan": "the plan's", "team": f"team {params['team']}'s"}.get(
+        params["windows"], f"team {params['team']}'s own"
+    )
+
+
+def _outside_window(_: str, params: Params) -> str:
+    opens_at = params["opens_at"]
+    when = "they do not open within two weeks" if opens_at is None else f"next at {format_rfc3339(opens_at)}"
+    return f"{_windows(params)} windows are closed; {when}"
+
+
+def _max_parallel(rollout: str, params: Params) -> str:
+    scope = {"fleet": "the fleet", "rollout": rollout}.get(
+        params["scope"], f"wave {params['wave']} of {rollout}"
+    )
+    number = params["in_flight"]
+    nodes = f"{pluralize(number, 'node')} of {scope} {'is' if number == 1 else 'are'} in flight"
+    return f"{nodes}, and max_parallel is {params['max_parallel']}"
+
+
+def _pool_full(state: str, pool: str, params: Params) -> str:
+    peers = "; ".join(describe_unavailability(each) for each in params["peers"])
+    more = f" and {params['more']} more" if params["more"] else ""
+    text = f"pool {pool} is {state}: {peers or 'another node of it is starting'}{more}"
+    return text + _dry_run(params)
+
+
+def _dry_run(params: Params) -> str:
+    if "dry_run_at" not in params:
+        return ""
+    at = format_rfc3339(params["dry_run_at"])
+    return f"; it could not have been isolated at {at}, so others go first: {params['dry_run_problem']}"
+
+
+def _peer(node: str, params: Params) -> str:
+    return describe_unavailability(params, f"peer {node} of {params['pool']}")
+
+
+def _availability(_: str, params: Params) -> str:
+    return describe_unavailability(params)
+
+
+def _failure(node: str, params: Params) -> str:
+    return f"{node} failed in {params['step']}: {params['message']}"
+
+
+def _detail(text: str | None) -> str:
+    return f": {text}" if text else ""
+
+
+def _since(params: Params) -> str:
+    return f" since {format_rfc3339(params['since'])}"
+
+
+def _until(params: Params) -> str:
+    return "" if params["until"] is None else f" until {format_rfc3339(params['until'])}"
+
+
+def _about(until: float | None) -> str:
+    return "" if until is None else f"; the next probe is about {format_rfc3339(until)}"
+
+
+SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
+    # The whole rollout.
+    ReasonCode.CANCELLED: lambda _, p: f"cancelled by {p['by']}: {p['reason']}",
+    ReasonCode.ENDED: lambda rollout, _: f"{rollout} has ended",
+    ReasonCode.PAUSED: lambda _, p: f"paused by {p['by']}: {p['reason']}",
+    ReasonCode.REJECTED: lambda _, p: (
+        f"{p['by']} said no at {p['gate']}{' after ' + p['wave'] if p['wave'] else ''}: {p['reason']}"
+    ),
+    ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
+    ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
+    ReasonCode.NODE_FAILED: lambda node, p: (
+        _failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
+    ),
+    ReasonCode.SOAKING: lambda _, p: f"wave {p['wave']} soaks until {format_rfc3339(p['until'])}",
+    ReasonCode.OBSERVE_ONLY: lambda *_: "observe_only is set: rolloutd decides everything and does nothing",
+    # A gate at which nobody can vote now.
+    ReasonCode.CLOSED: lambda rollout, p: (
+        f"{rollout} {'was cancelled' if p['cancelled'] else 'has ended'}; there is nothing to vote on"
+    ),
+    ReasonCode.NOT_ASKED: _not_asked,
+    # A pending node.
+    ReasonCode.EARLIER_WAVE: lambda wave, _: f"wave {wave} is not over",
+    ReasonCode.NODE_GONE: lambda node, _: f"the inventory no longer has {node}",
+    ReasonCode.BACKOFF: lambda node, p: (
+        f"{node} is tried again at {format_rfc3339(p['until'])}{_detail(p['detail'])}"
+    ),
+    ReasonCode.NEEDS_VOTE: _needs_vote,
+    ReasonCode.FREEZE: lambda scope, p: f"{scope} is frozen by {p['by']}{_until(p)}: {p['reason']}",
+    ReasonCode.OUTSIDE_WINDOW: _outside_window,
+    ReasonCode.WINDOW_TOO_SHORT: lambda _, p: (
+        f"a node takes {format_duration(p['needed_s'])} and {_windows(p)} window closes at "
+        f"{format_rfc3339(p['closes_at'])}"
+    ),
+    ReasonCode.HELD: _availability,
+    ReasonCode.OTHER_ROLLOUT: _availability,
+    ReasonCode.NODE_DOWN: _availability,
+    ReasonCode.FOREIGN_CORDON: _availability,
+    ReasonCode.NODE_UNKNOWN: _availability,
+    ReasonCode.POOL_CLOSED: lambda pool, _: f"pool {pool} is closed: its max_unavailable is 0",
+    ReasonCode.POOL_FULL: lambda pool, p: _pool_full("full", pool, p),
+    ReasonCode.POOL_OVER_BUDGET: lambda pool, p: _pool_full(f"over its budget of {p['budget']}", pool, p),
+    ReasonCode.PEER_DOWN: _peer,
+    ReasonCode.PEER_UNKNOWN: _peer,
+    ReasonCode.MAX_PARALLEL: _max_parallel,
+    ReasonCode.TRAFFIC_BUSY: lambda _, p: str(p["detail"]),
+    ReasonCode.TRAFFIC_UNKNOWN: lambda node, p: (
+        f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
+    ),
+    ReasonCode.STARTING: lambda node, _: f"{node} starts now",
+    ReasonCode.QUEUED: lambda node, p: (
+        f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
+    ),
+    # A node that does not wait to start.
+    ReasonCode.ISOLATING: lambda node, _: f"{node} is isolating",
+    ReasonCode.MAINTAINING: lambda node, _: f"{node} is maintaining",
+    ReasonCode.VERIFYING: lambda node, _: f"{node} is verifying",
+    ReasonCode.FAILED: lambda node, p: _failure(node, p) if p else f"{node} failed",
+    ReasonCode.DONE: lambda node, _: f"{node} is done",
+    ReasonCode.CHANGED: lambda node, _: f"{node} is done: changed",
+    ReasonCode.ALREADY_CURRENT: lambda node, _: f"{node} is done: already-current",
+    ReasonCode.SKIPPED: lambda node, _: f"{node} is done: skipped",
+    ReasonCode.LEFT: lambda node, _: f"{node} is done: left",
+    ReasonCode.ROLLED_BACK: lambda node, _: f"{node} is done: rolled-back",
+    # A node in flight whose isolators or checks wait.
+    ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
+    ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
+}
+
+COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
+    RemedyKind.APPROVE: lambda a: f"approve {a['rollout']} {a['gate']}",
+    RemedyKind.WITHDRAW: lambda a: (
+        f"withdraw {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a['wave'] else ''}"
+    ),
+    RemedyKind.RESUME: lambda a: f"resume {a['rollout']}",
+    RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']}",
+    RemedyKind.SKIP: lambda a: f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''}",
+    RemedyKind.RETURN: lambda a: f"return {a['node']}",
+    RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
+    RemedyKind.UNFREEZE: lambda a: f"unfreeze --scope {a['id']}",
+    RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']}",
+}
+"""The command that ends a wait; a failed node's alternatives to retry are in REMEDIES."""
+
+REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
+    RemedyKind.RETRY: lambda r: f"rolloutctl retry, skip or rollback {r.args['rollout']} {r.args['node']}",
+    RemedyKind.ADD_TEAM: lambda r: (
+        f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
+    ),
+    RemedyKind.CHANGE_SETTINGS: lambda _: "the settings",
+    RemedyKind.CHANGE_INVENTORY: lambda _: "the inventory",
+    RemedyKind.UNCORDON: lambda r: f"the user or tool that took {r.args['node']} out of service",
+    RemedyKind.RELEASE_BY_SOURCE: lambda r: f"{r.who}, which holds it as {r.args['id']}",
+    RemedyKind.WAIT_UNTIL: lambda _: "time",
+    RemedyKind.WAIT_FOR_NODE: lambda r: str(r.args["node"]),
+    RemedyKind.WAIT_FOR_ROLLOUT: lambda r: f"{r.args['node']}, when it is done in {r.args['rollout']}",
+    RemedyKind.WAIT_FOR_RETURN: lambda r: (
+        f"{r.args['node']}, when it is returned{f', as {r.who} has ordered' if r.who else ''}"
+    ),
+    RemedyKind.WAIT_FOR_HEALTH: lambda r: f"{r.args['node']}, when it is observed up",
+    RemedyKind.WAIT_FOR_WAVE: lambda r: f"wave {r.args['wave']}",
+    RemedyKind.WAIT_FOR_CAPACITY: lambda _: "the next node that is done",
+    RemedyKind.WAIT_FOR_IDLE: lambda r: f"the end of that traffic{_about(r.until)}",
+    RemedyKind.WAIT_FOR_PROBE: lambda r: f"an answer of the traffic probe{_about(r.until)}",
+    RemedyKind.WAIT_FOR_ISOLATION: lambda r: (
+        f"its cause, or time: at {format_rfc3339(r.until or 0.0)} the isolation is aborted and tried later"
+    ),
+    RemedyKind.WAIT_FOR_CHECK: lambda r: f"time: it may take until {format_rfc3339(r.until or 0.0)}",
+}

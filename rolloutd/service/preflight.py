@@ -1,0 +1,95 @@
+"""Checks of what the settings name on this machine: files, group, command, socket path.
+
+No file is opened.  The caller decides whether a missing one is a mistake or a warning.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolloutd.service.listen_socket import CannotListen, lookup_gid, require_valid_path_length
+from rolloutd.settings import Settings
+
+CREDENTIALS = Path("/run/credentials")
+"""systemd's credentials of services; each directory exists only while its service runs."""
+
+_OPEN_TO_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPrerequisite:
+    """A file, group or command that a setting names and that is missing or unusable."""
+
+    setting: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.text}"
+
+
+def find_missing_prerequisites(settings: Settings) -> tuple[MissingPrerequisite, ...]:
+    """Return what the settings name and this machine lacks or cannot use; files are only stat'ed."""
+    return (*_check_socket(settings), *_check_files(settings), *_check_command(settings.ansible.bin))
+
+
+def _check_socket(settings: Settings) -> Iterator[MissingPrerequisite]:
+    try:
+        require_valid_path_length(settings.socket)
+    except CannotListen as error:
+        yield MissingPrerequisite("socket", str(error))
+    try:
+        if settings.socket_group is not None:
+            lookup_gid(settings.socket_group)
+    except CannotListen as error:
+        yield MissingPrerequisite("socket_group", str(error))
+
+
+def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:
+    for setting, path in (
+        ("ssh.known_hosts", settings.ssh.known_hosts),
+        ("ssh.key_file", settings.ssh.key_file),
+    ):
+        if path is not None:
+            yield from _check_file(setting, path, "no node can be reached as the settings say")
+    for name, account in settings.service_accounts.items():
+        setting, consequence = f"service_accounts.{name}.key_file", f"{name} cannot vote"
+        yield from _check_file(setting, account.key_file, consequence, secret=True)
+    if settings.notify is not None:
+        consequence = "notifications are disabled"
+        yield from _check_file("notify.urls_file", settings.notify.urls_file, consequence, secret=True)
+
+
+def _check_file(
+    setting: str, path: Path, consequence: str, *, secret: bool = False
+) -> Iterator[MissingPrerequisite]:
+    if path.is_relative_to(CREDENTIALS) and not path.parent.is_dir():
+        return  # systemd provides credentials only while the service runs
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        yield MissingPrerequisite(
+            setting, f"{path} cannot be read ({error.strerror}), so {consequence}: create it, or name another"
+        )
+        return
+    if not stat.S_ISREG(mode):
+        yield MissingPrerequisite(setting, f"{path} is not a regular file, so {consequence}: name another")
+    elif not os.access(path, os.R_OK):
+        yield MissingPrerequisite(
+            setting, f"{path} cannot be read by uid {os.geteuid()}, so {consequence}: chgrp it, mode 0640"
+        )
+    elif secret and mode & _OPEN_TO_OTHERS:
+        yield MissingPrerequisite(
+            setting, f"others may read or write {path}, so {consequence}: chmod 640 {path}"
+        )
+
+
+def _check_command(command: Path | None) -> Iterator[MissingPrerequisite]:
+    if command is not None and shutil.which(command) is None:
+        yield MissingPrerequisite(
+            "ansible.bin", f"{command} is no command that can be run, so no playbook can: name another"
+        )

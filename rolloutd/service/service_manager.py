@@ -1,0 +1,117 @@
+"""systemd integration: status, watchdog, reload, audit check.
+
+The loop itself pings the watchdog after each iteration; a timer only makes it iterate often enough.  So
+systemd restarts the daemon when the loop hangs, the timer stops or the store never answers, and in no other
+case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from machines.model.rollout import Rollout
+from machines.states import Phase
+from rolloutd import audit_chain
+from rolloutd.engine.state import State
+from rolloutd.reason_text import describe
+from rolloutd.service.systemd import SystemdNotifier
+from rolloutd.text import pluralize
+
+log = logging.getLogger("rolloutd.service.service_manager")
+
+AUDIT_CONDITION = "audit"
+"""Key of the daemon's condition for a broken audit chain."""
+
+
+MAX_LISTED = 2
+"""Rollouts whose reason is in the status line; the others are counted, and `rolloutctl status` shows them."""
+
+
+class SystemdReporter:
+    """Reports one daemon to systemd; the loop calls `on_iteration`, a signal handler `request_reload`."""
+
+    def __init__(self, state: State, systemd: SystemdNotifier, reload: Callable[[], Awaitable[None]]) -> None:
+        self._state = state
+        self._systemd = systemd
+        self._reload = reload
+        self._reload_requested = asyncio.Event()
+        self._is_ready = False
+
+    def on_iteration(self) -> None:
+        """Ping the watchdog and report the status."""
+        self._systemd.ping_watchdog()
+        self.report_status()
+
+    def report_status(self) -> None:
+        """Report the status; the first time, report that the daemon is ready."""
+        sentence = format_status(self._state)
+        if self._is_ready:
+            self._systemd.set_status(sentence)
+        else:
+            self._is_ready = True
+            self._systemd.notify_ready(sentence)
+
+    def request_reload(self) -> None:
+        """Make reload_on_request() reload the settings soon; does not block."""
+        self._reload_requested.set()
+
+    async def reload_on_request(self) -> None:
+        """Reload on each request, one at a time, until cancelled."""
+        while True:
+            await self._reload_requested.wait()
+            self._reload_requested.clear()
+            self._systemd.notify_reloading()
+            try:
+                await self._reload()
+            finally:
+                self._systemd.notify_ready(format_status(self._state))
+
+    async def verify_audit(self, database: Path) -> None:
+        """Check the audit chain once, in a thread; a broken chain becomes a condition and stops nothing."""
+        verdict = await asyncio.to_thread(audit_chain.verify_chain, database)
+        if verdict.ok:
+            log.info("the audit's chain is whole: %d entries, head %s", verdict.entries, verdict.head)
+            return
+        self._state.conditions[AUDIT_CONDITION] = (
+            f"the audit's chain is BROKEN ({verdict.message}): the database was changed by hand or by"
+            " its disk; keep a copy and see `rolloutctl audit verify`"
+        )
+        log.critical("%s", self._state.conditions[AUDIT_CONDITION], extra={"first_bad": verdict.first_bad})
+        self.report_status()
+
+
+def format_status(state: State) -> str:
+    """Return the one-line daemon status: problems first, then progress, then what waits."""
+    parts = [f"Trouble: {problem}." for problem in state.problems()]
+    live = [rollout for rollout in state.index.rollouts.values() if not rollout.closed]
+    observing = "Observing only. " if state.index.limits.observe_only else ""
+    if not live:
+        parts.append(f"{observing}No rollout is live; {pluralize(len(state.index.nodes), 'node')} known.")
+    else:
+        parts.append(f"{observing}{_format_progress(state, live)}.")
+        parts += _format_waiting(state, live)
+    return " ".join(parts)
+
+
+def _format_progress(state: State, live: Iterable[Rollout]) -> str:
+    counters = [(rollout, state.index.counters(rollout.id)) for rollout in live]
+    in_flight = state.index.in_flight()
+    pending = sum(each.phases[Phase.PENDING] for _, each in counters)
+    failed = sum(each.phases[Phase.FAILED] for _, each in counters)
+    done = sum(each.phases[Phase.DONE] for _, each in counters)
+    what = counters[0][0].id if len(counters) == 1 else pluralize(len(counters), "rollout")
+    parts = [f"{pluralize(in_flight, 'node')} in flight", f"{pending} pending", f"{done} done"]
+    return f"{what}: {', '.join(parts + ([f'{failed} FAILED'] if failed else []))}"
+
+
+def _format_waiting(state: State, live: Iterable[Rollout]) -> Iterable[str]:
+    waiting = [
+        (rollout.id, describe(state.reasons[rollout.id])) for rollout in live if rollout.id in state.reasons
+    ]
+    for name, text in waiting[:MAX_LISTED]:
+        yield f"{name} waits: {text}."
+    if len(waiting) > MAX_LISTED:
+        yield f"{len(waiting) - MAX_LISTED} more wait."

@@ -1,0 +1,288 @@
+"""Models of the daemon's settings.
+
+The schema and docs/settings.md are made from these.  Durations are seconds
+after reading.  Secrets are in files of their own; settings only name the files.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
+
+from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
+from rolloutd.planfile.steps import Step, VerifyStep, step_model
+from rolloutd.plugin import INVENTORIES, OBSERVERS, Params, duration_field
+from rolloutd.plugin.field_types import (
+    MAX_ITEMS,
+    FilePath,
+    InvalidValue,
+    LabelKey,
+    OptionalPath,
+    PositiveDuration,
+    ShortName,
+    TeamName,
+    with_json_schema,
+)
+
+JSON = Any
+
+_MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
+_PERCENT = re.compile(r"(100|[0-9]{1,2})%")
+_MAX_PORT = 65_535
+
+
+def _parse_max_unavailable(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_PARALLEL:
+        return value
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return value
+    raise InvalidValue("this is not a budget", 'a number of nodes, 0 or more, or a percentage such as "25%"')
+
+
+def _parse_member(text: str) -> str:
+    if not _MEMBER.fullmatch(text):
+        raise InvalidValue("this is not a member", "a user name, or @group")
+    return text
+
+
+def _parse_loopback(value: object) -> str | None:
+    if value is None:
+        return None
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    try:
+        loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        loopback = False
+    # Metrics have no authentication, so no other machine may read them.
+    if not loopback or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
+        raise InvalidValue(
+            "metrics are served on this machine alone",
+            "a loopback address with a port, such as 127.0.0.1:9477 or [::1]:9477",
+        )
+    return str(value)
+
+
+MaxUnavailable = Annotated[
+    int | str,
+    PlainValidator(_parse_max_unavailable),
+    with_json_schema(
+        anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^(100|[0-9]{1,2})%$"}]
+    ),
+]
+Member = Annotated[str, AfterValidator(_parse_member)]
+Loopback = Annotated[
+    str | None, PlainValidator(_parse_loopback), with_json_schema(type=["string", "null"], minLength=1)
+]
+NodeName = Annotated[str, Field(min_length=1, max_length=253)]
+LabelValue = Annotated[str, Field(max_length=253)]
+ServiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$")]
+ExternalUser = Annotated[str, Field(min_length=1, max_length=253)]
+NotifyEvent = Literal["gate-waits", "node-failed", "rollout-ended", "nothing-moved"]
+
+if TYPE_CHECKING:
+    InventorySource = Step
+    ObserveStep = Step
+else:
+    InventorySource = step_model("InventorySource", "One source of nodes.", INVENTORIES)
+    ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)
+
+
+class PoolValue(Params):
+    """The budget of one pool."""
+
+    max_unavailable: MaxUnavailable = Field(
+        default=1,
+        description='How many nodes may be down: a number, or a percentage such as "25%"; 0 closes the pool.',
+    )
+
+
+class PoolKey(PoolValue):
+    """The budget of every pool that one label key makes."""
+
+    values: dict[LabelValue, PoolValue] = Field(
+        default={}, description="Values of the label whose pool has another budget."
+    )
+
+
+class TeamSettings(Params):
+    """A team: its members, and the checks and windows of its nodes."""
+
+    members: list[Member] = Field(
+        default=[],
+        max_length=1000,
+        description="User names, and @groups, of this machine that vote for the team.",
+    )
+    verify: list[VerifyStep] = Field(
+        default=[],
+        max_length=MAX_STEPS,
+        description="Checks that the team's nodes must pass after the plan's own.",
+    )
+    windows: list[WindowSpec] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="When the team's nodes may start, within the plan's windows.",
+    )
+    canaries: list[NodeName] = Field(
+        default=[], max_length=1000, description="Nodes that go first if a plan names no canaries of its own."
+    )
+
+    @property
+    def checks(self) -> list[dict[str, JSON]]:
+        """The team's checks as content, each `{kind: params}`."""
+        return [step.content() for step in self.verify]
+
+    @property
+    def window_content(self) -> list[dict[str, JSON]]:
+        """The team's windows as content, as compile_windows takes them."""
+        return [window.model_dump(mode="json", by_alias=True) for window in self.windows]
+
+
+class Ssh(Params):
+    """How nodes are reached unless the inventory says otherwise."""
+
+    known_hosts: OptionalPath = Field(
+        default=None, description="Host keys; the daemon user's own file if not given."
+    )
+    user: ShortName | None = Field(
+        default=None, description="User on the nodes; the daemon's user if not given."
+    )
+    key_file: OptionalPath = Field(default=None, description="Private key; ssh's own defaults if not given.")
+
+
+class Ansible(Params):
+    """How playbooks are run."""
+
+    parallel: int = Field(default=16, ge=1, le=1000, description="Runs at once on this machine.")
+    bin: OptionalPath = Field(
+        default=None, description="The ansible-playbook command; the one beside our interpreter if not given."
+    )
+    fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
+        default="/var/lib/rolloutd-fence",
+        description="Directory on the nodes that remembers the newest run there; if the user on the node"
+        " cannot write it, a directory in that user's home.",
+    )
+
+
+class Keep(Params):
+    """How long files of ended rollouts are kept; the database, with audit and steps, is kept for ever."""
+
+    runs_s: PositiveDuration | None = duration_field(
+        "90d",
+        "Output of runs (`logs`), after their rollout has ended; `null` keeps it for ever.",
+        alias="runs",
+    )
+    trees_s: PositiveDuration | None = duration_field(
+        "30d",
+        "Playbook trees, after the last rollout that used them has ended, or since they were uploaded;"
+        " `null` keeps them for ever.",
+        alias="trees",
+    )
+
+
+class ServiceAccount(Params):
+    """A ticket system or a chat whose signed tokens carry people's votes."""
+
+    key_file: FilePath = Field(
+        description="HMAC secret of at least 32 bytes, or Ed25519 public key (PEM); only the daemon reads it."
+    )
+    teams: list[TeamName] = Field(
+        min_length=1, max_length=1000, description="Teams that the service may carry votes for."
+    )
+    people: dict[ExternalUser, ExternalUser] = Field(
+        default={},
+        max_length=10_000,
+        description="Users of the service and their user names here; if any is given, only they may vote.",
+    )
+
+
+class Notify(Params):
+    """Whom to notify, and of what."""
+
+    urls_file: FilePath = Field(description="File with one apprise URL per line; only the daemon reads it.")
+    events: list[NotifyEvent] = Field(
+        default=["gate-waits", "node-failed", "rollout-ended", "nothing-moved"],
+        max_length=MAX_ITEMS,
+        description="Events that cause a notification.",
+    )
+    nothing_moved: PositiveDuration = duration_field(
+        "1h", "Time without progress after which a rollout causes `nothing-moved`."
+    )
+
+
+class Metrics(Params):
+    """Where Prometheus may read metrics, on this machine alone; nowhere if both keys are absent."""
+
+    listen: Loopback = Field(default=None, description="Loopback address and port, such as 127.0.0.1:9477.")
+    path: OptionalPath = Field(default=None, description="Unix socket; its mode is 0660.")
+
+
+class Settings(Params):
+    """The settings of the daemon."""
+
+    state_dir: FilePath = Field(
+        default=Path("/var/lib/rolloutd"), description="Directory of the database, the sources and the runs."
+    )
+    socket: FilePath = Field(
+        default=Path("/run/rolloutd/control.sock"), description="Unix socket of the HTTP API."
+    )
+    socket_group: ShortName | None = Field(
+        default=None,
+        description="Group that may connect, besides the daemon's user; each vote is checked all the same.",
+    )
+    observe_only: bool = Field(default=False, description="Decide and explain everything, do nothing.")
+    inventory: list[InventorySource] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Sources of nodes; a node is the union of what they say.",
+    )
+    inventory_refresh_s: PositiveDuration = duration_field(
+        "5m", "How often the sources are read.", alias="inventory_refresh"
+    )
+    observe: list[ObserveStep] = Field(
+        default=[ObserveStep.model_validate({"reachable": {}})],
+        max_length=MAX_ITEMS,
+        description="How nodes are seen up or down; with an empty list only sources that watch say it.",
+        json_schema_extra={"default": [{"reachable": {}}]},
+    )
+    observe_within_s: PositiveDuration = duration_field(
+        "60s", "Age from which an observation no longer counts.", alias="observe_within"
+    )
+    pools: Annotated[
+        dict[LabelKey, PoolKey],
+        # A team loses one node at a time, whatever other pools are named.
+        AfterValidator(lambda pools: {"team": PoolKey(), **pools}),
+    ] = Field(
+        default={"team": PoolKey()},
+        max_length=20,
+        description="Label keys that make pools; `team` always does, with one node unless set otherwise.",
+    )
+    max_parallel: int = Field(
+        default=64, ge=1, le=MAX_PARALLEL, description="Nodes at once, all rollouts together."
+    )
+    teams: dict[TeamName, TeamSettings] = Field(
+        default={}, max_length=1000, description="Teams by name; the label `team` names a node's team."
+    )
+    admins: list[Member] = Field(
+        default=["root"], max_length=1000, description="Who may hold, freeze, pause and cancel everything."
+    )
+    ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
+    ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
+    keep: Keep = Field(
+        default=Keep(), description="How long files of ended rollouts stay on the daemon's disk."
+    )
+    service_accounts: dict[ServiceName, ServiceAccount] = Field(
+        default={}, max_length=100, description="Services whose signed tokens are votes, by name."
+    )
+    notify: Notify | None = Field(default=None, description="Whom to notify, and of what.")
+    metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
+
+    _files: tuple[Path, ...] = PrivateAttr(default=())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that were read, in order; empty if all is default."""
+        return self._files

@@ -1,0 +1,183 @@
+"""Audit entries: events in, canonical JSON out.
+
+An entry is complete except for its sequence number, which the writer adds inside the transaction.  Entries
+are never deleted, and each user who may query the daemon can read them.  So they hold no secrets: no
+connection variables, no output of steps, no state that an isolator found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from machines.model.events import (
+    Event,
+    HoldTaken,
+    NodesDiscovered,
+    NodesRemoved,
+    RolloutOpened,
+    StepRecord,
+    StepRecorded,
+    TargetsJoined,
+    TeamRulesChanged,
+)
+from machines.model.node import Node
+from machines.model.rollout import Actor, Target
+from rolloutd.audit_chain import canonical_json
+
+NODES_PER_ENTRY = 500
+"""Nodes per entry: some 100 KB, what a client accepts as one line of a stream."""
+
+MAX_STEP_TEXT_CHARS = 4_000
+"""Characters of a step's text; anything longer belongs in the output."""
+
+
+def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: str | None) -> Iterator[str]:
+    """Yield the entries of one event, each as canonical JSON without its last key `seq` and the brace.
+
+    Raises ValueError when a value has no JSON form.
+    """
+    node = _node_of(event)
+    for content in _split_fields(event):
+        body = {
+            "actor": _to_json(actor),
+            "at": at,
+            "cause": cause,
+            "digest": digest,
+            "event": type(event).__name__,
+            "fields": content,
+            "node": node,
+            "rollout": rollout_of(event),
+        }
+        yield canonical_json(body)[:-1]
+
+
+def add_sequence_number(draft_text: str, seq: int) -> str:
+    """Return the whole entry; `seq` is the last key in canonical order."""
+    return f'{draft_text},"seq":{seq}}}'
+
+
+def rollout_of(event: Event) -> str | None:
+    if isinstance(event, StepRecorded):
+        return event.record.rollout
+    rollout: str | None = getattr(event, "rollout", None)
+    return rollout
+
+
+def _node_of(event: Event) -> str | None:
+    match event:
+        case StepRecorded():
+            return event.record.node
+        case HoldTaken():
+            return event.hold.node
+        case _:
+            node: str | None = getattr(event, "node", None)
+            return node
+
+
+def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of an event, in several parts when it has many nodes."""
+    match event:
+        case NodesDiscovered():
+            for part in _chunk(event.nodes):
+                yield {"nodes": [_node_fields(node) for node in part]}
+        case NodesRemoved():
+            for names in _chunk(event.names):
+                yield {"names": list(names)}
+        case RolloutOpened():
+            yield from _opened_fields(event)
+        case TargetsJoined():
+            for targets in _chunk(event.targets):
+                yield {"at": event.at, "targets": [_target_fields(target) for target in targets]}
+        case TeamRulesChanged():
+            yield {
+                "actor": _to_json(event.actor),
+                "at": event.at,
+                "canaries": list(event.rules.canaries),
+                "reason": event.reason,
+                "team": event.rules.team,
+                "windows": [str(window) for window in event.rules.windows],
+            }
+        case StepRecorded():
+            yield {"isolated": event.isolated, **_step_fields(event.record)}
+        case _:
+            yield {name: _to_json(getattr(event, name)) for name in _field_names(type(event))}
+
+
+def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of a submit; the digests replace the content, because people vote for digests."""
+    for number, targets in enumerate(_chunk(event.targets)):
+        yield {
+            "again": event.again,
+            "at": event.at,
+            "digest": _to_json(event.digest),
+            "name": event.name,
+            "part": number,
+            "selector_digest": event.selector_digest,
+            "source": dict(event.source),
+            "submitted_by": _to_json(event.submitted_by),
+            "supersedes": event.supersedes,
+            "targets": [_target_fields(target) for target in targets],
+        }
+
+
+def _step_fields(record: StepRecord) -> Mapping[str, Any]:
+    """Return the fields of a step; hashes replace its output and the state that the isolator found."""
+    return {
+        "action": record.action,
+        "at": record.at,
+        "attempt": record.attempt,
+        "began_at": record.began_at,
+        "handle": record.handle,
+        "number": record.number,
+        "output": _hash_text(record.output) if record.output else None,
+        "prior": _hash_text(canonical_json(record.prior)) if record.prior is not None else None,
+        "stage": record.stage,
+        "state": record.state,
+        "step": record.step,
+        "text": record.text[:MAX_STEP_TEXT_CHARS],
+        "visible_to": record.visible_to,
+    }
+
+
+def _node_fields(node: Node) -> Mapping[str, Any]:
+    return {"kind": node.kind, "labels": dict(node.labels), "name": node.name, "sources": list(node.sources)}
+
+
+def _target_fields(target: Target) -> Mapping[str, Any]:
+    return {"node": target.node, "pools": list(target.pools), "team": target.team, "wave": target.wave}
+
+
+def _chunk(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Split into parts; an empty tuple becomes one empty part, so that the event still has an entry."""
+    for start in range(0, max(1, len(values)), NODES_PER_ENTRY):
+        yield values[start : start + NODES_PER_ENTRY]
+
+
+def _to_json(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if is_dataclass(value):
+        return {name: _to_json(getattr(value, name)) for name in _field_names(type(value))}
+    if isinstance(value, Mapping):
+        return {key: _to_json(inner) for key, inner in value.items()}
+    return [_to_json(inner) for inner in value]
+
+
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    """Return the field names of a type; those of an event without node and rollout, which the entry has."""
+    names = _FIELD_NAMES.get(kind)
+    if names is None:
+        hidden = {"rollout", "node"} if kind.__module__ == "machines.model.events" else set[str]()
+        names = _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind) if field.name not in hidden)
+    return names
+
+
+_FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
+"""Cache of field names by type, because dataclasses.fields() is slow."""
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,32 @@
+"""One SQL statement, and the number of rows that it must change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from machines.model.rollout import Actor
+from rolloutd.audit_chain import canonical_json
+from rolloutd.errors import Conflict
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL with its rows; `conflict` is raised unless `expected_changes` rows change (None: any number)."""
+
+    sql: str
+    rows: Sequence[Sequence[Any]]
+    expected_changes: int | None = None
+    conflict_message: str = ""
+    conflict: type[Conflict] = Conflict
+
+
+def encode_actor(actor: Actor | None) -> str | None:
+    return (
+        None if actor is None else canonical_json({"kind": actor.kind, "name": actor.name, "uid": actor.uid})
+    )
+
+
+def encode_list(values: Iterable[str]) -> str:
+    return canonical_json(list(values))

@@ -1,0 +1,132 @@
+"""The real daemon on a full disk, and under a clock that jumps: nothing is lost, nothing runs twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutd.audit_chain import verify_chain
+from rolloutd.control.client import ApiError
+from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, fleet_labels, plan
+
+pytestmark = pytest.mark.servers
+
+FAKETIME = next(Path("/usr/lib").rglob("libfaketimeMT.so.1"), None)
+DISK = "12m"
+HOUR_S = 3600
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_full_disk_stops_writing_and_loses_nothing(tmp_path: Path) -> None:
+    """Votes are refused with a sentence while the disk is full, and the rollout goes on once it is not."""
+    made = DaemonEnvironment(tmp_path, fleet_labels(2, 1, 1))
+    (tmp_path / "state").mkdir()
+    with small_disk(tmp_path / "state"), running(made):
+        rollout = submit(made, "full")
+        filler = tmp_path / "state" / "filler"
+        fill(filler)
+        with pytest.raises(ApiError) as refused:
+            write_on(made)
+        assert refused.value.status == 503
+        assert "disk" in refused.value.body["error"] or "full" in refused.value.body["error"]
+        assert made.client.get("/v1/health")["version"], "the daemon lives"
+        filler.unlink()
+        made.wait_until(lambda: release(made), "it writes again")
+        made.vote(rollout, "start")
+        made.wait_for_gate(rollout, "continue")
+        made.vote(rollout, "continue")
+        made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
+        assert sorted(span.node for span in made.spans()) == ["n1", "n2"]
+        verdict = verify_chain(tmp_path / "state" / "rolloutd.sqlite")
+        assert verdict.ok, verdict.message
+
+
+@pytest.mark.long
+@pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime (Debian: faketime)")
+def test_a_clock_that_jumps_runs_nothing_twice(tmp_path: Path) -> None:
+    """An hour back and two hours forth while a playbook runs: each node once, the audit in order."""
+    made = DaemonEnvironment(tmp_path, fleet_labels(2, 1, 1))
+    offset = tmp_path / "offset"
+    offset.write_text("+0\n")
+    made.environment = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    with running(made):
+        rollout = submit(made, "clock", work_s=4)
+        made.vote(rollout, "start")
+        made.wait_until(lambda: made.spans(), "the first playbook runs")
+        for jump_s in (-HOUR_S, 2 * HOUR_S, 0):
+            offset.write_text(f"{jump_s:+d}\n")
+            made.wait_until(lambda: made.client.get("/v1/health"), "it answers")
+            time.sleep(0.5)
+        made.wait_for_gate(rollout, "continue")
+        made.vote(rollout, "continue")
+        made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
+        assert sorted(span.node for span in made.spans()) == ["n1", "n2"]
+        verdict = verify_chain(tmp_path / "state" / "rolloutd.sqlite")
+        assert verdict.ok, verdict.message
+
+
+@contextmanager
+def running(made: DaemonEnvironment) -> Iterator[None]:
+    """Start nodes and daemon; end them."""
+    try:
+        made.start_nodes()
+        made.write_settings()
+        made.start_daemon()
+        yield
+    finally:
+        made.stop()
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[None]:
+    """Mount a disk of a few megabytes."""
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=700", "tmpfs", str(directory)], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room there is."""
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return
+
+
+def submit(made: DaemonEnvironment, name: str, *, work_s: float = 0) -> str:
+    """Submit a plan whose first node is the canary."""
+    variables = {"log_file": str(made.log_file), "work_s": work_s}
+    spec: dict[str, Any] = plan(name, maintain={"playbook": "change.yml", "vars": variables})
+    return made.submit(spec, {"change.yml": CHANGE_PLAYBOOK})
+
+
+def write_on(made: DaemonEnvironment) -> None:
+    """Hold and release until the room that the database's own log has left is used up."""
+    for _ in range(5_000):
+        made.client.put("/v1/holds", {"node": "n2", "id": "x", "reason": "x" * 900})
+        made.client.delete("/v1/holds", {"node": "n2", "id": "x"})
+
+
+def release(made: DaemonEnvironment) -> bool:
+    """Release what the full disk may have left held, as a sign that the store writes again."""
+    made.client.put("/v1/holds", {"node": "n2", "id": "x", "reason": "is there room?"})
+    made.client.delete("/v1/holds", {"node": "n2", "id": "x"})
+    return True

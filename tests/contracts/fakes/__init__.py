@@ -1,0 +1,1 @@
+"""The in-memory fakes of the ports."""

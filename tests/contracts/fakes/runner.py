@@ -1,0 +1,184 @@
+"""The in-memory fake of the Runner port: runs are values in a world that outlives the runner.
+
+What a playbook does is said by `scripts`, by the playbook's name.  A runner may
+be thrown away and made anew over the same world, as a restarted daemon does;
+`kill` ends a run as SIGKILL would, and leaves its work on the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rolloutd.adapters.ansible.fence import CLOCK_SLACK_S
+from rolloutd.errors import NotFound
+from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Unknown
+
+
+class Script(Enum):
+    """What a playbook does on its node."""
+
+    OK = "ok"
+    FAIL = "fail"
+    UNREACHABLE = "unreachable"
+    NO_HOSTS = "nobody"
+    MISSING = "missing"
+    BROKEN = "broken"
+    LONG = "long"
+
+
+_ENDINGS: Mapping[Script, Callable[[RunRequest], Ok | Failed]] = {
+    Script.OK: lambda request: Ok(f"2 tasks on {request.node}, 1 changed"),
+    Script.FAIL: lambda request: Failed(f'task "install package" failed on {request.node}: no such package'),
+    Script.UNREACHABLE: lambda request: Failed(f"{request.node} was unreachable: connection refused"),
+    Script.NO_HOSTS: lambda request: Failed(f"no play of this playbook runs on {request.node}"),
+    Script.MISSING: lambda request: Failed(f"there is no playbook {request.playbook} in the source"),
+    Script.BROKEN: lambda request: Failed(f"ansible-playbook could not run {request.playbook}: line 3"),
+}
+
+
+@dataclass(slots=True)
+class FakeRun:
+    """One run: `holder` is its wrapper, `on_node` its work on the node."""
+
+    request: RunRequest
+    deadline: float
+    events: list[RunEvent] = field(default_factory=list)
+    result: Ok | Failed | Unknown | None = None
+    has_wrapper: bool = True
+    on_node: bool = False
+    percent: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add_event(self, kind: str, text: str, percent: float) -> None:
+        """Add an event."""
+        self.events.append(RunEvent(len(self.events) + 1, 0.0, kind, text))
+        self.percent = max(self.percent, percent)
+        self.changed.set()
+
+    def end(self, result: Ok | Failed | Unknown) -> None:
+        """Give the run its outcome, once."""
+        if self.result is None:
+            self.result, self.has_wrapper = result, False
+            self.changed.set()
+
+
+Fence = tuple[tuple[int, ...], str, int]
+"""What a node remembers of the newest run: its numbers, whose they are, the second it began."""
+
+
+@dataclass(slots=True)
+class FakeRunHost:
+    """The machine and the nodes: they go on while no daemon looks."""
+
+    scripts: Mapping[str, Script]
+    runs: dict[str, FakeRun] = field(default_factory=dict)
+    started_runs: list[str] = field(default_factory=list)
+    fences: dict[str, Fence] = field(default_factory=dict)
+
+    def fence_allows(self, request: RunRequest) -> bool:
+        """Say whether the node's fence lets a run through, and remember the newest."""
+        if not request.fencing_token:
+            return True
+        number, *named = request.fencing_token.split()
+        token = tuple(int(part) for part in number.split("."))
+        owner, at = (named[0], int(named[1])) if named else ("", 0)
+        known, known_owner, known_at = self.fences.get(request.node, ((0, 0), "", 0))
+        is_other_daemon = bool(owner and known_owner and owner != known_owner)
+        if known_at > at + CLOCK_SLACK_S if is_other_daemon else token < known:
+            return False
+        self.fences[request.node] = (token, owner, at)
+        return True
+
+    def kill(self, run: str) -> None:
+        """End a run's processes on this machine without a word; its work on the node goes on."""
+        self.runs[run].has_wrapper = False
+        self.runs[run].changed.set()
+
+    def has_work(self, node: str) -> bool:
+        """Say whether a run's work is under way on the node."""
+        return any(run.on_node for run in self.runs.values() if run.request.node == node)
+
+
+class FakeRunner:
+    """ports.Runner over a FakeWorld; the handle is the run's id."""
+
+    def __init__(self, world: FakeRunHost) -> None:
+        self._world = world
+
+    async def start(self, request: RunRequest) -> str:
+        """Begin the run unless it has begun."""
+        if request.run_id in self._world.runs:
+            return request.run_id
+        now = asyncio.get_running_loop().time()
+        run = self._world.runs[request.run_id] = FakeRun(request, now + request.timeout_s)
+        script = self._world.scripts.get(request.playbook, Script.MISSING)
+        if not self._world.fence_allows(request):
+            run.end(Failed(f"a newer run has been on this node: {request.run_id} is refused"))
+        elif script is Script.LONG:
+            run.on_node = True
+            run.add_event("task", "long", 0.0)
+        else:
+            self._play(run, script)
+        return request.run_id
+
+    def _play(self, run: FakeRun, script: Script) -> None:
+        if script in {Script.OK, Script.FAIL}:
+            run.add_event("task", "install package", 0.0)
+            run.add_event("changed" if script is Script.OK else "failed", "install package", 50.0)
+        if script is Script.OK:
+            self._world.started_runs.append(run.request.run_id)
+        run.end(_ENDINGS[script](run.request))
+
+    async def get_state(self, handle: str) -> RunState:
+        """Say where the run stands."""
+        run = self._find(handle)
+        if run.result is None and asyncio.get_running_loop().time() >= run.deadline:
+            run.end(Failed(f'time limit passed during task "long" on {run.request.node}'))
+        if run.result is None and not run.has_wrapper:
+            run.end(Unknown(f"the run on {run.request.node} was lost"))
+        percent = 100.0 if isinstance(run.result, Ok) else run.percent
+        return RunState(run.result, percent, "long" if run.on_node else "", 0.0)
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        """Return at the next change."""
+        run = self._find(handle)
+        if (await self.get_state(handle)).result is None and not run.changed.is_set():
+            try:
+                async with asyncio.timeout_at(run.deadline):
+                    await run.changed.wait()
+            except TimeoutError:
+                return await self.get_state(handle)
+        run.changed.clear()
+        return await self.get_state(handle)
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        """Yield the events from `offset` on."""
+        for event in self._find(handle).events[offset:]:
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        """End the run, here and on the node."""
+        run = self._find(handle)
+        run.end(Failed(f"the run of {run.request.playbook} on {run.request.node} was cancelled"))
+        run.on_node = False
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, keep: str | None, timeout_s: float
+    ) -> Ok | Failed | Unknown:
+        """End what older runs left on the node."""
+        for name, run in self._world.runs.items():
+            if run.request.node == host.name and name != keep:
+                run.on_node = False
+        return Ok()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _find(self, handle: str) -> FakeRun:
+        try:
+            return self._world.runs[handle]
+        except KeyError:
+            raise NotFound(f"there is no run {handle}") from None

@@ -1,0 +1,81 @@
+"""The in-memory fake of the Sources: repositories are what a test says; trees lie in a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rolloutd.errors import NotFound, Refused, SourceFailed
+from rolloutd.ports import PinnedSource
+from rolloutd.source_archive import TreeEntry, hash_entries
+
+
+class FakeSourceStore:
+    """ports.Sources; `commit` is what somebody pushes to a repository."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._refs: dict[tuple[str, str], str] = {}
+        self._stored: set[PinnedSource] = set()
+        self._commits: dict[str, Mapping[str, str]] = {}
+
+    def commit(self, url: str, files: Mapping[str, str], refs: Iterable[str]) -> str:
+        """Let the refs of a repository name a new commit; return its id."""
+        commit = hashlib.sha1(repr((url, sorted(files.items()))).encode()).hexdigest()
+        self._commits[commit] = files
+        for ref in (*refs, commit):
+            self._refs[url, ref] = commit
+        return commit
+
+    async def pin_git(self, url: str, ref: str) -> PinnedSource:
+        """Give the commit that the ref names now."""
+        if not re.fullmatch(r"https://[^-\s]\S*", url):
+            raise Refused("source", f"{url!r} is not a git URL")
+        if not re.fullmatch(r"\w[\w./-]*", ref) or ".." in ref or ref.endswith(".lock"):
+            raise Refused("source", f"{ref!r} is not a git branch, tag or commit")
+        if (url, ref) not in self._refs:
+            raise SourceFailed(f"{url} has no branch and no tag {ref!r}")
+        pinned = PinnedSource("git", self._refs[url, ref])
+        leaves = [TreeEntry(name, text.encode()) for name, text in self._commits[pinned.pin].items()]
+        return self._store(pinned, leaves)
+
+    async def store_upload(self, archive: bytes) -> PinnedSource:
+        """Keep a well-meant archive."""
+        leaves = []
+        try:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                for member in tar:
+                    content = None if member.issym() else tar.extractfile(member)
+                    data = member.linkname.encode() if content is None else content.read()
+                    leaves.append(
+                        TreeEntry(member.name, data, bool(member.mode & 0o100 and content), content is None)
+                    )
+        except tarfile.TarError as error:
+            raise Refused("upload", f"the upload is not a tar archive: {error}") from error
+        return self._store(PinnedSource("tree", hash_entries(leaves)), leaves)
+
+    def tree_path(self, pinned: PinnedSource) -> Path:
+        """Give the directory of a kept tree."""
+        if pinned not in self._stored:
+            raise NotFound(f"the tree {pinned.kind} {pinned.pin} is not kept here")
+        return self._directory_of(pinned)
+
+    def _directory_of(self, pinned: PinnedSource) -> Path:
+        return self._directory / f"{pinned.kind}-{pinned.pin}"
+
+    def _store(self, pinned: PinnedSource, leaves: Iterable[TreeEntry]) -> PinnedSource:
+        if pinned not in self._stored:
+            for leaf in leaves:
+                path = self._directory_of(pinned) / leaf.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if leaf.is_symlink:
+                    path.symlink_to(leaf.content.decode())
+                else:
+                    path.write_bytes(leaf.content)
+                    path.chmod(0o755 if leaf.is_executable else 0o644)
+            self._stored.add(pinned)
+        return pinned

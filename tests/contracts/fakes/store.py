@@ -1,0 +1,467 @@
+"""The Store port in memory, for tests of the daemon.
+
+It passes the same suite as SQLite.  A `Memory` is its disk: the next store that
+opens it takes over the term and finds all commits, as after a restart.  Its rows
+are the core's own values; machines.facts.apply applies the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+from machines.facts import apply
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.events import (
+    Actor,
+    ChangeNeeded,
+    DaemonStarted,
+    Event,
+    FreezeLifted,
+    FreezeStarted,
+    GateOpened,
+    HoldReleased,
+    HoldTaken,
+    IsolationReleased,
+    NodeAdvanced,
+    NodeOrdered,
+    NodesDiscovered,
+    NodesRemoved,
+    PhaseMoved,
+    RequestDenied,
+    RolloutCancelled,
+    RolloutDeleted,
+    RolloutEnded,
+    RolloutOpened,
+    RolloutPaused,
+    RolloutResumed,
+    RunOutputPruned,
+    SettingsChanged,
+    StepAction,
+    StepRecord,
+    StepRecorded,
+    StepState,
+    TargetChanged,
+    TargetsJoined,
+    TeamRulesChanged,
+    VoteCast,
+    VoteWithdrawn,
+)
+from machines.model.limits import TeamRules
+from machines.model.node import Node
+from machines.model.plan import Plan
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.windows import Freeze
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, find_edge
+from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
+from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
+from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries, rollout_of
+
+Compile = Callable[[Mapping[str, Any]], Plan]
+
+
+@dataclass(slots=True)
+class MemoryState:
+    """What survives a restart."""
+
+    epoch: int = 0
+    entries: list[AuditEntry] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    opened_events: dict[str, RolloutOpened] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    targets: dict[tuple[str, str], Target] = field(default_factory=dict)
+    steps: dict[tuple[Any, ...], StepRecord] = field(default_factory=dict)
+    holds: dict[tuple[str, str, str], Hold] = field(default_factory=dict)
+    freezes: dict[str, Freeze] = field(default_factory=dict)
+    team_rules: dict[str, TeamRules] = field(default_factory=dict)
+    used_tokens: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+
+    def copy(self) -> MemoryState:
+        """Return a copy to write on; the values in it never change."""
+        copied = {name: getattr(self, name).copy() for name in self.__slots__ if name != "epoch"}
+        return MemoryState(self.epoch, **copied)
+
+
+class MemoryStore:
+    """A store without a file."""
+
+    def __init__(
+        self,
+        *,
+        compile: Compile,  # noqa: A002  # the word of open_store
+        committed: Callable[[tuple[AuditEntry, ...]], object] | None = None,
+        memory: MemoryState | None = None,
+    ) -> None:
+        self.memory = memory or MemoryState()
+        self.memory.epoch += 1
+        self._epoch = self.memory.epoch
+        self._compile = compile
+        self._committed = committed
+        self._closed = False
+
+    async def commit(
+        self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
+    ) -> tuple[AuditEntry, ...]:
+        if self._closed or self._epoch != self.memory.epoch:
+            raise StoreFailed("nothing was written: the store is closed, or this tenure has ended")
+        draft = self.memory.copy()
+        try:
+            for event in events:
+                self._apply(draft, event)
+            entries = self._append_entries(draft, events, actor, cause, at)
+        except IllegalTransition as error:
+            raise StoreFailed(f"nothing was written: {error}") from error
+        for name in MemoryState.__slots__:
+            setattr(self.memory, name, getattr(draft, name))
+        if self._committed is not None and entries:
+            asyncio.get_running_loop().call_soon(self._committed, entries)
+        return entries
+
+    async def load_snapshot(self) -> FactsSnapshot:
+        memory = self.memory
+        live = {name: rollout for name, rollout in memory.rollouts.items() if self._is_live(rollout)}
+        return FactsSnapshot(
+            nodes=tuple(sorted(memory.nodes.values(), key=lambda node: node.name)),
+            rollouts=tuple(live.values()),
+            targets=tuple(target for name in live for target in self._targets(name)),
+            holds=tuple(memory.holds.values()),
+            freezes=tuple(memory.freezes.values()),
+            team_rules=tuple(sorted(memory.team_rules.values(), key=lambda each: each.team)),
+            epoch=memory.epoch,
+        )
+
+    async def read_audit(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        rollout: str | None = None,
+        node: str | None = None,
+        event: str | None = None,
+    ) -> Sequence[AuditEntry]:
+        wanted = {"rollout": rollout, "node": node, "event": event}
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        found = [
+            entry
+            for entry in self.memory.entries[after:]
+            if not wanted or wanted.items() <= json.loads(entry.text).items()
+        ]
+        return tuple(found[:limit])
+
+    async def latest_audit_entry(self) -> AuditEntry | None:
+        return self.memory.entries[-1] if self.memory.entries else None
+
+    async def verify_audit(self, head: str | None = None) -> ChainVerification:
+        previous, noted = GENESIS_HASH, head in (None, GENESIS_HASH)
+        for number, entry in enumerate(self.memory.entries, 1):
+            if entry.seq != number or hash_entry(previous, entry.text) != entry.hash:
+                return ChainVerification(False, number - 1, previous, number, f"entry {number} was altered")
+            previous = entry.hash
+            noted = noted or previous == head
+        count = len(self.memory.entries)
+        if not noted:
+            return ChainVerification(
+                False, count, previous, count + 1, f"none of the {count} entries has the hash"
+            )
+        entries = "1 entry" if count == 1 else f"{count} entries"
+        return ChainVerification(
+            True, count, previous, None, f"{entries}, each one hashed over the one before"
+        )
+
+    async def is_token_used(self, token: str) -> bool:
+        return token in self.memory.used_tokens
+
+    async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
+        return tuple(
+            record
+            for record in self.memory.steps.values()
+            if (record.rollout, record.node) == (rollout, node) and attempt in (None, record.attempt)
+        )
+
+    async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
+        return dict(self.memory.connections)
+
+    async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+        await self.load_rollout(rollout)
+        return self.memory.opened_events[rollout].content, self.memory.opened_events[rollout].source
+
+    async def load_rollout(self, rollout: str) -> Rollout:
+        if rollout not in self.memory.rollouts or rollout in self.memory.deleted:
+            raise NotFound(f"there is no rollout {rollout}")
+        return self.memory.rollouts[rollout]
+
+    async def load_targets(self, rollout: str) -> Sequence[Target]:
+        return self._targets(rollout)
+
+    async def list_closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
+        closed = [
+            rollout
+            for rollout in reversed(self.memory.rollouts.values())
+            if rollout.id not in self.memory.deleted and not self._is_live(rollout)
+        ]
+        return tuple(
+            ClosedRollout(
+                rollout.id,
+                self.memory.opened_events[rollout.id].name,
+                rollout.digest,
+                rollout.submitted_by,
+                rollout.submitted_at,
+                rollout.cancelled,
+                rollout.ended_at,
+                Counter(str(target.outcome or target.phase) for target in self._targets(rollout.id)),
+            )
+            for rollout in closed[:limit]
+        )
+
+    async def list_rollout_records(self) -> Sequence[RolloutRecord]:
+        return tuple(
+            RolloutRecord(
+                rollout.id,
+                self.memory.opened_events[rollout.id].source,
+                None
+                if self._is_live(rollout)
+                else rollout.cancelled.at
+                if rollout.cancelled
+                else rollout.ended_at,
+                rollout.id in self.memory.deleted,
+            )
+            for rollout in self.memory.rollouts.values()
+        )
+
+    async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
+        for name, event in reversed(self.memory.opened_events.items()):
+            same = (event.digest.change, event.selector_digest, event.digest.policy)
+            dead = name in self.memory.deleted or self.memory.rollouts[name].cancelled is not None
+            if same == (change, selector_digest, policy) and not dead:
+                return name
+        return None
+
+    async def find_nodes_with_change(self, change: str) -> frozenset[str]:
+        return frozenset(
+            target.node
+            for target in self.memory.targets.values()
+            if self.memory.opened_events[target.rollout].digest.change == change
+            and target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+        )
+
+    async def has_unfinished_run(self, node: str) -> bool:
+        left = False
+        for record in self.memory.steps.values():
+            if record.node == node and record.action is StepAction.RUN and record.state is not StepState.OK:
+                left = True
+            if record.node == node and record.action is StepAction.CLEAN_UP and record.state is StepState.OK:
+                left = False
+        return left
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _targets(self, rollout: str) -> tuple[Target, ...]:
+        mine = [target for target in self.memory.targets.values() if target.rollout == rollout]
+        return tuple(sorted(mine, key=lambda target: (target.position, target.node)))
+
+    def _is_live(self, rollout: Rollout) -> bool:
+        if rollout.id in self.memory.deleted:
+            return False
+        return not rollout.closed or any(
+            target.phase in IN_FLIGHT_PHASES | {Phase.FAILED}
+            or target.isolated
+            or target.order
+            or (target.node, "left", f"{rollout.id}/{target.node}") in self.memory.holds
+            for target in self._targets(rollout.id)
+        )
+
+    def _append_entries(
+        self, memory: MemoryState, events: Sequence[Event], actor: Actor, cause: str, at: float
+    ) -> tuple[AuditEntry, ...]:
+        first = len(memory.entries)
+        for event in events:
+            opened = memory.opened_events.get(rollout_of(event) or "")
+            digest = opened.digest.whole if opened else None
+            for drafted in draft_entries(event, actor=actor, cause=cause, at=at, digest=digest):
+                previous = memory.entries[-1].hash if memory.entries else GENESIS_HASH
+                text = add_sequence_number(drafted, len(memory.entries) + 1)
+                memory.entries.append(AuditEntry(len(memory.entries) + 1, text, hash_entry(previous, text)))
+        return tuple(memory.entries[first:])
+
+    # -- what events do
+
+    def _apply(self, memory: MemoryState, event: Event) -> None:
+        match event:
+            case PhaseMoved():
+                self._apply_transition(memory, event)
+            case StepRecorded():
+                _record(memory, event)
+            case ChangeNeeded() | NodeOrdered() | NodeAdvanced() | TargetChanged():
+                target = _get_target(memory, event.rollout, event.node)
+                waits = target.phase is Phase.PENDING
+                _require(isinstance(event, NodeAdvanced) and not waits, f"{event.node} does not wait")
+                memory.targets[event.rollout, event.node] = apply.apply_to_target(target, event)
+                if isinstance(event, TargetChanged):
+                    _change(memory, event)
+            case RolloutOpened():
+                _require(event.rollout in memory.opened_events, f"there is a rollout {event.rollout} already")
+                memory.opened_events[event.rollout] = event
+                memory.rollouts[event.rollout] = apply.new_rollout(event, self._compile(event.content))
+                _add(memory, event.targets)
+            case TargetsJoined():
+                _change(memory, event)
+                _add(memory, event.targets)
+            case RolloutDeleted():
+                _require(
+                    event.rollout in memory.deleted or not _get_rollout(memory, event.rollout).closed,
+                    "not closed",
+                )
+                memory.deleted.add(event.rollout)
+            case VoteCast() | VoteWithdrawn() | GateOpened():
+                _gate(memory, event)
+            case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded():
+                _apply_rollout_event(memory, event)
+            case _:
+                _apply_to_fleet(memory, event)
+
+    def _apply_transition(self, memory: MemoryState, event: PhaseMoved) -> None:
+        if find_edge(event.trigger, event.source, event.outcome).target is not event.target:
+            raise IllegalTransition(f"{event.trigger} does not lead to {event.target}")
+        target = _get_target(memory, event.rollout, event.node)
+        try:
+            memory.targets[event.rollout, event.node] = apply.apply_to_target(target, event)
+        except IllegalTransition as error:
+            raise Conflict(str(error)) from error
+        rollout = memory.rollouts[event.rollout]
+        known = {failure.id for failure in rollout.failures}
+        _require(event.failure is not None and event.failure.id in known, "this failure is known already")
+        memory.rollouts[event.rollout] = apply.apply_to_rollout(rollout, event)
+
+
+def _record(memory: MemoryState, event: StepRecorded) -> None:
+    record = event.record
+    target = _get_target(memory, record.rollout, record.node)
+    key = (record.rollout, record.node, record.attempt, record.step, record.action, record.number)
+    before = memory.steps.get(key)
+    if before is not None:
+        record = replace(record, began_at=before.began_at)
+        record = record if record.prior is not None else replace(record, prior=before.prior)
+        same = replace(record, at=before.at, stage=before.stage, visible_to=before.visible_to) == before
+        _require(before.state is not StepState.INTENDED and not same, f"step {record.step} has ended already")
+    memory.steps[key] = record
+    memory.targets[record.rollout, record.node] = apply.apply_to_target(target, event)
+
+
+def _gate(memory: MemoryState, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
+    rollout = _get_rollout(memory, event.rollout)
+    if not isinstance(event, GateOpened) and event.token:
+        if event.token in memory.used_tokens:
+            raise TokenAlreadyUsed(f"token {event.token} was used before; each counts once")
+        memory.used_tokens.add(event.token)
+    match event:
+        case VoteCast():
+            votes = {vote.id for known in memory.rollouts.values() for vote in known.votes}
+            _require(event.vote.id in votes, f"vote {event.vote.id} was cast already")
+        case VoteWithdrawn():
+            votes = {vote.id for vote in rollout.votes if vote.withdrawn_at is None}
+            _require(event.vote not in votes, f"there is no vote {event.vote}")
+        case GateOpened():
+            gates = {(opened.gate, opened.wave) for opened in rollout.opened}
+            _require((event.gate, event.wave) in gates, f"gate {event.gate} is open already")
+        case _:
+            assert_never(event)
+    _change(memory, event)
+
+
+def _apply_rollout_event(
+    memory: MemoryState, event: RolloutPaused | RolloutResumed | RolloutCancelled | RolloutEnded
+) -> None:
+    rollout = _get_rollout(memory, event.rollout)
+    match event:
+        case RolloutPaused():
+            _require(rollout.closed or rollout.paused is not None, "paused already, or closed")
+        case RolloutResumed():
+            _require(rollout.paused is None, f"{rollout.id} is not paused by a person")
+        case RolloutCancelled():
+            _require(rollout.closed, f"{rollout.id} is closed already")
+        case RolloutEnded():
+            _require(rollout.ended_at is not None, f"{rollout.id} has ended already")
+        case _:
+            assert_never(event)
+    _change(memory, event)
+
+
+def _apply_to_fleet(
+    memory: MemoryState,
+    event: NodesDiscovered
+    | NodesRemoved
+    | HoldTaken
+    | HoldReleased
+    | FreezeStarted
+    | FreezeLifted
+    | TeamRulesChanged
+    | RequestDenied
+    | IsolationReleased
+    | DaemonStarted
+    | SettingsChanged
+    | RunOutputPruned,
+) -> None:
+    match event:
+        case NodesDiscovered():
+            for node in event.nodes:
+                memory.nodes[node.name] = node
+                before = memory.connections.get(node.name, {})
+                memory.connections[node.name] = event.connections.get(node.name, before)
+        case NodesRemoved():
+            for name in event.names:
+                memory.nodes.pop(name, None)
+        case HoldTaken():
+            hold = event.hold
+            memory.holds[hold.node, hold.source, hold.id] = hold
+        case HoldReleased():
+            key = (event.node, event.source, event.id)
+            _require(key not in memory.holds, f"there is no hold {event.id}")
+            del memory.holds[key]
+        case FreezeStarted():
+            _require(event.freeze.id in memory.freezes, f"there is a freeze {event.freeze.id} already")
+            memory.freezes[event.freeze.id] = event.freeze
+        case FreezeLifted():
+            _require(event.freeze not in memory.freezes, f"there is no freeze {event.freeze}")
+            del memory.freezes[event.freeze]
+        case TeamRulesChanged():
+            memory.team_rules[event.rules.team] = event.rules
+        case RequestDenied() | IsolationReleased() | DaemonStarted() | SettingsChanged() | RunOutputPruned():
+            pass
+        case _:
+            assert_never(event)
+
+
+def _change(memory: MemoryState, event: apply.RolloutEvent) -> None:
+    rollout = _get_rollout(memory, event.rollout)
+    memory.rollouts[event.rollout] = apply.apply_to_rollout(rollout, event)
+
+
+def _add(memory: MemoryState, targets: Sequence[Target]) -> None:
+    for target in targets:
+        key = (target.rollout, target.node)
+        _require(key in memory.targets, f"{target.node} is a target already")
+        _get_rollout(memory, target.rollout)
+        memory.targets[key] = target
+
+
+def _get_target(memory: MemoryState, rollout: str, node: str) -> Target:
+    _require((rollout, node) not in memory.targets, f"{node} is no target of {rollout}")
+    return memory.targets[rollout, node]
+
+
+def _get_rollout(memory: MemoryState, rollout: str) -> Rollout:
+    _require(rollout not in memory.rollouts, f"there is no rollout {rollout}")
+    return memory.rollouts[rollout]
+
+
+def _require(wrong: bool, text: str) -> None:
+    if wrong:
+        raise Conflict(text)

@@ -1,0 +1,216 @@
+"""The worlds in which the Runner contract is judged: a fake one, and a real node with real Ansible.
+
+A world knows the playbooks of the suite by name, lets a runner die and be made
+anew, and says what happens on its node; the suite knows neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.ports import Host, Runner, RunRequest
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.support.sshd import Sshd
+
+WAIT_LIMIT_S = 60.0
+"""For anything that must come on a loaded machine."""
+
+PLAYBOOKS = {
+    "ok.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: note the start
+      ansible.builtin.shell: echo {{ rolloutd_test_run }} >> {{ rolloutd_test_log }}
+    - name: nothing
+      ansible.builtin.debug: {msg: hello}
+""",
+    "fail.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: install package
+      ansible.builtin.fail: {msg: no such package}
+""",
+    "nobody.yml": "- hosts: others\n  tasks: [{ansible.builtin.debug: {msg: never}}]\n",
+    "broken.yml": "- hosts: all\n  tasks:\n    - name: x\n   - y\n",
+    "long.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: long
+      ansible.builtin.command: sleep 8642
+""",
+}
+"""Pipelining, as the tree's ansible.cfg asks for it, keeps the remote command alive when ssh dies."""
+
+
+class RunnerBackend(Protocol):
+    """What the suite needs of a world."""
+
+    def runner(self) -> Runner:
+        """Make a runner, as a daemon that has just started does."""
+        ...
+
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
+        """Ask for one of the suite's playbooks."""
+        ...
+
+    def host(self) -> Host:
+        """Return the node."""
+        ...
+
+    def has_work(self) -> bool:
+        """Say whether the long task's process is on the node."""
+        ...
+
+    def started_runs(self) -> list[str]:
+        """Return the runs whose playbook has begun on the node, in order."""
+        ...
+
+    def kill(self, handle: str) -> None:
+        """SIGKILL the run's process group on this machine."""
+        ...
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Return once the condition holds; fail when it does not in reasonable time."""
+    async with asyncio.timeout(WAIT_LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+class FakeBackend:
+    """The fake's world."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        scripts = {f"{script.value}.yml": script for script in Script}
+        self._run_host = FakeRunHost(scripts)
+
+    def runner(self) -> Runner:
+        """See World."""
+        return FakeRunner(self._run_host)
+
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
+        """See World."""
+        inventory: dict[str, dict[str, Any]] = {"n0": {}}
+        return RunRequest(
+            run, "n0", self._directory, playbook, inventory, timeout_s=timeout_s, fencing_token=fence
+        )
+
+    def host(self) -> Host:
+        """See World."""
+        return Host("n0")
+
+    def has_work(self) -> bool:
+        """See World."""
+        return self._run_host.has_work("n0")
+
+    def started_runs(self) -> list[str]:
+        """See World."""
+        return self._run_host.started_runs
+
+    def kill(self, handle: str) -> None:
+        """See World."""
+        self._run_host.kill(handle)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class AnsibleBackend:
+    """A real sshd, a real tree, real Ansible."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.runs_dir = directory / "runs"
+        self.tree = directory / "tree"
+        self.tree.mkdir()
+        for name, text in PLAYBOOKS.items():
+            (self.tree / name).write_text(text)
+        (self.tree / "ansible.cfg").write_text("[connection]\npipelining = True\n")
+        self.node = Sshd().start(directory / "sshd")
+        self.connection = self.node.connection()
+        self.shell = SshShell(known_hosts=self.node.known_hosts)
+        self._runners: list[AnsibleRunner] = []
+
+    def runner(self, **settings: Any) -> AnsibleRunner:
+        """See World."""
+        runner = AnsibleRunner(self.runs_dir, self.shell, known_hosts=self.node.known_hosts, **settings)
+        self._runners.append(runner)
+        return runner
+
+    def request(
+        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+    ) -> RunRequest:
+        """See World."""
+        connection = dict(self.connection)
+        if playbook == "unreachable.yml":
+            self.node.stop()
+            playbook = "ok.yml"
+        variables = {"rolloutd_test_run": run, "rolloutd_test_log": str(self.directory / "starts")}
+        return RunRequest(
+            run,
+            "n0",
+            self.tree,
+            playbook,
+            {"n0": connection},
+            variables=variables,
+            timeout_s=timeout_s,
+            fencing_token=fence,
+            fence_dir=str(self.directory / "fence"),
+        )
+
+    def host(self) -> Host:
+        """See World."""
+        return Host("n0", connection=self.connection)
+
+    def has_work(self) -> bool:
+        """See World."""
+        return bool(self.commands(b"sleep\x008642"))
+
+    def commands(self, words: bytes) -> list[int]:
+        """Return the processes on the node whose command line has these words."""
+        return [
+            pid for pid in self.node.processes() if words in wrapper.read_proc_file(f"/proc/{pid}/cmdline")
+        ]
+
+    def shells_of_runs(self) -> list[int]:
+        """Return the shells on the node whose command line bears the mark of a run."""
+        return self.commands(b"rolloutd-run-")
+
+    def started_runs(self) -> list[str]:
+        """See World."""
+        log = self.directory / "starts"
+        return log.read_text().split() if log.exists() else []
+
+    def kill(self, handle: str) -> None:
+        """See World."""
+        pid = int((self.runs_dir / handle / "claim").read_text().split()[1])
+        os.killpg(pid, signal.SIGKILL)
+
+    def processes_of(self, run: str) -> list[int]:
+        """Return what carries the run's mark on this machine."""
+        return wrapper.find_processes(run.encode(), os.fsencode(self.runs_dir / run), b"")
+
+    async def close(self) -> None:
+        """End everything, also what a failed test left."""
+        for runner in self._runners:
+            await runner.close()
+        await self.shell.close()
+        for directory in self.runs_dir.glob("*"):
+            wrapper.kill_processes(directory.name.encode(), os.fsencode(directory), b"")
+        self.node.stop()

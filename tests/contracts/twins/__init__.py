@@ -1,1 +1,0 @@
-"""The in-memory twins of the ports."""

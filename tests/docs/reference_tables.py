@@ -1,0 +1,90 @@
+"""Draws the reference of a file's keys from its schema: one Markdown table per mapping.
+
+docs/plan-file.md and docs/settings.md hold what this draws, and a test holds
+them to it, so that the documents cannot fall behind the types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rolloutd.planfile.schema import resolve_reference, value_schema
+
+JSON = Any
+Schema = dict[str, JSON]
+
+BEGIN = "<!-- reference: begin -->"
+END = "<!-- reference: end -->"
+
+_TYPE_NAMES = {
+    "object": "mapping",
+    "array": "list",
+    "string": "text",
+    "integer": "number",
+    "boolean": "boolean",
+}
+
+
+def render_reference(schema: Schema) -> str:
+    """Return the tables of all mappings of a file, from the outermost in."""
+    tables = [_table(schema, path, node) for path, node in _mappings(schema, "", schema)]
+    return "\n".join([BEGIN, "", *tables, END])
+
+
+def _mappings(schema: Schema, path: str, node: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield every mapping that has keys, with its path as people write it."""
+    node = resolve_reference(schema, node)
+    if node.get("properties"):
+        yield path, node
+    for key, child in node.get("properties", {}).items():
+        yield from _mappings(schema, f"{path}.{key}".lstrip("."), child)
+    if isinstance(node.get("items"), dict):
+        yield from _mappings(schema, f"{path}[]", node["items"])
+    free = value_schema(node)
+    if free is not None:
+        yield from _mappings(schema, f"{path}.NAME", free)
+    for choice in node.get("anyOf", ()):
+        if "items" not in choice:
+            yield from _mappings(schema, path, choice)
+
+
+def _table(schema: Schema, path: str, node: Schema) -> str:
+    required = set(node.get("required", ()))
+    lines = [f"### `{path}`" if path else "### The file", "", node.get("description", ""), ""]
+    lines += ["| key | what it is | default | meaning |", "|---|---|---|---|"]
+    for key, child in node["properties"].items():
+        said = resolve_reference(schema, child)
+        default = "must be given" if key in required else _default(said)
+        lines.append(f"| `{key}` | {_value_kind(said)} | {default} | {said.get('description', '')} |")
+    return "\n".join([*lines, ""])
+
+
+def _default(said: Schema) -> str:
+    match said.get("default"):
+        case None:
+            return "none"
+        case bool() as value:
+            return f"`{str(value).lower()}`"
+        case list() as items if not items:
+            return "none"
+        case list() as items:
+            return f"`[{', '.join(item if isinstance(item, str) else json.dumps(item) for item in items)}]`"
+        case value:
+            return f"`{value}`"
+
+
+def _value_kind(said: Schema) -> str:
+    """Say in a word or two what a value is."""
+    if "enum" in said:
+        return " or ".join(f"`{value}`" for value in said["enum"])
+    if "const" in said:
+        return f"`{said['const']}`"
+    if any("h)?" in choice.get("pattern", "") for choice in (said, *said.get("anyOf", ()))):
+        return "duration"
+    kinds = said.get("type", [choice.get("type", "object") for choice in said.get("anyOf", ())])
+    named = [
+        _TYPE_NAMES[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _TYPE_NAMES
+    ]
+    return " or ".join(dict.fromkeys(named))

@@ -1,0 +1,148 @@
+"""Dry runs: order, limits, and reasons of nodes that yield."""
+
+from __future__ import annotations
+
+from machines.facts.dry_runs import DRY_RUN_AHEAD, RESULT_MAX_AGE_S, DryRunResult
+from machines.facts.projection import Projection
+from machines.model.decision import DryRun
+from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.plan import Capability, StepDef
+from machines.scheduler.decide import decide, explain_node
+from machines.states import Trigger
+from rolloutd.reason_text import describe
+from tests.machines.builders import T0, admit, finish, index_of, nodes_of, observed_up, submit, transition
+
+CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability))
+HELD = "payments/api-7d9 is held by budget payments/api: needs 3 healthy, has 3"
+
+
+def fleet(nodes: int = 3, limits: Limits | None = None, **more: object) -> Projection:
+    index = index_of(nodes_of({"a": [f"n{number}" for number in range(1, nodes + 1)]}), limits)
+    submit(index, isolate=(CORDON,), **more)
+    return index
+
+
+def record_dry_run_result(index: Projection, at: float = T0, **can: bool | None) -> None:
+    for node, able in can.items():
+        index.record_dry_run(DryRunResult("R", node, able, at, HELD if able is False else ""))
+
+
+def started(index: Projection, now: float = T0) -> list[str]:
+    return [start.node for start in decide(index, now).admissions]
+
+
+def requested_dry_runs(index: Projection, now: float = T0) -> list[str]:
+    return [each.node for each in decide(index, now).dry_runs]
+
+
+def test_unknown_nodes_dry_run_before_admission() -> None:
+    index = fleet(nodes=DRY_RUN_AHEAD + 3)
+    decision = decide(index, T0)
+    assert decision.dry_runs == tuple(DryRun("R", f"n{number}") for number in range(1, DRY_RUN_AHEAD + 1))
+    assert decision.admissions == ()
+    assert decision.wake_at is not None
+
+
+def test_who_can_go_now_goes_first() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=False, n2=True, n3=True)
+    assert started(index) == ["n2"]
+    reason = explain_node(index, "R", "n1", T0)
+    assert "others go first: payments/api-7d9 is held by budget" in describe(reason)
+
+
+def test_passed_over_node_gets_reason() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=False, n2=True, n3=True)
+    admit(index, "n2")
+    reason = explain_node(index, "R", "n1", T0 + 5)
+    assert reason.code == "pool-full"
+    assert HELD in describe(reason)
+
+
+def test_the_first_that_can_go_keeps_its_place() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=True, n2=True, n3=True)
+    assert started(index) == ["n1"]
+
+
+def test_first_node_admitted_when_all_dry_runs_fail() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=False, n2=False, n3=False)
+    assert started(index) == ["n1"]
+    many = fleet(nodes=DRY_RUN_AHEAD + 2)
+    record_dry_run_result(many, **{f"n{number}": False for number in range(1, DRY_RUN_AHEAD + 1)})
+    assert started(many) == ["n1"]
+    assert requested_dry_runs(many) == []
+
+
+def test_where_nobody_can_say_nobody_is_held_up() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=None, n2=True, n3=True)
+    assert started(index) == ["n1"]
+
+
+def test_two_slots_are_filled_by_those_who_can_go() -> None:
+    index = fleet(limits=Limits(pools={"team": PoolRule(Budget(2))}))
+    record_dry_run_result(index, n1=False, n2=True, n3=True)
+    assert started(index) == ["n2", "n3"]
+
+
+def test_a_slot_that_nobody_better_takes_is_not_left_empty() -> None:
+    index = fleet(limits=Limits(pools={"team": PoolRule(Budget(2))}))
+    record_dry_run_result(index, n1=False, n2=False, n3=True)
+    assert started(index) == ["n3", "n1"]
+
+
+def test_a_rehearsal_grows_old() -> None:
+    index = fleet()
+    record_dry_run_result(index, n1=False, n2=True, n3=True)
+    later = T0 + RESULT_MAX_AGE_S
+    assert started(index, later) == []
+    assert requested_dry_runs(index, later) == ["n1", "n2", "n3"]
+
+
+def test_the_last_one_waiting_is_not_rehearsed() -> None:
+    index = fleet(nodes=1)
+    assert started(index) == ["n1"]
+
+
+def test_a_full_pool_costs_no_rehearsal() -> None:
+    index = fleet()
+    admit(index, "n3")
+    assert requested_dry_runs(index) == []
+
+
+def test_other_isolators_are_not_rehearsed() -> None:
+    index = index_of(nodes_of({"a": ("n1", "n2")}))
+    submit(index, isolate=(StepDef("isolate.0.command", "command"),))
+    assert started(index) == ["n1"]
+
+
+def test_aborted_node_backs_off_behind_others() -> None:
+    index = fleet(nodes=2)
+    record_dry_run_result(index, n1=False, n2=False)
+    assert started(index) == ["n1"]
+    admit(index, "n1")
+    back = T0 + 10
+    transition(
+        index, "n1", Trigger.ISOLATION_ABORTED, at=back, not_before=back + 60, text=f"not isolated: {HELD}"
+    )
+    index.record_observations(observed_up(index.nodes, back), back)
+    record_dry_run_result(index, at=back, n2=False)
+    assert explain_node(index, "R", "n1", back).code == "backoff"
+    assert started(index, back) == ["n2"]
+    finish(index, "n2", at=back)
+    later = back + 61
+    index.record_observations(observed_up(index.nodes, later), later)
+    assert started(index, later) == ["n1"]
+
+
+def test_mates_of_other_racks_go_first_as_well() -> None:
+    pools = {"team": PoolRule(), "rack": PoolRule(Budget(2))}
+    nodes = nodes_of({"a": ("n1", "n2")}, rack={"n1": "r1", "n2": "r2"})
+    index = index_of(nodes, Limits(pools=pools))
+    submit(index, isolate=(CORDON,))
+    assert requested_dry_runs(index) == ["n1", "n2"]
+    record_dry_run_result(index, n1=False, n2=True)
+    assert started(index) == ["n2"]

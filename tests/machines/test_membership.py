@@ -1,0 +1,143 @@
+"""Joiners, leavers, and nodes that change team or pool."""
+
+from __future__ import annotations
+
+from machines.facts.projection import Projection
+from machines.model.events import (
+    GateOpened,
+    NodesDiscovered,
+    NodesRemoved,
+    PhaseMoved,
+    TargetChanged,
+    TargetsJoined,
+)
+from machines.model.limits import Limits
+from machines.model.node import Node
+from machines.model.plan import EnrolPolicy, GateName, VoteRequirement
+from machines.model.rollout import Target
+from machines.rules.gates import gate_view
+from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.membership import membership_events
+from machines.states import Outcome, Phase
+from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
+from tests.machines.builders import (
+    ALICE,
+    BOB,
+    CANARY_THEN_FLEET,
+    CAROL,
+    T0,
+    admit,
+    finish,
+    index_of,
+    nodes_of,
+    observed_up,
+    submit,
+    vote,
+)
+
+NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3",)})
+
+
+def discover_nodes(index: Projection, *nodes: Node, at: float = T0) -> list[Target]:
+    """Let nodes appear; return who joined."""
+    index.apply(NodesDiscovered(nodes))
+    index.record_observations(observed_up(nodes, at), at)
+    joined: list[Target] = []
+    for event in membership_events(index, at):
+        index.apply(event)
+        if isinstance(event, TargetsJoined):
+            joined += event.targets
+    return joined
+
+
+def nodes_of_team(team: str, *names: str) -> list[Node]:
+    return [Node(name, labels={"team": team}) for name in names]
+
+
+def test_joiner_goes_last_and_keeps_votes() -> None:
+    index = index_of(NODES)
+    submit(index, waves=CANARY_THEN_FLEET)
+    digest = index.rollout("R").digest
+    (joined,) = discover_nodes(index, *nodes_of_team("a", "n0"))
+    assert (joined.wave, joined.position, joined.joined, joined.needs_vote_of) == ("fleet", 3, True, None)
+    assert index.rollout("R").digest == digest
+    assert index.rollout("R").amendments == 1
+    assert membership_events(index, T0) == ()
+
+
+def test_many_joiners_each_wait_for_own_team() -> None:
+    index = index_of(NODES)
+    submit(index)
+    joined = discover_nodes(index, *nodes_of_team("c", "n7", "n8"), at=T0 + 1.0)
+    assert [target.needs_vote_of for target in joined] == [None, "c"]
+    assert "n7" in [start.node for start in decide(index, T0 + 1.0).admissions]
+    finish(index, "n7", at=T0 + 2.0)
+    index.record_observations(observed_up(("n7",), T0 + 3.0), T0 + 3.0)
+    assert explain_node(index, "R", "n8", T0 + 3.0).code == "needs-vote"
+    vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 4.0)
+    assert "n8" in [start.node for start in decide(index, T0 + 4.0).admissions]
+
+
+def test_enrol_ask_and_never() -> None:
+    for enrol, want in ((EnrolPolicy.ASK, ["a"]), (EnrolPolicy.NEVER, [])):
+        index = index_of(NODES)
+        submit(index, enrol=enrol)
+        assert [target.needs_vote_of for target in discover_nodes(index, *nodes_of_team("a", "n9"))] == want
+
+
+def test_joiner_waits_for_team_vote() -> None:
+    index = index_of(NODES)
+    submit(index, opened=False, gates={GateName.START: VoteRequirement(owner=1, each_team=1)})
+    vote(index, GateName.START, ALICE, teams=("infra", "a"))
+    vote(index, GateName.START, BOB, teams=("b",))
+    index.apply(GateOpened("R", GateName.START, "", T0))
+    (joined,) = discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    assert joined.needs_vote_of == "c"
+    assert [start.node for start in decide(index, T0 + 1.0).admissions] == ["n1", "n3"]
+
+
+def test_joiner_names_team_without_members_and_resolution() -> None:
+    index = index_of(NODES, Limits(teams=frozenset({"infra", "a", "b"})))
+    submit(index, opened=False, gates={GateName.START: VoteRequirement(owner=1, each_team=1)})
+    vote(index, GateName.START, ALICE, teams=("infra", "a"))
+    vote(index, GateName.START, BOB, teams=("b",))
+    index.apply(GateOpened("R", GateName.START, "", T0))
+    discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    waits = explain_node(index, "R", "n9", T0 + 1.0)
+    assert waits.code == "needs-vote"
+    assert "the settings have no team c; an admin must add it" in describe(waits)
+    assert lifted_by(waits) == "an admin, who adds team c to the settings, or rolloutctl skip R n9"
+    index.update_limits(Limits(teams=frozenset({"infra", "a", "b", "c"})))
+    assert "a member of team c" in lifted_by(explain_node(index, "R", "n9", T0 + 2.0))
+
+
+def test_gate_names_team_without_members() -> None:
+    index = index_of(NODES, Limits(teams=frozenset({"infra", "a"})))
+    submit(index, opened=False, gates={GateName.START: VoteRequirement(owner=1, each_team=1)})
+    missing = describe_missing_votes(gate_view(index, index.rollout("R"), GateName.START, "", T0).missing)
+    assert missing.endswith("; the vote of team a is missing")
+    assert "the vote of team b is missing (the settings have no team b; an admin must add it" in missing
+
+
+def test_left_node_done_and_slot_freed() -> None:
+    index = index_of(NODES)
+    submit(index)
+    admit(index, "n1")
+    index.apply(NodesRemoved(("n1",)))
+    (left,) = membership_events(index, T0)
+    assert isinstance(left, PhaseMoved)
+    assert (left.target, left.outcome) == (Phase.DONE, Outcome.LEFT)
+    index.apply(left)
+    assert [start.node for start in decide(index, T0).admissions] == ["n3", "n2"]
+    assert index.needing_driver() == []
+
+
+def test_changed_team_updates_target() -> None:
+    index = index_of(NODES)
+    submit(index)
+    index.apply(NodesDiscovered((Node("n2", labels={"team": "b"}),)))
+    (changed,) = membership_events(index, T0)
+    assert changed == TargetChanged("R", "n2", "b", ("team/b",), None, T0)
+    index.apply(changed)
+    admit(index, "n3")
+    assert explain_node(index, "R", "n2", T0).code == "pool-full"

@@ -1,0 +1,26 @@
+"""A daemon that lives for months does not know by heart every run that there ever was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rolloutd.adapters.ansible.runner import MAX_FINISHED_RUNS, AnsibleRunner
+from rolloutd.ports import Failed, RunRequest
+from tests.contracts.fakes.shell import FakeShell
+
+
+async def test_runs_that_are_over_are_read_again_when_asked_for(tmp_path: Path) -> None:
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell())
+    requests = [
+        RunRequest(f"r{number}", "n1", tmp_path, "none.yml", {"n1": {}})
+        for number in range(MAX_FINISHED_RUNS + 5)
+    ]
+    for request in requests:
+        state = await runner.get_state(await runner.start(request))
+        assert isinstance(state.result, Failed)
+    assert len(runner._tracked) == MAX_FINISHED_RUNS
+    first = await runner.get_state("r0")
+    assert isinstance(first.result, Failed)
+    assert "no playbook none.yml" in first.result.text
+    assert await runner.start(requests[0]) == "r0"
+    await runner.close()

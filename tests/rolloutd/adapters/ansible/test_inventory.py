@@ -1,0 +1,119 @@
+"""Real ansible-inventory on real files: what becomes a node, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rolloutd.adapters.ansible.inventory import AnsibleInventory
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import GROUPS
+
+STATIC = """
+all:
+  vars: {ansible_user: ops, motd: "welcome to {{ inventory_hostname }}"}
+  children:
+    web:
+      children:
+        edge: {hosts: {n1: {team: red, canary: true, rack: 12, weight: 1.5}}}
+      hosts: {n2: {team: blue, canary: false, ansible_port: 2222}}
+  hosts: {n3: {}}
+"""
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+async def test_hosts_variables_labels_and_groups(tmp_path: Path) -> None:
+    labels = ["team", "canary", "rack", "weight"]
+    inventory = AnsibleInventory(write(tmp_path / "hosts.yml", STATIC), labels)
+    found = {node.name: node for node in await inventory.refresh()}
+    assert found["n1"].labels == {"team": "red", "canary": "true", "rack": "12", "weight": "1.5"}
+    assert found["n2"].labels == {"team": "blue", "canary": "false"}
+    assert found["n3"].labels == {}
+    assert found["n2"].connection["ansible_port"] == 2222
+    assert found["n2"].connection["motd"] == "welcome to {{ inventory_hostname }}"
+    assert found["n1"].source == inventory.source == f"ansible:{tmp_path / 'hosts.yml'}"
+    groups = {name: node.connection[GROUPS] for name, node in found.items()}
+    assert groups == {"n1": ["edge", "web"], "n2": ["web"], "n3": []}
+
+
+async def test_directories_and_scripts(tmp_path: Path) -> None:
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    write(folder / "static.ini", "[db]\nn1 team=red\n")
+    script = (
+        '#!/bin/sh\necho \'{"cloud": {"hosts": ["n2"]}, "_meta": {"hostvars": {"n2": {"team": "blue"}}}}\'\n'
+    )
+    write(folder / "cloud.sh", script, 0o755)
+    found = await AnsibleInventory(folder, ["team"]).refresh()
+    assert [(node.name, node.labels["team"]) for node in found] == [("n1", "red"), ("n2", "blue")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "says"),
+    [
+        ("broken.yml", "all:\n  hosts:\n    n1: {x: 1\n", 0o644, "YAML parsing failed"),
+        ("empty.yml", "all: {hosts: {}}\n", 0o644, "it names no host"),
+        ("fails.sh", "#!/bin/sh\nexit 3\n", 0o755, "non-zero exit code 3"),
+        ("list.yml", "all: {hosts: {n1: {team: [a, b]}}}\n", 0o644, "variable team of host n1 is a list"),
+        ("map.yml", "all: {hosts: {n1: {team: {a: b}}}}\n", 0o644, "variable team of host n1 is a mapping"),
+        (
+            "tmpl.yml",
+            "all: {hosts: {n1: {team: '{{ x }}'}}}\n",
+            0o644,
+            "team of host n1 is a template",
+        ),
+    ],
+)
+async def test_a_bad_source_is_refused_and_says_why(
+    tmp_path: Path, name: str, text: str, mode: int, says: str
+) -> None:
+    path = write(tmp_path / name, text, mode)
+    with pytest.raises(SourceFailed, match=says) as caught:
+        await AnsibleInventory(path, ["team"]).refresh()
+    assert str(path) in str(caught.value)
+
+
+async def test_the_first_mistakes_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
+    hosts = "\n".join(f"    n{number}: {{team: [a], rack: {{b: c}}, row: r}}" for number in range(1, 5))
+    path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n{hosts}\n")
+    with pytest.raises(SourceFailed) as caught:
+        await AnsibleInventory(path, ["team", "rack", "row"]).refresh()
+    said = str(caught.value)
+    assert "variable team of host n1 is a list; variable rack of host n1 is a mapping" in said
+    assert "team of host n3 is a list; and 3 more; a label is one text" in said
+    assert "n4" not in said
+    assert said.count("give each host one value for team") == 1
+
+
+async def test_a_vaulted_label_is_called_vaulted(tmp_path: Path) -> None:
+    vaulted = "!vault |\n        $ANSIBLE_VAULT;1.1;AES256\n        3132\n"
+    path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n    n1:\n      team: {vaulted}")
+    with pytest.raises(SourceFailed, match="team of host n1 is a vaulted value"):
+        await AnsibleInventory(path, ["team"]).refresh()
+
+
+async def test_a_half_readable_directory_is_refused_whole(tmp_path: Path) -> None:
+    write(tmp_path / "good.ini", "n1\n")
+    write(tmp_path / "bad.yml", "all:\n  hosts:\n    n1: {x: 1\n")
+    with pytest.raises(SourceFailed, match=r"bad\.yml"):
+        await AnsibleInventory(tmp_path).refresh()
+
+
+async def test_a_source_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    path = write(tmp_path / "slow.sh", "#!/bin/sh\nexec sleep 600\n", 0o755)
+    with pytest.raises(SourceFailed, match="did not end in 2 s"):
+        await AnsibleInventory(path, timeout_s=2.0).refresh()
+
+
+async def test_missing_file_and_missing_program(tmp_path: Path) -> None:
+    with pytest.raises(SourceFailed, match="there is no inventory"):
+        await AnsibleInventory(tmp_path / "nowhere.yml").refresh()
+    path = write(tmp_path / "hosts.ini", "n1\n")
+    with pytest.raises(SourceFailed, match="No such file"):
+        await AnsibleInventory(path, binary=str(tmp_path / "no-ansible")).refresh()

@@ -1,0 +1,156 @@
+"""What a run leaves on a node: all of it is found and ended, but for daemons that are to stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rolloutd.adapters.ansible import stale_processes, wrapper
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.ports import Ok, ShellResult, Unknown
+from tests.contracts.fakes.shell import FakeShell
+from tests.contracts.runner_backends import AnsibleBackend, wait_until
+from tests.rolloutd.adapters.ansible.test_runner import ended
+from tests.support.sshd import MARK
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+async def real(tmp_path: Path) -> AsyncIterator[AnsibleBackend]:
+    """A real node with real Ansible."""
+    made = AnsibleBackend(tmp_path)
+    yield made
+    await made.close()
+
+
+ESCAPES = {
+    "nohup": "nohup sleep 8642 >/dev/null 2>&1 & wait",
+    "ignored signals": "trap '' TERM INT HUP; sleep 8642",
+    "new session": "setsid sh -c 'trap \"\" TERM INT HUP; (sleep 8642; :) & wait' & wait",
+    "double fork": "(setsid sh -c 'sleep 8642 & ' >/dev/null 2>&1 &); sleep 8643",
+    "no environment": f"env -i {MARK}={{directory}} nohup setsid sleep 8642 >/dev/null 2>&1 & wait",
+}
+"""Ways in which a process on the node leaves its parent, its session or the reach of signals.
+
+The last one keeps the test server's own mark, by which the test finds it.
+"""
+
+
+@pytest.mark.parametrize("escape", [*ESCAPES])
+async def test_escaped_process_of_a_limited_run_is_ended(real: AnsibleBackend, escape: str) -> None:
+    if escape == "no environment" and not cgroup_is_writable():
+        pytest.skip("needs a control group of cgroup v2")
+    task = {"ansible.builtin.shell": ESCAPES[escape].replace("{directory}", str(real.node.directory))}
+    (real.tree / "escape.yml").write_text(
+        json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}])
+    )
+    runner = real.runner()
+    handle = await runner.start(real.request("escape.yml"))
+    await wait_until(real.has_work)
+    real.kill(handle)
+    assert isinstance((await ended(runner, handle))[0].result, Unknown)
+    for pid in real.shells_of_runs():
+        os.kill(pid, signal.SIGHUP)
+    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    assert isinstance(cleared, Ok), cleared
+    assert not real.has_work()
+    token = stale_processes.RunMarkers(real.runs_dir).node_token("n0")
+    assert not [*Path("/sys/fs/cgroup").glob(f"rolloutd-run-{token}-*")]
+    assert not [*Path("/sys/fs/cgroup/unified").glob(f"rolloutd-run-{token}-*")]
+
+
+async def test_cancel_ends_processes_that_ignore_signals(real: AnsibleBackend) -> None:
+    task = {"ansible.builtin.shell": "trap '' TERM INT HUP; nohup sleep 8642"}
+    (real.tree / "deaf.yml").write_text(
+        json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}])
+    )
+    runner = real.runner()
+    handle = await runner.start(real.request("deaf.yml"))
+    await wait_until(real.has_work)
+    await runner.cancel(handle)
+    assert not real.has_work()
+
+
+async def test_daemon_with_a_pid_file_stays(real: AnsibleBackend) -> None:
+    """A background job without a pid file is ended."""
+    pid_file = real.directory / "app.pid"
+    daemon = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()}\\n')\n"
+        "os.closerange(0, 3)\n"
+        "time.sleep(8641)\n"
+    )
+    (real.directory / "daemon.py").write_text(daemon)
+    start = f"{sys.executable} {real.directory}/daemon.py {pid_file}"
+    tasks = [
+        {"ansible.builtin.command": start, "async": 300, "poll": 0},
+        {"ansible.builtin.command": "sleep 8642", "async": 300, "poll": 0},
+        {"ansible.builtin.command": "sleep 8640"},
+    ]
+    (real.tree / "daemon.yml").write_text(
+        json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}])
+    )
+    runner = real.runner()
+    handle = await runner.start(real.request("daemon.yml"))
+    await wait_until(lambda: pid_file.exists() and bool(real.commands(b"sleep\x008640")) and real.has_work())
+    real.kill(handle)
+    assert isinstance((await ended(runner, handle))[0].result, Unknown)
+    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    assert isinstance(cleared, Ok), cleared
+    assert not real.has_work()
+    assert wrapper.is_alive(int(pid_file.read_text()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_process_that_cannot_be_inspected_is_unseen() -> None:
+    """An orphan of another user can be the run's: the login that may not read its environment cannot say."""
+    orphan = subprocess.run(
+        ["setsid", "sh", "-c", "sleep 8642 >/dev/null 2>&1 & echo $!"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pid = int(orphan.stdout)
+    try:
+        script = subprocess.run(
+            ["/bin/sh", "-s", "--", "0123456789abcdef", "", "1", "1", "600", "/nonexistent"],
+            input=stale_processes.SCRIPT,
+            capture_output=True,
+            text=True,
+            user=65534,
+            check=False,
+        )
+        assert (script.returncode, script.stdout.split()[0]) == (2, "unseen"), script
+        assert str(pid) in script.stdout.split()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_unseen_process_makes_cleanup_unknown(real: AnsibleBackend) -> None:
+    """A node that reports `unseen` has not been cleared."""
+    real.node.stop()
+    shell = FakeShell()
+    runner = AnsibleRunner(real.runs_dir, shell)
+    await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    ((_, command, _),) = shell.calls
+    shell.answers[command] = ShellResult(2, "unseen 17\n", "")
+    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    assert isinstance(cleared, Unknown)
+    assert "17" in cleared.text
+
+
+def cgroup_is_writable() -> bool:
+    """Return whether a run of this user gets a control group of its own."""
+    paths = [Path("/sys/fs/cgroup/cgroup.procs"), Path("/sys/fs/cgroup/unified/cgroup.procs")]
+    return any(os.access(path, os.W_OK) for path in paths)

@@ -1,0 +1,381 @@
+"""Upkeep over real files: what the doctor finds, what a copy holds, what a restore keeps safe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from machines.model.events import RequestDenied
+from machines.model.rollout import DAEMON
+from rolloutd import audit_chain
+from rolloutd.admin import backup
+from rolloutd.admin.backup import EPOCH_INCREMENT
+from rolloutd.service.reload import TeamPlanCompiler
+from rolloutd.store import database, open_store
+from tests.support.fake_kubernetes import FakeKubernetes
+
+DATABASE = "rolloutd.sqlite"
+
+Ctl = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def state_root(tmp_path: Path) -> Path:
+    """A directory with settings, an inventory of one node, and a state directory."""
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"n1": {"team": "t1"}}}}))
+    settings = {"state_dir": "state", "socket": "s", "inventory": [{"ansible": {"path": "hosts.yml"}}]}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "state").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def ctl(state_root: Path) -> Iterator[Ctl]:
+    """Run rolloutctl on these settings."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rolloutd.cli", *words, "--config", str(state_root / "config.yaml")]
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    return run
+
+
+async def write(state_root: Path, *calls: str) -> None:
+    """Be a daemon for a moment that audits these calls."""
+    store = await open_store(state_root / "state", compile_plan=TeamPlanCompiler({}))
+    for call in calls:
+        await store.commit([RequestDenied(DAEMON, call, "why", 1.0)], actor=DAEMON, cause="test", at=1.0)
+    await store.close()
+
+
+def epoch_of(state_root: Path) -> int:
+    """Return the epoch of the database."""
+    with closing(sqlite3.connect(state_root / "state" / DATABASE)) as connection:
+        (epoch,) = connection.execute("SELECT epoch FROM term").fetchone()
+    return int(epoch)
+
+
+def alter(state_root: Path) -> None:
+    """Change the audit as somebody with a shell would."""
+    with closing(sqlite3.connect(state_root / "state" / DATABASE)) as connection:
+        connection.execute("UPDATE audit SET entry = replace(entry, 'why', 'wny') WHERE seq = 1")
+        connection.commit()
+
+
+def silent(path: Path) -> None:
+    """Be somebody at the socket who takes one question and hangs up."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.listen(1)
+
+    def hang_up() -> None:
+        with sock:
+            sock.accept()[0].close()
+
+    threading.Thread(target=hang_up, daemon=True).start()
+
+
+async def test_the_doctor_finds_nothing_where_nothing_is(state_root: Path, ctl: Ctl) -> None:
+    """Every subject has its line, and the exit code is 0."""
+    await write(state_root, "one")
+    done = ctl("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert all(line.startswith("ok    ") for line in said)
+    subjects = [line.split(":")[0].removeprefix("ok    ") for line in said]
+    assert subjects[:3] == ["settings", "state directory", "disk"]
+    assert {"database", "audit", "invariants", "ansible", "ssh", "daemon"} <= set(subjects)
+    assert any(line.endswith("hosts.yml: 1 node") for line in said)
+
+
+def test_the_doctor_says_what_the_shelves_take(state_root: Path, ctl: Ctl) -> None:
+    run = state_root / "state" / "runs" / "r.n1.1.configure.1"
+    run.mkdir(parents=True)
+    (run / "output").write_bytes(bytes(3 * 2**20))
+    assert "runs 3 MiB, trees 0 MiB, git 0 MiB" in ctl("doctor").stdout
+
+
+def test_the_doctor_works_before_the_first_start(state_root: Path, ctl: Ctl) -> None:
+    """No database is no mistake."""
+    done = ctl("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {f["subject"]: f["ok"] for f in json.loads(done.stdout)}["database"] is True
+
+
+def test_the_doctor_misses_a_database_of_which_the_rest_is_there(state_root: Path, ctl: Ctl) -> None:
+    """Logs of runs come of a database: a daemon that starts without it would know of no rollout."""
+    (state_root / "state" / "runs" / "r.n1.1.configure.1").mkdir(parents=True)
+    said = ctl("doctor").stdout
+    assert "WRONG database: " in said
+    assert "is gone, and what belongs to it is there (runs)" in said
+
+
+@pytest.mark.parametrize(
+    ("breaking", "subject", "advice"),
+    [
+        ("mistake", "settings", "max_parallel"),
+        ("no inventory", "settings", "no inventory is named"),
+        ("open state", "state directory", "chmod 700"),
+        ("altered audit", "audit", "compare with a backup"),
+        ("damage", "database", "damaged"),
+        (
+            "no such person",
+            "people",
+            "teams.t1.members: nobody-here, teams.t1.members: @nor-they, socket_group: none",
+        ),
+        ("no ansible", "ansible", "install ansible-core"),
+        ("no key", "ssh", "make it, or change"),
+        ("no service key", "service_accounts.itsm.key_file", "so itsm cannot vote"),
+        ("no hosts", "ansible:", "name an existing file"),
+    ],
+)
+async def test_the_doctor_says_what_to_do(
+    state_root: Path, ctl: Ctl, breaking: str, subject: str, advice: str
+) -> None:
+    """One thing that is wrong is one line, and exit code 1."""
+    await write(state_root, *(str(number) for number in range(50)))
+    settings = yaml.safe_load((state_root / "config.yaml").read_text())
+    match breaking:
+        case "mistake":
+            settings["max_parallel"] = "many"
+        case "no inventory":
+            del settings["inventory"]
+        case "open state":
+            (state_root / "state").chmod(0o755)
+        case "altered audit":
+            alter(state_root)
+        case "damage":
+            with (state_root / "state" / DATABASE).open("r+b") as file:
+                file.seek(4096 * 2)
+                file.write(os.urandom(4096 * 4))
+        case "no such person":
+            settings["teams"] = {"t1": {"members": ["root", "nobody-here", "@nor-they"]}}
+            settings["socket_group"] = "none"
+        case "no ansible":
+            settings["ansible"] = {"bin": "/nowhere/ansible-playbook"}
+        case "no key":
+            settings["ssh"] = {"key_file": "id_missing"}
+        case "no service key":
+            settings["service_accounts"] = {"itsm": {"key_file": "none", "teams": ["infra"]}}
+        case "no hosts":
+            (state_root / "hosts.yml").unlink()
+    (state_root / "config.yaml").write_text(yaml.safe_dump(settings))
+    done = ctl("doctor")
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("WRONG ")]
+    assert done.returncode == 1
+    found = [line for line in wrong if line.startswith(f"WRONG {subject}")]
+    assert found, done.stdout + done.stderr
+    assert advice in found[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give the directory away")
+def test_the_doctor_examines_a_state_directory_of_nobody(state_root: Path, ctl: Ctl) -> None:
+    """Unpacked on another machine, perhaps: whose it is has no name here, and all else is still told."""
+    os.chown(state_root / "state", 4242, 4242)
+    done = ctl("doctor")
+    assert done.returncode == 1
+    assert "uid 4242's, whom this machine does not know: chown" in done.stdout, done.stderr
+    assert "ok    ansible" in done.stdout
+
+
+def test_the_doctor_tells_silence_from_absence(state_root: Path, ctl: Ctl) -> None:
+    """A daemon that hangs up, as one does that cannot start, is not one that was never started."""
+    assert "ok    daemon: not running" in ctl("doctor").stdout
+    silent(state_root / "s")
+    assert re.search("WRONG daemon: .* `systemctl status rolloutd`", ctl("doctor").stdout)
+
+
+async def test_the_doctor_names_the_rights_that_a_cluster_lacks_one_by_one(
+    state_root: Path, ctl: Ctl
+) -> None:
+    """Asked of the API server itself, whether or not a daemon runs."""
+    async with FakeKubernetes() as fake:
+        reading = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}
+        asking = {
+            "apiGroups": ["authorization.k8s.io"],
+            "resources": ["selfsubjectaccessreviews"],
+            "verbs": ["create"],
+        }
+        fake.kubeconfig(state_root / "all")
+        fake.kubeconfig(state_root / "few", token=fake.token((reading, asking)))
+        clusters = [{"name": name, "kubeconfig": str(state_root / name)} for name in ("all", "few")]
+        settings = yaml.safe_load((state_root / "config.yaml").read_text())
+        settings["inventory"] = [{"kubernetes": cluster} for cluster in clusters]
+        (state_root / "config.yaml").write_text(yaml.safe_dump(settings))
+        said = (await asyncio.to_thread(ctl, "doctor")).stdout.splitlines()
+    assert "ok    kubernetes/all rights: all that are needed" in said
+    wrong = [line for line in said if line.startswith("WRONG kubernetes/few rights: ")]
+    assert [line.partition("may not ")[2].partition(",")[0] for line in wrong] == [
+        "patch nodes",
+        "create pods/eviction",
+        "list poddisruptionbudgets (policy)",
+        "watch poddisruptionbudgets (policy)",
+    ]
+
+
+async def test_a_backup_is_whole_while_a_daemon_writes(state_root: Path, ctl: Ctl) -> None:
+    """What was committed before is in it, and its chain verifies by itself."""
+    store = await open_store(state_root / "state", compile_plan=TeamPlanCompiler({}))
+    try:
+        refused = RequestDenied(DAEMON, "call", "why", 1.0)
+        await store.commit([refused], actor=DAEMON, cause="test", at=1.0)
+        done = ctl("backup", str(state_root / "copy.sqlite"))
+        await store.commit([refused], actor=DAEMON, cause="test", at=1.0)
+    finally:
+        await store.close()
+    assert done.returncode == 0, done.stderr
+    assert "trees" in done.stderr
+    verdict = audit_chain.verify_chain(state_root / "copy.sqlite")
+    assert (verdict.ok, verdict.entries) == (True, 1)
+    assert verdict.head in done.stdout
+    assert (state_root / "copy.sqlite").stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in state_root.iterdir()) == [
+        "config.yaml",
+        "copy.sqlite",
+        "hosts.yml",
+        "state",
+    ]
+
+
+@pytest.mark.parametrize("own", [DATABASE, f"{DATABASE}-wal", "lock"])
+async def test_a_backup_never_takes_the_place_of_the_database(state_root: Path, ctl: Ctl, own: str) -> None:
+    """By whatever way the path leads there: a daemon would write on into a file without a name."""
+    store = await open_store(state_root / "state", compile_plan=TeamPlanCompiler({}))
+    try:
+        (state_root / "way").symlink_to(state_root / "state")
+        before = (state_root / "state" / DATABASE).stat().st_ino
+        done = await asyncio.to_thread(ctl, "backup", str(state_root / "way" / own))
+        assert done.returncode == 1
+        assert "is what the daemon itself works with" in done.stderr
+        assert (state_root / "state" / DATABASE).stat().st_ino == before
+    finally:
+        await store.close()
+
+
+async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
+    state_root: Path, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that starts then must find one: it would make an empty one, and know of nothing."""
+    await write(state_root, "one")
+    ctl("backup", str(state_root / "copy.sqlite"))
+    await write(state_root, "two")
+
+    def end(draft: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backup, "_move_into_place", end)
+    with pytest.raises(KeyboardInterrupt):
+        backup.restore(state_root / "state", state_root / "copy.sqlite")
+    assert audit_chain.verify_chain(state_root / "state" / DATABASE).entries == 2
+
+
+async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, ctl: Ctl) -> None:
+    await write(state_root, "one")
+    ctl("backup", str(state_root / "copy.sqlite"))
+    kept = {
+        backup.restore(state_root / "state", state_root / "copy.sqlite").previous_database for _ in range(3)
+    }
+    assert len(kept) == 3
+    assert all(path is not None and audit_chain.verify_chain(path).ok for path in kept)
+
+
+async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path, ctl: Ctl) -> None:
+    """Nodes refuse older epochs, so the epoch never goes back; the lost database is kept."""
+    await write(state_root, "one")
+    ctl("backup", str(state_root / "copy.sqlite"))
+    await write(state_root, "two")
+    await write(state_root, "three")
+    newest = epoch_of(state_root)
+    done = ctl("restore", str(state_root / "copy.sqlite"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert epoch_of(state_root) == newest
+    told = json.loads(done.stdout)
+    assert audit_chain.verify_chain(Path(told["kept"])).entries == 3
+    assert audit_chain.verify_chain(state_root / "state" / DATABASE).entries == 1
+    await write(state_root, "four")
+    assert audit_chain.verify_chain(state_root / "state" / DATABASE).ok
+
+
+async def test_a_restore_over_a_lost_database_leaps(state_root: Path, ctl: Ctl) -> None:
+    """Where nobody knows the newest epoch it goes far beyond the copy's."""
+    await write(state_root, "one")
+    ctl("backup", str(state_root / "copy.sqlite"))
+    (state_root / "state" / DATABASE).write_bytes(b"no database")
+    assert ctl("restore", str(state_root / "copy.sqlite")).returncode == 0
+    assert epoch_of(state_root) == 1 + EPOCH_INCREMENT
+
+
+async def test_a_restore_is_refused_under_a_daemon(state_root: Path, ctl: Ctl) -> None:
+    """The daemon's lock stands before it, and nothing is changed."""
+    await write(state_root, "one")
+    ctl("backup", str(state_root / "copy.sqlite"))
+    store = await open_store(state_root / "state", compile_plan=TeamPlanCompiler({}))
+    try:
+        done = ctl("restore", str(state_root / "copy.sqlite"))
+    finally:
+        await store.close()
+    assert done.returncode == 1
+    assert f"pid {os.getpid()}" in done.stderr
+    assert audit_chain.verify_chain(state_root / "state" / DATABASE).entries == 1
+
+
+async def test_a_broken_chain_is_copied_loudly_and_never_restored(state_root: Path, ctl: Ctl) -> None:
+    """A copy of what is there is worth having; going on from it is not."""
+    await write(state_root, "one", "two")
+    alter(state_root)
+    done = ctl("backup", str(state_root / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "BROKEN" in done.stderr
+    done = ctl("restore", str(state_root / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "audit chain is broken" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+async def test_what_is_no_copy_is_not_restored(state_root: Path, ctl: Ctl, content: bytes | None) -> None:
+    """The database stays as it is."""
+    await write(state_root, "one")
+    if content is not None:
+        (state_root / "copy.sqlite").write_bytes(content)
+    done = ctl("restore", str(state_root / "copy.sqlite"))
+    assert done.returncode == 1
+    assert "stop the daemon" not in done.stderr
+    assert audit_chain.verify_chain(state_root / "state" / DATABASE).entries == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "says"), [("state", "is a directory"), ("none/x", "there is no directory")]
+)
+async def test_a_backup_that_has_no_place_is_told_so(
+    state_root: Path, ctl: Ctl, target: str, says: str
+) -> None:
+    await write(state_root, "one")
+    done = ctl("backup", str(state_root / target))
+    assert done.returncode == 1
+    assert says in done.stderr
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_database_of_an_older_version(
+    state_root: Path, ctl: Ctl
+) -> None:
+    """As between an upgrade's two steps: the daemon that starts next brings it up to date."""
+    path = state_root / "state" / DATABASE
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        database._migrate(connection, *database._migrations()[0])
+    path.chmod(0o600)
+    done = ctl("doctor")
+    assert done.returncode == 0, done.stdout
+    assert "older than this version: a start brings it up to date" in done.stdout

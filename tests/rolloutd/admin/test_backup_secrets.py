@@ -1,0 +1,44 @@
+"""Passwords of nodes in a backup: none, not even in pages that SQLite has freed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from machines.model.events import NodesDiscovered
+from machines.model.node import Node
+from machines.model.rollout import DAEMON
+from rolloutd.admin.backup import backup
+from rolloutd.service.reload import TeamPlanCompiler
+from rolloutd.store import open_store
+from rolloutd.store.database import FILE_NAME
+
+SECRETS = {
+    "ansible_become_password": "hunter2-become",
+    "ansible_ssh_pass": "hunter2-ssh",
+    "app": {"db_password": "hunter2-db", "port": 5432},
+    "keys": [{"api_key": "hunter2-api"}],
+}
+PLAIN = {"ansible_host": "10.0.0.1", "ansible_private_key_file": "/etc/key", "passive": True}
+
+
+async def test_backup_holds_no_password(tmp_path: Path) -> None:
+    store = await open_store(tmp_path / "state", compile_plan=TeamPlanCompiler({}))
+    nodes = tuple(Node(f"n{number}") for number in range(200))
+    for old in ("-older", ""):
+        secrets = json.loads(json.dumps(SECRETS).replace("hunter2", f"hunter2{old}"))
+        connections = {node.name: {**PLAIN, **secrets} for node in nodes}
+        discovered = NodesDiscovered(nodes, connections)
+        await store.commit([discovered], actor=DAEMON, cause="test", at=1.0)
+    await store.close()
+    with closing(sqlite3.connect(tmp_path / "state" / FILE_NAME)) as state:
+        assert b"hunter2" in (tmp_path / "state" / FILE_NAME).read_bytes()
+        assert state.execute("SELECT count(*) FROM node").fetchone() == (200,)
+    verdict = backup(tmp_path / "state", tmp_path / "copy.sqlite")
+    assert verdict.ok
+    assert b"hunter2" not in (tmp_path / "copy.sqlite").read_bytes()
+    with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
+        kept = json.loads(copy.execute("SELECT connection FROM node WHERE name = 'n7'").fetchone()[0])
+    assert kept == {**PLAIN, "app": {"port": 5432}, "keys": [{}]}

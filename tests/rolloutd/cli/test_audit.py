@@ -1,0 +1,94 @@
+"""rolloutctl audit against daemon answers: which entries are asked for, and how they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutd.cli.main import main
+from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
+    """A daemon that answers what it is told to."""
+    with serve_canned(tmp_path / "s") as daemon:
+        monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
+        yield daemon
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(words)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_audit_is_read_page_by_page(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {
+        "seq": 1,
+        "at": 1.0,
+        "actor": {"name": "alice"},
+        "event": "RolloutPaused",
+        "fields": {"reason": "lunch"},
+        "node": None,
+        "rollout": "r",
+    }
+    daemon.answer("GET", "audit", {"entries": [{"seq": 1, "hash": "", "entry": entry}], "next": None})
+    code, out, _ = run(capsys, "audit", "r", "--kind", "RolloutPaused")
+    assert code == 0
+    assert "alice" in out
+    assert "paused the rollout: lunch" in out
+    assert daemon.requests[-1][2] == {"rollout": "r", "kind": "RolloutPaused", "after": "0", "limit": "1000"}
+
+
+def test_the_last_entries_are_looked_for_from_the_end(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def entry(seq: int) -> dict[str, Any]:
+        told = {"seq": seq, "at": 1.0, "actor": {}, "event": "MoonRisen", "fields": {}}
+        return {"seq": seq, "hash": "", "entry": told}
+
+    daemon.answer("GET", "audit/head", {"seq": 50_000, "hash": "", "at": None})
+    daemon.answer("GET", "audit", {"entries": [entry(seq) for seq in (49_997, 49_998, 49_999)], "next": None})
+    code, out, _ = run(capsys, "audit", "-n", "2")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["49998", "49999"]
+    assert daemon.requests[-1][2]["after"] == "49000"
+    run(capsys, "audit", "--last", "7", "--node", "n1")
+    sought = [query["after"] for _, path, query, _ in daemon.requests if path == "/v1/audit"]
+    assert sought[1:] == ["49000", "40000", "0"], "further back while they are too few"
+
+
+@pytest.mark.parametrize("name", ["verify", "head", "export"])
+def test_rollout_named_like_an_action_is_reachable(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    daemon.answer("GET", "audit", {"entries": [], "next": None})
+    assert run(capsys, "audit", "--rollout", name) == (0, "", "no entry matches\n")
+    assert daemon.requests[-1][2]["rollout"] == name
+
+
+def test_action_with_rollout_option_is_refused(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "audit", "verify", "--rollout", "r")
+    assert (code, daemon.requests) == (2, [])
+    assert "too many arguments" in err
+
+
+def test_an_event_of_a_newer_daemon_is_shown_by_its_name(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"seq": 1, "at": 1.0, "actor": {}, "event": "MoonRisen", "fields": {}}
+    daemon.answer("GET", "audit", {"entries": [{"seq": 1, "hash": "", "entry": entry}], "next": None})
+    assert "moon risen" in run(capsys, "audit")[1]
+
+
+def test_no_entries_are_said_on_stderr(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "audit", {"entries": [], "next": None})
+    assert run(capsys, "audit", "--kind", "VoteCast") == (0, "", "no entry matches\n")
+    near = "votecas is not an event; use one of VoteCast"
+    assert run(capsys, "audit", "--kind", "votecas") == (0, "", f"no entry matches: {near}\n")

@@ -1,0 +1,400 @@
+"""rolloutctl against daemon answers: exit codes, what is printed where, how quick it can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutd.cli import reconnect
+from rolloutd.cli.main import main, parser
+from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
+
+ROOT = Path(__file__).resolve().parents[3]
+
+REASON = {
+    "code": "node-failed",
+    "text": "n3 failed while maintaining",
+    "since": "2026-11-20T08:00:00Z",
+    "lifted_by": "a proceed vote",
+    "subject": "n3",
+    "params": {},
+    "remedy": None,
+}
+GATE = {
+    "gate": "proceed",
+    "wave": "fleet",
+    "team": None,
+    "state": "waiting",
+    "needs": {"owner": {"want": 1, "have": 0}, "teams": []},
+    "votes": [],
+    "missing": "1 vote of infra",
+}
+ROLLOUT: dict[str, Any] = {
+    "rollout": "somaxconn-abcde",
+    "plan": "somaxconn",
+    "digest": "f" * 64,
+    "state": "paused",
+    "wave": "fleet",
+    "percent": 58.4,
+    "total": 12,
+    "done": 7,
+    "failed": 1,
+    "skipped": 0,
+    "pending": 3,
+    "in_flight": [
+        {
+            "node": "n9",
+            "pools": ["team/media"],
+            "phase": "verifying",
+            "step": "verify.1.ssh",
+            "percent": 40.0,
+            "task": None,
+            "since": "2026-11-20T08:00:00Z",
+        }
+    ],
+    "pools": [
+        {
+            "pool": "team/media",
+            "total": 3,
+            "done": 2,
+            "failed": 0,
+            "in_flight": 1,
+            "down": 3,
+            "unobserved": 2,
+            "max_unavailable": 1,
+        }
+    ],
+    "gates": [GATE],
+    "reason": REASON,
+    "eta": None,
+    "submitted_by": "alice",
+    "submitted_at": "2026-11-20T07:00:00Z",
+    "traffic_probes": [],
+    "not_probed": ["client traffic"],
+}
+
+Run = tuple[int, str, str]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
+    with serve_canned(tmp_path / "s") as daemon:
+        monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
+        yield daemon
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> Run:
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+# -- exit codes
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, 2), (401, 4), (403, 4), (404, 1), (409, 1), (413, 2), (422, 1), (503, 1)]
+)
+def test_a_refusal_has_its_exit_code_and_its_words_on_stderr(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], status: int, code: int
+) -> None:
+    daemon.refuse("GET", "rollouts/r1", status, "because of the weather")
+    assert run(capsys, "status", "r1") == (code, "", "because of the weather\n")
+
+
+def test_nothing_is_suggested_that_is_not_near(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "bogus")
+    assert (code, "did you mean" in err) == (2, False)
+
+
+def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--socket", str(tmp_path / "none"), "status")
+    assert (code, out) == (3, "")
+    assert str(tmp_path / "none") in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["statsu"], "did you mean 'status'"),
+        (["plan", "validte", "x"], "did you mean 'validate'"),
+        (["approve", "r", "strat", "--reason", "x"], "did you mean 'start'"),
+        (["pause", "r"], "--reason"),
+        (["hold", "n1", "--reason", "x", "--until", "tomorrow"], "neither a time"),
+        (["hold", "n1", "--reason", "x", "--until", "2026-11-20T10:00:00"], "no time zone"),
+        (["skip", "r", "n1", "--reason", "x", "--return", "--leave"], "not allowed with"),
+        (["rollouts", "delete"], "no ROLLOUT"),
+        (["status", "--jsn"], "did you mean --json"),
+        (["pause", "r", "--reason", " "], "the audit needs a reason"),
+        (["logs", "r", "n1", "--attempt", "0"], "1 or more"),
+        (["status", "--for", "3"], "rolloutctl status: unrecognized arguments: --for"),
+        (["plan", "validate", "a.yml", "b.yml"], "rolloutctl plan validate --help"),
+        (["audit", "--limit", "0"], "1 or more"),
+        (["audit", "--last", "2", "--limit", "2"], "not allowed with"),
+        (["audit", "export"], "no ROLLOUT"),
+        (["audit", "--head", "f" * 64], "audit verify"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_usage_is_exit_2_with_a_hint(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert hint in err
+    assert "Traceback" not in err
+
+
+# -- reading
+
+
+def test_json_is_what_the_daemon_said(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
+    code, out, _ = run(capsys, "status", "--json")
+    assert (code, json.loads(out)["rollouts"]) == (0, [ROLLOUT])
+    code, out, _ = run(capsys, "status", "somaxconn", "--json")
+    assert (code, json.loads(out)) == (0, ROLLOUT)
+
+
+def test_status_says_what_a_person_wants_to_know(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    code, out, _ = run(capsys, "status")
+    assert code == 0
+    for told in (
+        "paused",
+        "58 %",
+        "7 of 12 nodes done",
+        "n3 failed while maintaining",
+        "lifted by a proceed vote",
+        "1 + 2 unobserved   1",
+        "1 vote of infra",
+        "n9",
+        "verify.1.ssh",
+        "team/media",
+        "client traffic",
+    ):
+        assert told in out
+    assert "\x1b" not in out
+
+
+def test_what_a_node_said_does_not_drive_the_terminal(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = {**REASON, "text": "\x1b[2Jgone\nnext line"}
+    daemon.answer("GET", "status", {"rollouts": [{**ROLLOUT, "reason": reason}], "trouble": None})
+    _, out, _ = run(capsys, "status")
+    assert "\x1b" not in out
+    assert "gone next line" in out
+
+
+def test_several_rollouts_are_a_table(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": "the disk is full"})
+    _, out, _ = run(capsys, "status")
+    trouble, heading, *rows = out.splitlines()
+    assert trouble == "trouble: the disk is full"
+    assert heading.split()[:3] == ["ROLLOUT", "PLAN", "STATE"]
+    assert len(rows) == 2
+
+
+def test_nodes_as_json_is_a_list(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    node = {
+        "node": "n1",
+        "team": None,
+        "pools": ["team/none"],
+        "phase": "pending",
+        "wave": "canary",
+        "outcome": None,
+        "attempt": 0,
+        "isolated": False,
+        "since": None,
+        "step": None,
+        "percent": None,
+        "reason": REASON,
+    }
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": [node]})
+    _, out, _ = run(capsys, "nodes", "r", "--json")
+    assert json.loads(out) == [node]
+    _, out, _ = run(capsys, "nodes", "r")
+    assert "n3 failed while maintaining" in out
+
+
+def test_why_is_one_sentence(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "rollouts/r/nodes/n%2F1/why", {"node": "n/1", "phase": "pending", "reason": REASON})
+    code, out, _ = run(capsys, "why", "r", "n/1")
+    assert code == 0
+    assert out.startswith("n/1 is pending: n3 failed while maintaining (node-failed, for ")
+
+
+# -- telling
+
+
+def test_a_vote_carries_only_what_was_said(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("POST", "rollouts/r/votes", GATE)
+    words = ("approve", "r", "proceed", "--reason", "fixed", "--node", "n3", "--node", "n4", "--more", "2")
+    code, out, _ = run(capsys, *words)
+    assert (code, "waiting: 1 vote of infra" in out) == (0, True)
+    assert daemon.requests[-1][3] == {
+        "gate": "proceed",
+        "yes": True,
+        "reason": "fixed",
+        "nodes": ["n3", "n4"],
+        "more": 2,
+    }
+    run(capsys, "reject", "r", "start", "--reason", "no", "--team", "media")
+    assert daemon.requests[-1][3] == {"gate": "start", "yes": False, "reason": "no", "team": "media"}
+
+
+def test_locks_distinguish_down_from_unobserved(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def holder(node: str, state: str, rollout: str | None = None, *, unseen: bool = False) -> dict[str, Any]:
+        of = {"rollout": rollout, "source": None, "id": None, "since": None, "unobserved": unseen}
+        return {"node": node, "why": f"{node} {state}", "state": state, **of}
+
+    unseen = [holder(node, "last seen up", unseen=True) for node in ("n1", "n3")]
+    down = holder("n2", "does not answer", unseen=True)
+    held = [holder("n7", "is failed in r", "r"), holder("n8", "does not answer"), *unseen, down]
+    pool = {"pool": "rack/r1", "max_unavailable": 2, "members": 6, "down": 5, "unobserved": 3}
+    answer = {"pools": [{**pool, "holders": held}], "holds": [], "freezes": [], "seq": 1}
+    daemon.answer("GET", "locks", answer)
+    _, out, _ = run(capsys, "locks")
+    told = "n7 (r), n8 (does not answer), n1, n3 (unobserved: last seen up), n2 (unobserved: does not answer)"
+    assert " ".join(out.splitlines()[1].split()) == f"rack/r1 2 + 3 unobserved 2 6 {told}"
+
+
+def test_a_refused_hold_is_exit_1_with_its_reason(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "locks", {"pools": []})
+    daemon.refuse("PUT", "holds", 409, "pool team/media is full: n9 is verifying")
+    code, _, err = run(capsys, "hold", "n10", "--as", "kured", "--until", "2h", "--reason", "reboot")
+    assert (code, err) == (1, "pool team/media is full: n9 is verifying\n")
+    body = daemon.requests[-1][3]
+    assert body["id"] == "kured"
+    assert body["until"].endswith("Z")
+
+
+def test_a_hold_says_as_whose_and_until_when(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    granted = {"node": "n1", "source": "person", "id": "kured", "until": "2099-01-15T12:00:00Z"}
+    daemon.answer("PUT", "holds", granted)
+    daemon.answer("GET", "locks", {"pools": []})
+    code, out, err = run(capsys, "hold", "n1", "--as", "kured", "--until", "2h", "--reason", "reboot")
+    assert (code, out) == (0, "")
+    assert err.startswith("n1: held as person/kured until 2099-01-1")
+
+
+def test_a_retry_says_what_the_node_waits_for_until_then(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("POST", "rollouts/r/nodes/n1/retry", {"node": "n1", "phase": "pending", "reason": REASON})
+    _, _, err = run(capsys, "retry", "r", "n1", "--reason", "x")
+    told = "n1: will be retried; until then: n3 failed while maintaining (node-failed"
+    assert err.startswith(told)
+    assert "lifted by a proceed vote" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "put_back"), [([], None), (["--return"], "return"), (["--leave"], "leave")]
+)
+def test_skip_says_what_becomes_of_the_node(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: list[str], put_back: str | None
+) -> None:
+    daemon.answer("POST", "rollouts/r/nodes/n1/skip", {"phase": "failed" if put_back == "return" else "done"})
+    code, _, err = run(capsys, "skip", "r", "n1", "--reason", "x", *words)
+    assert code == 0
+    assert ("will be returned to service, then skipped" in err) == (put_back == "return")
+    assert daemon.requests[-1][3]["put_back"] == put_back
+
+
+# -- streams
+
+
+def test_a_log_goes_on_where_the_daemon_went_away(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconnect, "RECONNECT_INTERVAL_S", 0.01)
+    line = {"at": "2026-11-20T08:00:00Z", "kind": "task"}
+    daemon.streams["/v1/rollouts/r/nodes/n1/log"] = [
+        [{**line, "offset": 10, "text": "first"}],
+        [{**line, "offset": 20, "text": "second"}],
+    ]
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", {"node": "n1", "phase": "maintaining", "reason": None})
+    code, out, err = run(capsys, "logs", "r", "n1", "-f")
+    assert code == 0
+    assert [text.split()[-1] for text in out.splitlines()] == ["first", "second"]
+    assert "waiting for it" in err
+    assert [asked[2]["offset"] for asked in daemon.requests[1:]] == ["0", "10"]
+
+
+@pytest.mark.parametrize("words", [[], ["-f"]])
+def test_log_of_pending_node_shows_reason(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    waiting = {"node": "n1", "phase": "pending", "reason": REASON}
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", waiting)
+    daemon.streams["/v1/rollouts/r/nodes/n1/log"] = [[]]
+    code, out, err = run(capsys, "logs", "r", "n1", *words)
+    assert (code, out) == (0, "")
+    assert err.startswith("n1 is pending: n3 failed while maintaining (node-failed")
+
+
+def test_watching_ends_with_the_rollout(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    done = {**ROLLOUT, "state": "done", "reason": None}
+    daemon.answer("GET", "rollouts/r", {**done, "rollout": "r"})
+    daemon.streams["/v1/events"] = [[]]
+    code, out, _ = run(capsys, "watch", "r")
+    assert code == 0
+    assert "r done 7/12 58 %" in out
+
+
+# -- start-up
+
+
+def test_reading_commands_load_the_standard_library_only(daemon: CannedDaemon) -> None:
+    daemon.answer("GET", "status", {"rollouts": [], "trouble": None})
+    program = (
+        "import sys; from rolloutd.cli.main import main; main(['status', '--json']);"
+        "pure = {'machines', 'machines.model', 'machines.model.timefmt'};"
+        "print([m for m in sys.modules if 'control.wire' in m or m not in pure and m.split('.')[0] in"
+        " {'aiohttp', 'pydantic', 'rich', 'asyncio', 'yaml', 'jinja2', 'shtab', 'asyncssh', 'machines'}])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=os.environ, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands():
+        code, out, _ = run(capsys, *words, "--help")
+        assert (code, out.startswith("usage: rolloutctl")) == (0, True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "completion", shell)
+    assert (code, "inventory" in out) == (0, True)
+
+
+def commands() -> list[list[str]]:
+    """Return all commands, as words."""
+    top = parser()._subparsers
+    assert top is not None
+    choices: Any = top._group_actions[0].choices
+    found = [[name] for name in choices if name != "plan"]
+    return [*found, *(["plan", verb] for verb in ("validate", "preview", "submit", "schema"))]

@@ -1,0 +1,170 @@
+"""What rolloutctl does with files and without a daemon: plans and the audit's database."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from rolloutd import audit_chain
+from rolloutd.cli.main import main
+from rolloutd.cli.plans import format_diagnostic
+from tests.rolloutd.canned_daemon import serve_canned
+
+PLAN = """\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata: {name: somaxconn, owner: infra}
+spec:
+  source: {path: ./tree}
+  targets: "role=worker"
+  maintain: {playbook: sysctl.yml}
+  verify: [{reachable: {}}]
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "sysctl.yml").write_text("- hosts: all\n")
+    (tmp_path / "plan.yml").write_text(PLAN)
+    return tmp_path / "plan.yml"
+
+
+def test_a_valid_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "validate", str(plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": []}
+
+
+def test_every_mistake_has_its_place(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("targets:", "target:").replace("playbook:", "playbok:"))
+    assert main(["plan", "validate", str(plan), "--json"]) == 1
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert {6, 7} <= {error["line"] for error in errors}
+    assert set(errors[0]) == {"file", "line", "column", "path", "found", "allowed", "message"}
+    assert main(["plan", "validate", str(plan)]) == 1
+    assert f"{plan}:6:" in capsys.readouterr().out
+
+
+def test_a_plan_from_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe nonsense: [")))
+    assert main(["plan", "validate", "-"]) == 1
+    assert "(stdin):1:" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "validate", str(tmp_path / "none.yml")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'none.yml'}: No such file or directory\n"
+
+
+def test_the_schema_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert "spec" in schema["properties"]
+    assert main(["plan", "schema", str(tmp_path / "schema.json")]) == 0
+    assert json.loads((tmp_path / "schema.json").read_text()) == schema
+
+
+@pytest.mark.parametrize("order", ["preview", "submit"])
+def test_daemon_diagnostics_printed_once(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], order: str
+) -> None:
+    mistake = {
+        "file": "plan.yml",
+        "line": 3,
+        "column": 28,
+        "path": "metadata.owner",
+        "found": "nobody",
+        "allowed": "a team of the settings: infra",
+        "message": "the owner is not a team of the settings",
+    }
+    told = format_diagnostic(mistake)
+    with serve_canned(tmp_path / "s") as daemon:
+        daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
+        refusal = {"error": told, "code": "invalid-plan", "errors": [mistake]}
+        daemon.answer("POST", f"plans/{order}", refusal, 422)
+        words = ["--socket", str(daemon.socket), "plan", order, str(plan)]
+        assert main(words) == 1
+        assert capsys.readouterr().err.splitlines()[1:] == [told, f"{plan}: 1 mistake"]
+        assert main([*words, "--json"]) == 1
+        assert json.loads(capsys.readouterr().out) == {"valid": False, "errors": [mistake]}
+
+
+def test_submit_uploads_what_the_plan_names(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve_canned(tmp_path / "s") as daemon:
+        daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
+        submission = {"rollout": "r1", "digest": "d", "state": "awaiting-approval", "existing": False}
+        daemon.answer("POST", "plans/submit", submission, 201)
+        assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == submission
+        (_, _, _, archive), (_, _, _, body) = daemon.requests
+    assert archive.startswith(b"\x1f\x8b")
+    assert body == {
+        "file": str(plan),
+        "text": PLAN,
+        "upload": "abc",
+        "again": False,
+        "supersede": False,
+    }
+
+
+def test_an_invalid_plan_is_not_sent(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("verify", "verfy"))
+    with serve_canned(tmp_path / "s") as daemon:
+        assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan)]) == 1
+        assert daemon.requests == []
+    assert "verify" in capsys.readouterr().err
+
+
+def test_a_source_that_is_not_there(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN.replace("./tree", "./forest"))
+    assert main(["--socket", str(tmp_path / "s"), "plan", "preview", str(plan)]) == 1
+    assert "forest is not a directory" in capsys.readouterr().err
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "audit.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE audit (seq INTEGER PRIMARY KEY, entry TEXT, hash TEXT)")
+        previous = audit_chain.GENESIS_HASH
+        for seq in range(1, 4):
+            text = audit_chain.canonical_json({"event": "Noted", "seq": seq})
+            previous = audit_chain.hash_entry(previous, text)
+            connection.execute("INSERT INTO audit VALUES (?, ?, ?)", (seq, text, previous))
+    connection.close()
+    return path
+
+
+def test_an_audit_is_verified_without_a_daemon(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "verify", "--database", str(database), "--json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    assert (verdict["ok"], verdict["entries"]) == (True, 3)
+    assert main(["audit", "verify", "--database", str(database), "--head", verdict["head"]]) == 0
+    assert main(["audit", "verify", "--database", str(database), "--head", "e" * 64]) == 1
+
+
+def test_an_altered_audit_is_told(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE audit SET entry = replace(entry, 'Noted', 'Moved') WHERE seq = 2")
+    connection.close()
+    assert main(["audit", "verify", "--database", str(database)]) == 1
+    assert "NOT INTACT" in capsys.readouterr().out
+
+
+def test_a_database_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "verify", "--database", str(tmp_path / "none.db")]) == 1
+    assert "no such database" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_database_has_no_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.db").write_text("these are notes, and no database")
+    assert main(["audit", "verify", "--database", str(tmp_path / "notes.db")]) == 1
+    said = capsys.readouterr().out
+    assert "NOT INTACT" in said
+    assert "head" not in said

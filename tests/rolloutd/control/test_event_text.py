@@ -1,0 +1,35 @@
+"""What happened, told in the journal and under the audit: one of a thing is not several."""
+
+from __future__ import annotations
+
+import pytest
+
+from machines.model.events import Event, NodesRemoved, RunOutputPruned
+from rolloutd.control import event_text
+from rolloutd.engine import transition_log
+from rolloutd.text import pluralize
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (NodesRemoved(("n1",)), "the inventory no longer has 1 node"),
+        (NodesRemoved(("n1", "n2")), "the inventory no longer has 2 nodes"),
+        (RunOutputPruned("r", 1, 86_400.0, 0.0), "r: output of 1 run is removed, 1d after its end"),
+    ],
+)
+def test_the_journal_tells_one_as_one(event: Event, told: str) -> None:
+    assert transition_log.describe_event(event) == told
+
+
+@pytest.mark.parametrize(("targets", "told"), [(1, "1 target"), (3, "3 targets")])
+def test_the_audit_tells_one_as_one(targets: int, told: str) -> None:
+    fields = {"name": "somaxconn", "targets": [{}] * targets}
+    assert (
+        event_text.describe_event({"event": "RolloutOpened", "fields": fields})
+        == f"submitted somaxconn, {told}"
+    )
+
+
+def test_a_plural_of_its_own() -> None:
+    assert pluralize(2, "process", "processes") == "2 processes"

@@ -1,0 +1,372 @@
+"""Every route of the table answers, with the body that the OpenAPI document promises."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.states import Trigger
+from rolloutd.commands import tokens
+from rolloutd.control.client import ApiError
+from rolloutd.control.handlers import ROUTES
+from rolloutd.control.openapi import json_schema, openapi_document
+from rolloutd.store import open_store
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.support.json_schema import schema_errors
+
+REASON = {"reason": "because"}
+SECRET = b"0123456789abcdef0123456789abcdef"
+FILE = {"file": "plan.yaml", "text": PLAN}
+
+
+def archive() -> bytes:
+    """Return a tree of playbooks, packed."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        member = tarfile.TarInfo("site.yml")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"---\n"))
+    return packed.getvalue()
+
+
+async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tuple[str, str, Any]]:
+    """Return who asks what of each route, in an order in which all of them can be answered."""
+    other = await inside.submit(text=PLAN.replace("name: sysctl", "name: other"))
+    r = await inside.start()
+    await inside.isolate(r, "s1")
+    await inside.fail(r, "p1")
+    await inside.fail(r, "s1")
+    n = f"/v1/rollouts/{r}/nodes/p1"
+    freeze = {"reason": "party", "scope": "team/search"}
+    reading = {
+        path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
+        for path in (
+            *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
+            *("/v1/settings", "/v1/audit/head"),
+            *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
+            *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
+            *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log"),
+        )
+    }
+    claims = {
+        "service": "jira",
+        "rollout": r,
+        "gate": "start",
+        "answer": "yes",
+        "outside": "zoe@example.com",
+        "digest": inside.state.index.rollout(r).digest.whole,
+        "expires": inside.clock.now() + 60.0,
+        "nonce": "n" * 16,
+        "reason": "CHG-1",
+    }
+    return {("GET", path): asked for path, asked in reading.items()} | {
+        ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
+        ("PUT", "/v1/teams/{t}"): (
+            *("paul", "/v1/teams/payments"),
+            {**REASON, "canaries": ["p2"], "windows": [{"days": "mon-sun", "from": "00:00", "to": "24:00"}]},
+        ),
+        ("POST", "/v1/rollouts/{r}/votes/token"): (
+            *("nora", f"/v1/rollouts/{r}/votes/token"),
+            {"token": tokens.sign(claims, SECRET)},
+        ),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/advance"): (
+            "sara",
+            f"/v1/rollouts/{r}/nodes/s2/advance",
+            REASON,
+        ),
+        ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", FILE),
+        ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", FILE),
+        ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", FILE),
+        ("POST", "/v1/uploads"): ("paul", "/v1/uploads", archive()),
+        ("POST", "/v1/rollouts/{r}/votes"): (
+            *("olga", f"/v1/rollouts/{r}/votes"),
+            {"gate": "proceed", "yes": False, **REASON},
+        ),
+        ("POST", "/v1/rollouts/{r}/withdraw"): (
+            *("olga", f"/v1/rollouts/{r}/withdraw"),
+            {"gate": "proceed", **REASON},
+        ),
+        ("POST", "/v1/rollouts/{r}/pause"): ("oscar", f"/v1/rollouts/{r}/pause", REASON),
+        ("POST", "/v1/rollouts/{r}/resume"): ("adam", f"/v1/rollouts/{r}/resume", REASON),
+        ("POST", "/v1/rollouts/{r}/cancel"): ("olga", f"/v1/rollouts/{other}/cancel", REASON),
+        ("DELETE", "/v1/rollouts/{r}"): ("olga", f"/v1/rollouts/{other}", None),
+        ("PUT", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1", **REASON}),
+        ("DELETE", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1"}),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/retry"): ("olga", f"{n}/retry", REASON),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/skip"): ("olga", f"{n}/skip", {**REASON, "put_back": "leave"}),
+        ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
+        ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
+        ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
+        ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
+        ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (
+            "olga",
+            f"/v1/rollouts/{r}/nodes/s1/rollback",
+            REASON,
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_every_route_answers_as_the_document_says(tmp_path: Path, kind: str) -> None:
+    async def sqlite(compiled: Any) -> Any:
+        return await open_store(tmp_path, compile_plan=compiled)
+
+    promised = openapi_document(ROUTES, "0.test")
+    key_file = tmp_path / "jira.key"
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(SECRET)
+    services = {"jira": {"key_file": str(key_file), "teams": ["infra"]}}
+    async with control_environment(
+        tmp_path, store=sqlite if kind == "sqlite" else None, service_accounts=services
+    ) as inside:
+        asked = await prepare_fleet(inside)
+        assert set(asked) == {(route.method, route.path) for route in ROUTES}
+        routes = {(route.method, route.path): route for route in ROUTES}
+        for key, (who, path, body) in asked.items():
+            answer = await assert_matches_schema(inside, routes[key].streams, who, key[0].lower(), path, body)
+            promise = json_schema(routes[key].response_type, {})
+            lines = answer if routes[key].streams else [answer]
+            assert lines
+            for line in lines:
+                assert list(schema_errors(line, promise, promised)) == [], key
+
+
+async def assert_matches_schema(
+    inside: ControlEnvironment, streams: bool, who: str, method: str, path: str, body: Any
+) -> Any:
+    """Return what a route answers."""
+    if streams:
+        return await inside.stream_lines(path)
+    if isinstance(body, bytes):
+        return await inside.request(who, "upload", path, body)
+    return await inside.request(who, method, path, *(() if body is None else (body,)))
+
+
+async def test_errors_have_one_shape(tmp_path: Path) -> None:
+    promised = openapi_document(ROUTES, "0.test")
+    wrong: list[tuple[str, str, Any, int]] = [
+        ("get", "/v1/nothing", None, 404),
+        ("get", "/", None, 404),
+        ("post", "/v1/health", {}, 405),
+        ("put", "/v1/status", {}, 405),
+        ("get", "/v1/status?al=true", None, 400),
+        ("get", "/v1/status?all=perhaps", None, 400),
+        ("get", "/v1/status?all=true&all=true", None, 400),
+        ("get", "/v1/audit?limit=0", None, 400),
+        ("get", "/v1/audit/verify?head=xyz", None, 400),
+        ("get", "/v1/rollouts/nobody", None, 404),
+        ("get", "/v1/rollouts/..%2f..%2fetc%2fpasswd/plan", None, 404),
+        ("post", "/v1/plans/validate", {"file": "p"}, 400),
+        ("post", "/v1/plans/validate", {"file": "p", "text": 3}, 400),
+        ("post", "/v1/plans/validate", {"file": "p", "text": "", "more": 1}, 400),
+        ("post", "/v1/plans/submit", {"file": "p", "text": "kind: nothing"}, 422),
+        ("put", "/v1/holds", {"node": "x", "reason": "because"}, 404),
+        ("put", "/v1/holds", {"node": "p1", "reason": "esc \u001b[2J"}, 400),
+        ("put", "/v1/holds", {"node": "p1", "reason": "x" * 3000}, 400),
+        ("put", "/v1/holds", {"node": "p1", "reason": "  "}, 400),
+    ]
+    error = promised["components"]["schemas"]["Error"]
+    async with control_environment(tmp_path) as inside:
+        for method, path, body, status in wrong:
+            with pytest.raises(ApiError) as refused:
+                await inside.request("olga", method, path, *(() if body is None else (body,)))
+            assert refused.value.status == status, (method, path, refused.value.body)
+            assert list(schema_errors(refused.value.body, error, promised)) == []
+
+
+def test_the_document_is_whole() -> None:
+    promised = openapi_document(ROUTES, "0.test")
+    text = json.dumps(promised)
+    schemas = promised["components"]["schemas"]
+    for part in text.split('"$ref": "#/components/schemas/')[1:]:
+        assert part.split('"')[0] in schemas
+    assert promised["openapi"].startswith("3.1")
+    operations = [each["operationId"] for methods in promised["paths"].values() for each in methods.values()]
+    assert len(operations) == len(set(operations)) == len(ROUTES)
+
+
+async def test_validation_names_every_mistake(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        assert await inside.request("nora", "post", "/v1/plans/validate", FILE) == {
+            "valid": True,
+            "errors": [],
+        }
+        broken = {
+            "file": "b.yaml",
+            "text": PLAN.replace("verify:", "verifi:").replace("soak: 10m", "soak: never"),
+        }
+        answer = await inside.request("nora", "post", "/v1/plans/validate", broken)
+        assert answer["valid"] is False
+        assert len(answer["errors"]) >= 2
+        assert all(each["line"] > 1 for each in answer["errors"])
+
+
+async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        await inside.request("sara", "put", "/v1/holds", {"node": "s1", "reason": "mine"})
+        shown = await inside.request("olga", "post", "/v1/plans/preview", FILE)
+        assert [target["node"] for target in shown["targets"]][:2] == ["p1", "s1"]
+        blocked = {target["node"]: target["cannot_start"] for target in shown["targets"]}
+        assert blocked["p1"] is None
+        assert blocked["s2"]["code"] == "pool-full"
+        assert [wave["wave"] for wave in shown["waves"]] == ["canary", "fleet"]
+        assert {gate["gate"] for gate in shown["gates"]} == {"start", "continue", "proceed"}
+        continued = next(gate for gate in shown["gates"] if gate["gate"] == "continue")
+        assert continued["answerable_by"]["teams"] == {"payments": ["paul"], "search": ["@searchers"]}
+        assert (shown["traffic_probes"], shown["not_probed"]) == (
+            [],
+            ["client traffic (the plan has no traffic probe)"],
+        )
+        assert await inside.request("nora", "get", "/v1/rollouts") == {"rollouts": []}
+        rollout = await inside.submit()
+        assert inside.state.index.rollout(rollout).digest.whole == shown["digest"]
+
+
+async def test_a_plan_with_probes_says_what_is_looked_at(tmp_path: Path) -> None:
+    probe = 'traffic: [{kubernetes: {pods: "kind=job", namespaces: [batch, ml]}}]'
+    async with control_environment(tmp_path) as inside:
+        file = {**FILE, "text": FILE["text"].replace("  soak: 10m", f"  {probe}\n  soak: 10m")}
+        shown = await inside.request("olga", "post", "/v1/plans/preview", file)
+        said = ["client traffic: kubernetes pods kind=job; namespaces batch, ml"]
+        assert (shown["traffic_probes"], shown["not_probed"]) == (said, [])
+        rollout = (await inside.request("olga", "post", "/v1/plans/submit", file))["rollout"]
+        status = await inside.request("olga", "get", f"/v1/rollouts/{rollout}")
+        assert (status["traffic_probes"], status["not_probed"]) == (said, [])
+
+
+async def test_submit_again_finds_the_same_rollout(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        first = await inside.request("olga", "post", "/v1/plans/submit", FILE)
+        second = await inside.request("oscar", "post", "/v1/plans/submit", FILE)
+        assert (first["existing"], second["existing"]) == (False, True)
+        assert first["rollout"] == second["rollout"]
+        assert first["state"] == "awaiting-approval"
+
+
+async def test_a_rollout_is_found_by_its_name_and_the_beginning_of_its_id(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        other = await inside.submit(text=PLAN.replace("name: sysctl", "name: sysctl-b"))
+        for named in (rollout, "sysctl", rollout[:-1]):
+            assert (await inside.request("nora", "get", f"/v1/rollouts/{named}"))["rollout"] == rollout
+        with pytest.raises(ApiError) as ambiguous:
+            await inside.request("nora", "get", "/v1/rollouts/sysc")
+        assert (ambiguous.value.status, ambiguous.value.code) == (409, "ambiguous")
+        assert other in str(ambiguous.value)
+
+
+async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", REASON)
+        shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        await inside.restart()
+        assert await inside.request("nora", "get", f"/v1/rollouts/{rollout}") == shown
+        assert shown["state"] == "cancelled"
+        assert (await inside.request("nora", "get", "/v1/status"))["rollouts"] == []
+        assert (await inside.request("nora", "get", "/v1/status?all=true"))["rollouts"] == [shown]
+        assert len((await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]) == 4
+        listed = (await inside.request("nora", "get", "/v1/rollouts"))["rollouts"]
+        assert [(each["rollout"], each["state"]) for each in listed] == [(rollout, "cancelled")]
+        await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
+        assert (await inside.request("nora", "get", "/v1/rollouts"))["rollouts"] == []
+
+
+async def test_preview_tells_gates_that_nobody_can_open(tmp_path: Path) -> None:
+    """Members of a group are not counted: who is in it is not the settings' word."""
+    asked = "    start: {owner: 3}\n    continue: {owner: 2, four_eyes: true}\n    proceed: {each_team: 2}\n"
+    async with control_environment(tmp_path) as inside:
+        text = PLAN[: PLAN.index("    start:")] + asked
+        told = (await inside.request("olga", "post", "/v1/plans/preview", {**FILE, "text": text}))["warnings"]
+        missing_voter = "which has 1 voter besides the submitter olga"
+        assert told == [
+            "gate start cannot open: it needs 3 votes of team infra, which has 2 voters",
+            f"gate continue cannot open: it needs 2 votes of team infra, {missing_voter}",
+            "gate proceed cannot open: it needs 2 votes of team payments, which has 1 voter",
+        ]
+        fine = (await inside.request("olga", "post", "/v1/plans/preview", FILE))["warnings"]
+        assert not [each for each in fine if "cannot open" in each]
+
+
+async def test_irreversible_command_requires_unique_name(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        first = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{first}/cancel", REASON)
+        second = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{second}/cancel", REASON)
+        for _ in range(2):
+            with pytest.raises(ApiError) as ambiguous:
+                await inside.request("olga", "delete", "/v1/rollouts/sysctl")
+            assert (ambiguous.value.status, ambiguous.value.code) == (409, "ambiguous")
+            assert first in str(ambiguous.value)
+            await inside.restart()
+        assert await inside.request("olga", "delete", f"/v1/rollouts/{second}") == {"rollout": second}
+        assert await inside.request("olga", "delete", "/v1/rollouts/sysctl") == {"rollout": first}
+
+
+async def test_deleted_rollout_keeps_audit_and_unknown_is_404(
+    tmp_path: Path,
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", REASON)
+        await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
+        page = await inside.request("nora", "get", f"/v1/audit?rollout={rollout}")
+        told = [each["entry"]["event"] for each in page["entries"]]
+        assert told == ["RolloutOpened", "RolloutCancelled", "RolloutDeleted"]
+        assert len(await inside.stream_lines("/v1/events", rollout=rollout, after=0)) == len(told)
+        for path in ("/v1/audit?rollout=moon", "/v1/events?rollout=moon"):
+            with pytest.raises(ApiError) as unknown:
+                await inside.request("nora", "get", path)
+            assert (unknown.value.status, unknown.value.code) == (404, "not-found")
+            assert "moon" in str(unknown.value)
+
+
+async def test_absent_is_null_and_never_an_empty_string(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        await inside.request("sara", "put", "/v1/holds", {"node": "s1", "reason": "disk"})
+        of_it = [f"/v1/rollouts/{rollout}{rest}" for rest in ("", "/nodes", "/nodes/p1", "/nodes/p2/why")]
+        for path in (*of_it, "/v1/status", "/v1/rollouts", "/v1/locks", "/v1/inventory", "/v1/whoami"):
+            answer = await inside.request("nora", "get", path)
+            assert [*_empty_strings(answer, path)] == []
+        gates = (await inside.request("nora", "get", of_it[0]))["gates"]
+        assert [gate["wave"] for gate in gates] == [None, "canary", None]
+
+
+def _empty_strings(value: Any, where: str) -> Iterator[str]:
+    """Yield where in an answer there is an empty string."""
+    if value == "":
+        yield where
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from _empty_strings(inner, f"{where}.{key}")
+
+
+async def test_why_and_nodes_agree(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
+        for node in listed:
+            told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
+            assert told["reason"] == node["reason"]
+        assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
+        status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert [each["node"] for each in status["in_flight"]] == ["p1"]
+        assert status["state"] == "running"
+
+
+async def test_preview_warns_of_a_wave_without_nodes(tmp_path: Path) -> None:
+    """A mistyped canary selector would let everybody go first."""
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("  soak: 10m", '  canary: {select: "canary=ture"}\n  soak: 10m')
+        shown = await inside.request("olga", "post", "/v1/plans/preview", {"file": "plan.yaml", "text": text})
+        assert any("wave canary is empty" in warning for warning in shown["warnings"])

@@ -1,0 +1,295 @@
+"""A daemon's facts with a real control socket before them: real index, real rules, real HTTP.
+
+Nodes move when a test commits what a driver would have committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from machines.facts.projection import Projection
+from machines.model.events import (
+    Event,
+    GateOpened,
+    NodesDiscovered,
+    PhaseMoved,
+    StepAction,
+    StepRecord,
+    StepRecorded,
+    StepState,
+)
+from machines.model.node import Node, NodeHealth, Observation
+from machines.model.plan import GateName
+from machines.model.rollout import Failure
+from machines.states import Outcome, Phase, Trigger, find_edge
+from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.control.client import Client
+from rolloutd.control.identity import Account, CachedNameService
+from rolloutd.control.routes import Services
+from rolloutd.control.server import ControlServer
+from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.ports import Store
+from rolloutd.settings import Settings
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.sources import FakeSourceStore
+from tests.contracts.fakes.store import MemoryStore
+
+URL = "https://git.example/infra/playbooks.git"
+
+PLAN = f"""\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata: {{name: sysctl, owner: infra}}
+spec:
+  source: {{git: "{URL}", ref: main}}
+  targets: ""
+  soak: 10m
+  isolate: [{{command: {{do: "true", undo: "true"}}}}]
+  maintain: {{playbook: site.yml}}
+  rollback: {{playbook: undo.yml}}
+  verify: [{{reachable: {{}}}}]
+  gates:
+    start: {{owner: 1}}
+    continue: {{owner: 1, each_team: 1}}
+    proceed: {{owner: 1}}
+"""
+
+SETTINGS: dict[str, Any] = {
+    "teams": {
+        "infra": {"members": ["olga", "oscar"]},
+        "payments": {"members": ["paul"]},
+        "search": {"members": ["@searchers"]},
+        "idle": {"members": ["ida"]},
+    },
+    "admins": ["@wheel"],
+    "pools": {"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 2}},
+}
+
+ACCOUNTS = {
+    "olga": Account(1001, "olga", frozenset()),
+    "oscar": Account(1002, "oscar", frozenset()),
+    "paul": Account(1003, "paul", frozenset()),
+    "sara": Account(1004, "sara", frozenset({"searchers"})),
+    "ida": Account(1005, "ida", frozenset()),
+    "adam": Account(1006, "adam", frozenset({"wheel"})),
+    "nora": Account(1007, "nora", frozenset()),
+}
+
+NODES = tuple(
+    Node(name, sources=("hosts",), labels={"team": team, "rack": rack})
+    for name, team, rack in (
+        ("p1", "payments", "r1"),
+        ("p2", "payments", "r2"),
+        ("s1", "search", "r1"),
+        ("s2", "search", "r2"),
+    )
+)
+
+
+class FakeNameService:
+    """This machine's name service, as far as a test needs one: whoever is sitting there now."""
+
+    def __init__(self) -> None:
+        self.current = ACCOUNTS["olga"]
+
+    async def account(self, uid: int) -> Account:
+        """Return whoever the test has put there."""
+        return self.current
+
+
+@dataclass(slots=True)
+class ControlEnvironment:
+    """The facts, the clock, and ways to act on them."""
+
+    state: State
+    clock: FakeClock
+    name_service: FakeNameService
+    client: Client
+    server: ControlServer
+    run_host: FakeRunHost
+    sources: FakeSourceStore
+    refresh_calls: list[int] = field(default_factory=list)
+    observes_nodes: bool = False
+
+    async def restart(self) -> None:
+        """Forget what a daemon that is started again does not load."""
+        limits, settings = self.state.index.limits, self.state.settings
+        self.state.index = Projection.build(
+            await self.state.store.load_snapshot(),
+            limits,
+            lambda content: compile_plan(content, teams=settings.teams),
+        )
+        self.observe_all_up()
+
+    async def observe(self, nodes: Sequence[str]) -> None:
+        """Look at nodes, if the test has given the daemon eyes."""
+        if self.observes_nodes:
+            self.observe_all_up()
+
+    async def request(self, who: str, method: str, path: str, *args: Any) -> Any:
+        """Ask as somebody; `method` is one of the client's."""
+        self.name_service.current = ACCOUNTS[who]
+        call: Callable[..., Any] = getattr(self.client, method)
+        return await asyncio.to_thread(call, path, *args)
+
+    async def stream_lines(self, path: str, count: int | None = None, **query: Any) -> list[dict[str, Any]]:
+        """Return lines of a stream: so many, or all until it ends."""
+
+        def read() -> list[dict[str, Any]]:
+            found = []
+            stream = self.client.stream(path, query)
+            for line in stream:
+                found.append(line)
+                if len(found) == count:
+                    break
+            stream.close()  # type: ignore[attr-defined]
+            return found
+
+        return await asyncio.to_thread(read)
+
+    async def commit(self, *events: Event) -> None:
+        """Commit as the daemon."""
+        await self.state.commit(events, cause="test")
+
+    async def submit(self, who: str = "olga", text: str = PLAN, **more: Any) -> str:
+        """Submit a plan and return its rollout."""
+        body = {"file": "plan.yaml", "text": text} | more
+        answer = await self.request(who, "post", "/v1/plans/submit", body)
+        return str(answer["rollout"])
+
+    async def start(self, **more: Any) -> str:
+        """Return a rollout whose start gate is open."""
+        rollout = await self.submit(**more)
+        await self.vote("olga", rollout, "start")
+        await self.commit(GateOpened(rollout, GateName.START, "", self.clock.now()))
+        return rollout
+
+    async def vote(self, who: str, rollout: str, gate: str, yes: bool = True, **more: Any) -> Any:
+        """Vote."""
+        body = {"gate": gate, "yes": yes, "reason": "because"} | more
+        return await self.request(who, "post", f"/v1/rollouts/{rollout}/votes", body)
+
+    def observe_all_up(self) -> None:
+        """Let all nodes be seen up, now."""
+        now = self.clock.now()
+        self.state.index.record_observations(
+            [Observation(node.name, NodeHealth.UP, now) for node in NODES], now
+        )
+
+    async def transition(self, rollout: str, node: str, trigger: Trigger, **more: Any) -> None:
+        """Take one edge, as the daemon or a driver would."""
+        target = self.state.index.target(rollout, node)
+        self.clock.advance(1)
+        self.observe_all_up()
+        await self.commit(
+            PhaseMoved(
+                rollout=rollout,
+                node=node,
+                trigger=trigger,
+                source=target.phase,
+                target=find_edge(trigger, target.phase, more.get("outcome")).target,
+                attempt=target.attempt + 1 if trigger is Trigger.ADMITTED else target.attempt,
+                at=self.clock.now(),
+                **more,
+            )
+        )
+
+    async def isolate(self, rollout: str, node: str) -> None:
+        """Admit a node and isolate it."""
+        await self.transition(rollout, node, Trigger.ADMITTED)
+        await self.commit(StepRecorded(self.step(rollout, node, "isolate.0.command"), isolated=True))
+        await self.transition(rollout, node, Trigger.ISOLATED)
+
+    async def fail(self, rollout: str, node: str, *, isolated: bool = True) -> None:
+        """Bring a node to failed: in its playbook, or before anything isolated it."""
+        if self.phase(rollout, node) is Phase.PENDING:
+            await (
+                self.isolate(rollout, node) if isolated else self.transition(rollout, node, Trigger.ADMITTED)
+            )
+        target = self.state.index.target(rollout, node)
+        failure = Failure(
+            f"{node}#{target.attempt}", node, target.attempt, "run.configure", "broken", self.clock.now()
+        )
+        await self.transition(rollout, node, Trigger.FAILED, failure=failure)
+
+    async def finish(self, rollout: str, node: str) -> None:
+        """Bring a node to done."""
+        await self.isolate(rollout, node)
+        await self.transition(rollout, node, Trigger.MAINTAINED)
+        undone = self.step(rollout, node, "isolate.0.command", StepAction.REVERT)
+        checked = self.step(rollout, node, "verify.0.reachable", StepAction.CHECK)
+        await self.commit(StepRecorded(checked), StepRecorded(undone, isolated=False))
+        await self.transition(rollout, node, Trigger.VERIFIED, outcome=Outcome.CHANGED)
+
+    def step(
+        self, rollout: str, node: str, name: str, action: StepAction = StepAction.APPLY, **more: Any
+    ) -> StepRecord:
+        """Return a step of the node's attempt that went well."""
+        now = self.clock.now()
+        attempt = self.state.index.target(rollout, node).attempt
+        return StepRecord(rollout, node, attempt, name, action, 1, StepState.OK, now, now, **more)
+
+    def phase(self, rollout: str, node: str) -> Phase:
+        """Return a node's phase."""
+        return self.state.index.target(rollout, node).phase
+
+
+def settings_of(**changed: Any) -> Settings:
+    """Return settings, changed as asked."""
+    return Settings.model_validate(SETTINGS | changed)
+
+
+@asynccontextmanager
+async def control_environment(
+    tmp_path: Path,
+    *,
+    store: Callable[[Any], Any] | None = None,
+    nodes: Sequence[Node] = NODES,
+    names: CachedNameService | None = None,
+    group: str | None = None,
+    **changed: Any,
+) -> AsyncIterator[ControlEnvironment]:
+    """Serve a fleet of four nodes, two teams and two racks on a socket.
+
+    With `names`, people are who the kernel says, and `group` may connect.
+    """
+    settings = settings_of(**changed)
+    clock = FakeClock()
+
+    def compile_content(content: Any) -> Any:
+        return compile_plan(content, teams=settings.teams)
+
+    opened_store: Store = (
+        MemoryStore(compile=compile_content) if store is None else await store(compile_content)
+    )
+    index = Projection.build(await opened_store.load_snapshot(), compile_limits(settings), compile_content)
+    state = State(index, opened_store, clock, settings, ChangeNotifier())
+    await state.commit([NodesDiscovered(tuple(nodes))], cause="test")
+    state.inventory_refreshed.set()
+    run_host = FakeRunHost({"site.yml": Script.OK})
+    sources = FakeSourceStore(tmp_path / "trees")
+    sources.commit(URL, {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}, ["main"])
+    refreshed: list[int] = []
+    people, client = FakeNameService(), Client(tmp_path / "run" / "control.sock", 60.0)
+
+    async def observe(asked: Sequence[str]) -> None:
+        await env.observe(asked)
+
+    runner = FakeRunner(run_host)
+    services = Services(state, runner, sources, clock.now(), "0.test", lambda: refreshed.append(1), observe)
+    path = tmp_path / "run" / "control.sock"
+    server = ControlServer(services, path=path, group=group, accounts=names or people)
+    env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)
+    await server.start()
+    try:
+        env.observe_all_up()
+        yield env
+    finally:
+        await server.stop()
+        await opened_store.close()

@@ -1,0 +1,71 @@
+"""What an isolator says beforehand reaches the core, and what it does not say in time holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from machines.scheduler.decide import decide
+from rolloutd.engine.background.dry_runner import DryRunner
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import Busy, Ok, StepContext
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import FakeRunner
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}\n  isolate: [{kubernetes: {}}]'
+CORDONED = PLAN.replace('isolate: [{command: {do: "true", undo: "true"}}]', CANARIES)
+
+
+class DryRunIsolator(FakeIsolator):
+    """An isolator that can say beforehand: p1 cannot go, s1 cannot be asked."""
+
+    def __init__(self, silent: asyncio.Event | None = None) -> None:
+        super().__init__()
+        self._silent = silent
+
+    async def dry_run(self, ctx: StepContext) -> Ok | Busy:
+        """Say it, or wait for ever."""
+        if self._silent is not None:
+            await self._silent.wait()
+        if ctx.host.name == "s1":
+            raise NodeUnreachable("cluster ams does not answer")
+        return Busy("held by budget web") if ctx.host.name == "p1" else Ok()
+
+
+async def run_dry_runs(inside: ControlEnvironment, isolator: FakeIsolator) -> list[str]:
+    """Rehearse what the core asks for, and return who starts then."""
+
+    async def tree(rollout: str) -> Path:
+        return Path("/tree")
+
+    gear = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": isolator}, {}, tree)
+    now = inside.state.now()
+    asked = decide(inside.state.index, now)
+    assert asked.admissions == ()
+    assert {each.node for each in asked.dry_runs} == {"p1", "p2", "s1", "s2"}
+    async with asyncio.TaskGroup() as tasks:
+        rehearsing = DryRunner(inside.state, gear)
+        rehearsing.request_dry_runs(tasks, asked.dry_runs)
+        rehearsing.request_dry_runs(tasks, asked.dry_runs)
+    return [start.node for start in decide(inside.state.index, now).admissions]
+
+
+async def test_dry_run_success_first_and_unknown_not_blocked(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.observe_all_up()
+        await inside.start(text=CORDONED)
+        assert sorted(await run_dry_runs(inside, DryRunIsolator())) == ["p2", "s1"]
+
+
+async def test_an_isolator_that_cannot_say_or_does_not_in_time_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.engine.background.dry_runner.DRY_RUN_TIMEOUT_S", 0.01)
+    async with control_environment(tmp_path) as inside:
+        inside.observe_all_up()
+        await inside.start(text=CORDONED)
+        assert sorted(await run_dry_runs(inside, DryRunIsolator(asyncio.Event()))) == ["p1", "s1"]

@@ -1,0 +1,94 @@
+"""A node that stayed out of service for a hold is put back by who may, on record, and not every moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from machines.model.events import Event, IsolationReleased
+from machines.model.node import NodeHealth, Observation
+from rolloutd.engine.background.hold_release import RETRY_MAX_S, RETRY_S, HoldReleaser
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.errors import LeadershipLost
+from rolloutd.ports import Busy, Host, Ok
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import FakeRunner
+from tests.rolloutd.control_environment import ControlEnvironment, control_environment
+
+
+class RecordingCordon(FakeIsolator):
+    """An isolator that keeps a node, and counts how often it is asked to let it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def release(self, host: Host) -> Ok | Busy:
+        self.asked += 1
+        return Busy(f"the API of {host.name} is away")
+
+
+@asynccontextmanager
+async def hold_releaser(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[ControlEnvironment, RecordingCordon, HoldReleaser, asyncio.TaskGroup]]:
+    """Serve a fleet of which one node is kept, and what puts it back."""
+
+    async def tree(rollout: str) -> Path:
+        return tmp_path
+
+    async with control_environment(tmp_path) as inside:
+        seen = Observation(
+            "p1", NodeHealth.UP, inside.state.now(), cordoned_by_other=True, left_isolated_by="kubernetes"
+        )
+        inside.state.index.record_observations([seen], inside.state.now())
+        cordon = RecordingCordon()
+        kept = HoldReleaser(
+            inside.state, AdapterSet(FakeRunner(inside.run_host), {"kubernetes": cordon}, {}, tree)
+        )
+        async with asyncio.TaskGroup() as tasks:
+            yield inside, cordon, kept, tasks
+            while inside.clock.sleepers:
+                inside.clock.advance(RETRY_MAX_S)
+                await settle()
+
+
+async def settle() -> None:
+    """Let everything go on that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_it_is_on_record_before_it_is_done(tmp_path: Path) -> None:
+    async with hold_releaser(tmp_path) as (inside, cordon, kept, tasks):
+        kept.release_unheld(tasks)
+        await settle()
+        (entry,) = await inside.state.store.read_audit(event=IsolationReleased.__name__)
+        assert '"node":"p1"' in entry.text
+        assert cordon.asked == 1
+
+
+async def test_a_deposed_daemon_leaves_it_alone(tmp_path: Path) -> None:
+    async with hold_releaser(tmp_path) as (inside, cordon, kept, tasks):
+
+        async def deposed(events: Sequence[Event], **_: Any) -> Any:
+            raise LeadershipLost("another daemon has taken over")
+
+        inside.state.store.commit = deposed  # type: ignore[method-assign]
+        kept.release_unheld(tasks)
+        await settle()
+        assert cordon.asked == 0
+
+
+async def test_what_does_not_work_is_tried_ever_more_rarely(tmp_path: Path) -> None:
+    async with hold_releaser(tmp_path) as (inside, cordon, kept, tasks):
+        began = inside.clock.now()
+        while inside.clock.now() < began + 3600.0:
+            kept.release_unheld(tasks)
+            await settle()
+            inside.clock.advance(RETRY_S)
+            await settle()
+        assert 10 < cordon.asked < 20

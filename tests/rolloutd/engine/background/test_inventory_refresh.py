@@ -1,0 +1,247 @@
+"""What becomes of nodes and groups when sources answer, fall silent, or are replaced in the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.node import NodeKind
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode
+from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
+from tests.rolloutd.slow_store import open_slow_store
+
+
+@dataclass
+class Source:
+    """An inventory that says what the test put there; None makes it fail."""
+
+    source: str
+    nodes: dict[str, dict[str, str]] | None
+    groups: dict[str, list[str]] = field(default_factory=dict)
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        if self.nodes is None:
+            raise SourceFailed(f"{self.source} is silent")
+        return [
+            DiscoveredNode(
+                name, self.source, labels=labels, connection={GROUPS: list(self.groups.get(name, []))}
+            )
+            for name, labels in self.nodes.items()
+        ]
+
+
+async def reported(inside: ControlEnvironment, *sources: Source) -> dict[str, dict[str, str]]:
+    """Let a daemon with these sources ask them, and return the nodes it knows with their labels."""
+
+    await InventoryRefresher(inside.state, sources).refresh()
+    known: dict[str, Any] = {name: dict(node.labels) for name, node in inside.state.index.nodes.items()}
+    return known
+
+
+async def test_a_source_that_the_settings_no_longer_name_has_no_say(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        old = {"p1": {"team": "payments"}, "p2": {"team": "payments"}}
+        before = await reported(inside, Source("hosts", old))
+        assert before == old
+        renamed = Source("hosts.ini", {"p1": {"team": "search"}})
+        assert await reported(inside, renamed) == {"p1": {"team": "search"}}
+
+
+async def test_settings_without_any_source_take_no_node_away(tmp_path: Path) -> None:
+    """Its nodes would have left, and with them every rollout would have ended."""
+    async with control_environment(tmp_path) as inside:
+        old = {"p1": {"team": "payments"}, "p2": {"team": "payments"}}
+        await reported(inside, Source("hosts", old))
+        assert await reported(inside) == old
+        assert "the settings name no inventory: nodes stay as last known" in "".join(inside.state.problems())
+
+
+async def test_pattern_like_node_name_rejected(tmp_path: Path) -> None:
+    """`--limit '!n1'` is every node but n1, `a,b` two of them, `@a` a file; `../x` is no file's name."""
+    odd = ("!n1", "a,b", "@a", "../x", "~n", "w*", "-l", "n 1", "", "n" * 129)
+    good = ("n1", "fe80::1", "10.0.0.1", "db-1.example.com", "A_b")
+    async with control_environment(tmp_path) as inside:
+        source = Source("hosts", {name: {"team": "payments"} for name in (*odd, *good)})
+        assert await reported(inside, source) == {name: {"team": "payments"} for name in good}
+        state = inside.state.sources["hosts"]
+        assert "'!n1' is not a node name" in state.error
+        assert "9 more of its nodes" in state.error
+
+
+async def test_while_a_source_is_silent_what_is_gone_from_the_settings_stays(tmp_path: Path) -> None:
+    """The silent one may be the same source under a new name."""
+    async with control_environment(tmp_path) as inside:
+        old = {"p1": {"team": "payments"}, "p2": {"team": "payments"}}
+        await reported(inside, Source("hosts", old))
+        assert await reported(inside, Source("hosts.ini", None)) == old
+        assert await reported(inside, Source("hosts.ini", {"p1": {"team": "search"}})) == {
+            "p1": {"team": "search"}
+        }
+
+
+async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        one = Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]})
+        two = Source("two", {"p2": {}, "s1": {}}, {"p2": ["db"], "s1": ["web"]})
+        await reported(inside, one, two)
+        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        inside.state.update_connections({}, tuple(inside.state.connections))
+        inside.state.update_connections(await inside.state.store.load_connections())
+        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        two.groups = {}
+        await reported(inside, one, two)
+        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2"]}
+
+
+async def test_the_fleet_is_one_value_until_a_refresh_changes_it(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        one = Source("one", {"p1": {}, "p2": {}})
+        await reported(inside, one)
+        fleet = inside.state.inventory_snapshot()
+        await reported(inside, one)
+        assert inside.state.inventory_snapshot() is fleet
+        await reported(inside, Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"]}))
+        changed = inside.state.inventory_snapshot()
+        assert changed.generation > fleet.generation
+        assert (fleet.groups, changed.groups) == ({}, {"web": ["p1"]})
+        inside.state.update_connections({}, ["p2"])
+        assert list(inside.state.inventory_snapshot().hosts) == ["p1"]
+
+
+class SlowSource(Source):
+    """A source that answers when the test lets it."""
+
+    def __init__(self, source: str, nodes: dict[str, dict[str, str]]) -> None:
+        super().__init__(source, nodes)
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().refresh()
+
+
+class ClusterSource(Source):
+    """A source of Kubernetes nodes."""
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        return [
+            replace(
+                each,
+                kind=NodeKind.KUBERNETES,
+                connection={
+                    PROVIDER_ID: f"cloud://{self.source}/{each.name}",
+                    "kubernetes_cluster": self.source,
+                },
+            )
+            for each in await super().refresh()
+        ]
+
+
+async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.engine.background.inventory_refresh.FIRST_COMMIT_WAIT_S", 0.01)
+    async with control_environment(tmp_path) as inside:
+        slow, quick = SlowSource("slow", {"s9": {}}), Source("quick", {"q9": {}})
+        refreshing = InventoryRefresher(inside.state, (slow, quick))
+        waiting = asyncio.create_task(refreshing.refresh())
+        await slow.asked.wait()
+        while "q9" not in inside.state.index.nodes:
+            await asyncio.sleep(0)
+        assert "s9" not in inside.state.index.nodes
+        assert not waiting.done()
+        slow.may_answer.set()
+        await waiting
+        assert "s9" in inside.state.index.nodes
+
+
+async def test_a_source_that_hangs_is_given_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.engine.background.inventory_refresh.SOURCE_TIMEOUT_S", 0.01)
+    async with control_environment(tmp_path) as inside:
+        await InventoryRefresher(
+            inside.state, (SlowSource("slow", {}), Source("quick", {"q9": {}}))
+        ).refresh()
+        assert "q9" in inside.state.index.nodes
+        assert "no answer within" in inside.state.sources["slow"].error
+
+
+async def test_nodes_of_one_name_in_two_clusters_are_never_one(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        ams, ber = (
+            ClusterSource("ams", {"w1": {"team": "a"}}),
+            ClusterSource("ber", {"w1": {"team": "b"}, "w2": {}}),
+        )
+        assert await reported(inside, ams, ber) == {"w1": {"team": "a"}, "w2": {}}
+        assert inside.state.connections["w1"]["kubernetes_cluster"] == "ams"
+        assert inside.state.canonical_names["ber", "w1"] == ""
+        assert inside.state.sources["ber"].error.startswith(
+            "w1 is also in ams: give one of the two clusters a prefix"
+        )
+        assert inside.state.sources["ams"].error == ""
+        # Whoever had the name keeps it, whatever the order in the settings, and while its cluster is away.
+        assert (await reported(inside, ber, ams))["w1"] == {"team": "a"}
+        ams.nodes = None
+        assert (await reported(inside, ber, ams))["w1"] == {"team": "a"}
+        assert inside.state.canonical_names["ber", "w1"] == ""
+
+
+async def test_sources_agree_on_a_node_by_its_provider_id(tmp_path: Path) -> None:
+    class Cloud(Source):
+        async def refresh(self) -> Sequence[DiscoveredNode]:
+            found = await super().refresh()
+            return [replace(each, connection={PROVIDER_ID: "cloud://ams/ip-10"}) for each in found]
+
+    async with control_environment(tmp_path) as inside:
+        cloud, ams = Cloud("cloud", {"web-1": {"rack": "r1"}}), ClusterSource("ams", {"ip-10": {"team": "a"}})
+        assert await reported(inside, cloud, ams) == {"web-1": {"rack": "r1", "team": "a"}}
+        assert inside.state.canonical_names == {("ams", "ip-10"): "web-1"}
+        assert inside.state.index.nodes["web-1"].sources == ("cloud", "ams")
+        # It keeps its name when the source that named it is silent after a restart.
+        cloud.nodes = None
+        assert list(await reported(inside, ams, cloud)) == ["web-1"]
+
+
+async def test_a_node_that_left_its_cluster_is_gone_though_another_source_lists_it(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts, ams = Source("hosts", {"w1": {}, "w2": {}}), ClusterSource("ams", {"w1": {}, "w2": {}})
+        assert list(await reported(inside, hosts, ams)) == ["w1", "w2"]
+        ams.nodes = {"w2": {}}
+        assert list(await reported(inside, hosts, ams)) == ["w2"]
+        await reported(inside, hosts, ams)
+        assert inside.state.index.nodes["w1"].kind is NodeKind.HOST
+        # A cluster that is away has not lost its nodes.
+        ams.nodes = None
+        await reported(inside, hosts, ams)
+        assert inside.state.index.nodes["w2"].kind is NodeKind.KUBERNETES
+
+
+async def test_node_and_target_change_commit_together(tmp_path: Path) -> None:
+    """A node changes its team; its windows are those of the new one from the same moment on."""
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        rollout, index = await inside.start(), inside.state.index
+        apart: list[str] = []
+
+        async def look_on() -> None:
+            while True:
+                async with inside.state.exclusive_commit():
+                    apart.extend(t.node for t in index.targets(rollout) if index.nodes[t.node].team != t.team)
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look_on())
+        labels = {node.name: dict(node.labels) for node in NODES} | {"p1": {"team": "search", "rack": "r1"}}
+        await InventoryRefresher(inside.state, (Source("hosts", labels),)).refresh()
+        looking.cancel()
+        await asyncio.wait({looking})
+        assert index.target(rollout, "p1").team == "search"
+        assert not apart

@@ -1,0 +1,193 @@
+"""What goes from the disk and what stays: the settings' `keep`, by a clock that a test turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machines.model.events import RolloutDeleted, RunOutputPruned, StepAction, StepRecorded
+from machines.model.rollout import Actor, ActorKind
+from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
+from tests.contracts.fakes.artifacts import FakeArtifactStore
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+DAY_S = 86_400.0
+BECAUSE = {"reason": "because"}
+OLGA = Actor(ActorKind.PERSON, "olga", 1001)
+
+
+@dataclass(slots=True)
+class RunStorage:
+    """A house with shelves, and what tidies them."""
+
+    inside: ControlEnvironment
+    runs: FakeArtifactStore
+    trees: FakeArtifactStore
+    pruning: RetentionCleaner
+
+    def run(self, rollout: str, number: int = 1) -> str:
+        """Put a run of a rollout on its shelf, just now."""
+        name = f"{rollout}.p{number}.1.configure.1"
+        self.runs.artifacts[name] = self.inside.clock.now()
+        return name
+
+    async def after(self, days: float) -> list[str]:
+        """Let days go by, tidy up, and return the runs that are left."""
+        self.inside.clock.advance(days * DAY_S)
+        await self.pruning.remove_expired()
+        return list(self.runs.artifacts)
+
+
+@asynccontextmanager
+async def disk(tmp_path: Path, **changed: Any) -> AsyncIterator[RunStorage]:
+    """Serve a house whose shelves are empty."""
+    async with control_environment(tmp_path, **changed) as inside:
+        runs, trees = FakeArtifactStore(), FakeArtifactStore()
+        yield RunStorage(inside, runs, trees, RetentionCleaner(inside.state, runs, trees))
+
+
+async def ended(inside: ControlEnvironment, name: str = "sysctl") -> str:
+    """Return a rollout that was cancelled before it began."""
+    rollout = await inside.submit(text=PLAN.replace("name: sysctl", f"name: {name}"))
+    await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+    return rollout
+
+
+async def test_runs_pruned_after_ninety_days_and_audited(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await ended(inside)
+        run = made.run(rollout)
+        assert await made.after(89) == [run]
+        assert await made.after(2) == []
+        (told,) = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}&kind=RunOutputPruned"))[
+            "entries"
+        ]
+        assert told["entry"]["fields"]["runs"] == 1
+        assert told["entry"]["cause"] == "the settings keep what runs said for 90d"
+        events = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}"))["entries"]
+        assert len(events) == 3
+
+
+async def test_runs_of_a_rollout_that_needs_people_stay(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await inside.start()
+        runs = [made.run(rollout)]
+        await inside.fail(rollout, "p1")
+        assert await made.after(365) == runs
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        assert await made.after(365) == runs
+        skip = BECAUSE | {"put_back": "leave"}
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/skip", skip)
+        assert await made.after(365) == runs  # it is isolated still
+
+
+async def test_a_run_that_was_touched_lately_or_is_at_work_stays(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        rollout = await ended(made.inside)
+        busy = made.run(rollout, 1)
+        made.runs.in_use.add(busy)
+        await made.after(89)
+        late = made.run(rollout, 2)
+        assert await made.after(2) == [busy, late]
+
+
+async def test_deleting_a_rollout_removes_its_runs_and_no_others(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout, other = await ended(inside), await ended(inside, "sysctl.b")
+        made.run(rollout)
+        stays = made.run(other)
+        await inside.commit(RolloutDeleted(rollout, OLGA, inside.clock.now()))
+        assert await made.after(0) == [stays]
+
+
+async def test_runs_that_no_rollout_of_the_database_had_go_by_their_own_age(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        orphan = made.run("somebody-else.x")
+        assert await made.after(89) == [orphan]
+        assert await made.after(2) == []
+
+
+async def test_null_keeps_for_ever(tmp_path: Path) -> None:
+    async with disk(tmp_path, keep={"runs": None, "trees": None}) as made:
+        run = made.run(await ended(made.inside))
+        made.trees.artifacts["tree-1"] = 0.0
+        assert await made.after(10_000) == [run]
+        assert made.trees.artifacts
+
+
+async def test_trees_go_when_no_rollout_needs_them_and_nobody_pinned_them_lately(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await inside.start()
+        _, source = await inside.state.store.load_plan(rollout)
+        used = f"{source['kind']}-{source['pin']}"
+        made.trees.artifacts |= {used: 0.0, "tree-tried": inside.clock.now()}
+        await made.after(29)
+        assert set(made.trees.artifacts) == {used, "tree-tried"}
+        await made.after(2)
+        assert set(made.trees.artifacts) == {used}
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        await made.after(29)
+        assert set(made.trees.artifacts) == {used}
+        await made.after(2)
+        assert not made.trees.artifacts
+
+
+async def test_killed_in_the_middle_the_next_look_ends_it_and_tells_once(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await ended(inside)
+        live = made.run(await inside.submit(text=PLAN.replace("name: sysctl", "name: other")))
+        for number in range(BATCH_SIZE + 5):
+            made.run(rollout, number)
+        inside.clock.advance(91 * DAY_S)
+        killed = asyncio.create_task(made.pruning.remove_expired())
+        while len(made.runs.artifacts) > 6:
+            await asyncio.sleep(0)
+        killed.cancel()  # it rests between two portions
+        await asyncio.gather(killed, return_exceptions=True)
+        assert len(made.runs.artifacts) == 6
+        assert await made.after(0) == [live]
+        told = (await inside.request("nora", "get", "/v1/audit?kind=RunOutputPruned"))["entries"]
+        assert len(told) == 1
+
+
+async def test_a_deletion_is_looked_after_at_once(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await ended(inside)
+        made.run(rollout)
+        task = asyncio.create_task(made.pruning.run())
+        await asyncio.sleep(0)
+        await inside.commit(RolloutDeleted(rollout, OLGA, inside.clock.now()))
+        made.pruning.wake_up()
+        try:
+            async with asyncio.timeout(60):
+                while made.runs.artifacts:
+                    await asyncio.sleep(0)
+        finally:
+            task.cancel()
+
+
+async def test_a_log_says_honestly_that_its_output_is_gone(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        step = inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle="gone", text="2 tasks")
+        await inside.commit(StepRecorded(step))
+        path = f"/v1/rollouts/{rollout}/nodes/p1/log"
+        texts = [line["text"] for line in await inside.stream_lines(path)]
+        assert "the output is not on this machine's disk; rolloutd did not remove it" in texts
+        await inside.commit(RunOutputPruned(rollout, 1, 90 * DAY_S, inside.clock.now()))
+        lines = await inside.stream_lines(path)
+        (gone,) = [line for line in lines if line["kind"] == "removed"]
+        assert gone["text"] == "the output was removed 90d after the rollout's end (`keep` in the settings)"
+        assert lines[-1]["text"].endswith("2 tasks")  # what was recorded stays

@@ -1,0 +1,125 @@
+"""When a canary that soaks is believed to have turned red."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from machines.model.events import RolloutCancelled, RolloutDeleted
+from machines.model.rollout import DAEMON
+from machines.states import Phase, Trigger
+from rolloutd.engine.background.soak_monitor import CONFIRM_RETRY_S, SoakMonitor
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.runner import FakeRunner
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+UNREACHABLE = Unknown("no answer within 15 s")
+
+
+@asynccontextmanager
+async def soaking(
+    tmp_path: Path, within: str
+) -> AsyncIterator[tuple[ControlEnvironment, FakeCheck, SoakMonitor, str]]:
+    """Serve a rollout whose two canaries soak, and what looks at them."""
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("reachable: {}", f"reachable: {{within: {within}}}")
+        rollout = await inside.start(text=text)
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        check = FakeCheck()
+        yield inside, check, watching(inside, check), rollout
+
+
+def watching(inside: ControlEnvironment, check: Check) -> SoakMonitor:
+    """Return what looks at canaries by this check."""
+
+    async def tree(asked: str) -> Path:
+        return Path("/tree")
+
+    return SoakMonitor(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {"reachable": check}, tree))
+
+
+async def check_canaries(inside: ControlEnvironment, watch: SoakMonitor) -> None:
+    """Look once at all canaries, however long that takes."""
+    async with asyncio.TaskGroup() as tasks:
+        watch.start_checks(tasks)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            inside.clock.advance(CONFIRM_RETRY_S)
+
+
+@pytest.mark.parametrize(
+    ("within", "answers", "phase"),
+    [
+        ("0s", (Failed("red"), Ok()), Phase.DONE),
+        ("0s", (Failed("red"), Failed("red"), Ok()), Phase.FAILED),
+        ("5m", (UNREACHABLE, UNREACHABLE, Ok()), Phase.DONE),
+        ("5m", (UNREACHABLE,), Phase.FAILED),
+    ],
+)
+async def test_a_check_is_red_that_stays_red(
+    tmp_path: Path, within: str, answers: tuple[Ok | Failed | Unknown, ...], phase: Phase
+) -> None:
+    """A check that may take a while to turn green is not believed at its second look."""
+    async with soaking(tmp_path, within) as (inside, check, watch, rollout):
+        check.results["p1"] = answers
+        await check_canaries(inside, watch)
+        assert inside.state.index.target(rollout, "p1").phase is phase
+        assert inside.state.index.target(rollout, "s1").phase is Phase.DONE
+
+
+class InterleavingCheck(FakeCheck):
+    """A check that is red, and slow enough for something to happen before it says so."""
+
+    def __init__(self, happens: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._happens = happens
+
+    async def check(self, ctx: StepContext) -> Failed:
+        """Let it happen, once, and be red."""
+        if not self.checked_nodes:
+            self.checked_nodes.append(ctx.host.name)
+            await self._happens()
+        return Failed("red")
+
+
+async def test_rollout_deleted_during_soak_check(
+    tmp_path: Path,
+) -> None:
+    async with soaking(tmp_path, "0s") as (inside, _, _, rollout):
+
+        async def over() -> None:
+            now = inside.clock.now()
+            await inside.commit(RolloutCancelled(rollout, DAEMON, "because", now))
+            await inside.commit(RolloutDeleted(rollout, DAEMON, now))
+
+        await check_canaries(inside, watching(inside, InterleavingCheck(over)))
+        assert rollout not in inside.state.index.rollouts
+
+
+async def test_a_canary_of_a_cancelled_rollout_takes_no_slot_by_turning_red(tmp_path: Path) -> None:
+    async with soaking(tmp_path, "0s") as (inside, _, _, rollout):
+
+        async def over() -> None:
+            await inside.commit(RolloutCancelled(rollout, DAEMON, "because", inside.clock.now()))
+
+        await check_canaries(inside, watching(inside, InterleavingCheck(over)))
+        assert inside.phase(rollout, "p1") is inside.phase(rollout, "s1") is Phase.DONE
+
+
+async def test_a_canary_that_another_rollout_takes_meanwhile_is_not_red_for_that(tmp_path: Path) -> None:
+    async with soaking(tmp_path, "0s") as (inside, _, _, rollout):
+        other = await inside.start(text=PLAN.replace("name: sysctl", "name: other"))
+
+        async def taken() -> None:
+            await inside.transition(other, "p1", Trigger.ADMITTED)
+
+        await check_canaries(inside, watching(inside, InterleavingCheck(taken)))
+        assert inside.phase(rollout, "p1") is Phase.DONE
+        assert inside.phase(rollout, "s1") is Phase.FAILED

@@ -1,0 +1,189 @@
+"""A run whose start was refused is begun later only by who still may, and on a node that is still ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.events import Event, NodesRemoved, StepRecorded
+from machines.states import Outcome, Phase, Trigger
+from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S
+from rolloutd.errors import AdapterFailed, LeadershipLost
+from rolloutd.ports import Busy, IsolationStatus, RunRequest, StepContext
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import FakeRunner
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+
+class LosingIsolator(FakeIsolator):
+    """An isolator during whose first look somebody does something."""
+
+    def __init__(self, meddle: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.isolated.add("p1")
+        self._meddle = meddle
+
+    async def inspect(self, ctx: StepContext) -> IsolationStatus:
+        meddle, self._meddle = self._meddle, lambda: None
+        meddle()
+        return await super().inspect(ctx)
+
+
+class FullRunner(FakeRunner):
+    """A runner whose machine has no room for the first run it is asked for."""
+
+    def __init__(self, inside: ControlEnvironment) -> None:
+        super().__init__(inside.run_host)
+        self.asked: list[str] = []
+        self.cancelled: list[str] = []
+        self.isolator = LosingIsolator()
+
+    async def start(self, request: RunRequest) -> str:
+        self.asked.append(request.run_id)
+        if len(self.asked) == 1:
+            raise AdapterFailed("no memory for another process")
+        return await super().start(request)
+
+    async def cancel(self, handle: str) -> None:
+        self.cancelled.append(handle)
+
+
+@asynccontextmanager
+async def run_driver(
+    inside: ControlEnvironment, rollout: str, runner: FakeRunner, isolators: dict[str, FakeIsolator]
+) -> AsyncIterator[None]:
+    """Drive a node of a rollout."""
+
+    async def tree(rollout: str) -> Path:
+        return Path("/tree")
+
+    gear = AdapterSet(runner, dict(isolators), {}, tree)
+    driver = Driver(inside.state, gear, rollout, "p1", daemon_started_at=inside.clock.now())
+    driving = asyncio.create_task(driver.run())
+    try:
+        yield
+    finally:
+        driving.cancel()
+        await asyncio.wait({driving})
+
+
+@asynccontextmanager
+async def refused(tmp_path: Path) -> AsyncIterator[tuple[ControlEnvironment, FullRunner, str]]:
+    """Drive a node whose run could not be started, up to the moment before that is tried again."""
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        runner = FullRunner(inside)
+        async with run_driver(inside, rollout, runner, {"command": runner.isolator}):
+            while not (runner.asked and inside.clock.sleepers):
+                await asyncio.sleep(0)
+            yield inside, runner, rollout
+
+
+async def later(inside: ControlEnvironment, seconds: float) -> None:
+    """Let time pass, and what waited for it."""
+    inside.clock.advance(seconds)
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_it_is_begun_when_there_is_room(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, rollout):
+        await later(inside, FOLLOW_RETRY_S)
+        assert runner.asked == [f"{rollout}.p1.1.configure.1"] * 2
+
+
+async def test_a_deposed_daemon_does_not_begin_it(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, _):
+
+        async def deposed(events: Sequence[Event], **_: Any) -> Any:
+            raise LeadershipLost("another daemon has taken over")
+
+        inside.state.store.commit = deposed  # type: ignore[method-assign]
+        for _ in range(5):
+            await later(inside, max(FOLLOW_RETRY_S, STORE_RETRY_S))
+        assert len(runner.asked) == 1
+
+
+async def test_it_is_not_begun_on_a_node_that_left(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, rollout):
+        await inside.transition(rollout, "p1", Trigger.LEFT, outcome=Outcome.LEFT)
+        await later(inside, FOLLOW_RETRY_S)
+        assert len(runner.asked) == 1
+        assert runner.cancelled == runner.asked
+
+
+async def test_returned_node_isolated_again_before_run(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, _):
+        runner.isolator.isolated.clear()
+        await later(inside, FOLLOW_RETRY_S)
+        assert runner.isolator.isolated == {"p1"}
+        assert len(runner.asked) == 2
+
+
+async def test_it_is_not_begun_on_a_node_that_cannot_be_isolated_again(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, rollout):
+        runner.isolator.isolated.clear()
+        runner.isolator.results["p1", "do"] = Busy("the load balancer does not answer")
+        for _ in range(10):
+            await later(inside, FOLLOW_RETRY_S)
+        assert len(runner.asked) == 1
+        assert inside.phase(rollout, "p1") is Phase.FAILED
+
+
+async def test_what_somebody_undid_behind_a_look_is_had_again_before_the_run(tmp_path: Path) -> None:
+    """One isolator was found standing; then somebody put the node in service, which the other one shows."""
+    async with control_environment(tmp_path) as inside:
+        two = PLAN.replace('undo: "true"}}]', 'undo: "true"}}, {playbook: {file: site.yml, undo: undo.yml}}]')
+        rollout = await inside.start(text=two)
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        for step in ("isolate.0.command", "isolate.1.playbook"):
+            await inside.commit(StepRecorded(inside.step(rollout, "p1", step), isolated=True))
+        await inside.transition(rollout, "p1", Trigger.ISOLATED)
+
+        def put_in_service() -> None:
+            for each in isolators.values():
+                each.isolated.clear()
+
+        isolators: dict[str, FakeIsolator] = {
+            "command": LosingIsolator(),
+            "playbook": LosingIsolator(put_in_service),
+        }
+        standing: list[bool] = []
+
+        class Runner(FakeRunner):
+            async def start(self, request: RunRequest) -> str:
+                standing.append(all("p1" in each.isolated for each in isolators.values()))
+                return await super().start(request)
+
+        async with run_driver(inside, rollout, Runner(inside.run_host), isolators):
+            while not standing:
+                await asyncio.sleep(0)
+        assert standing == [True]
+
+
+async def test_a_node_that_leaves_in_the_middle_of_a_step_is_no_surprise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        isolator = LosingIsolator()
+
+        def leave() -> None:
+            isolator.isolated.clear()
+            inside.state.index.apply(NodesRemoved(("p1",)))
+
+        isolator._meddle = leave
+        async with run_driver(inside, rollout, FakeRunner(inside.run_host), {"command": isolator}):
+            while not inside.clock.sleepers:
+                await asyncio.sleep(0)
+        assert not inside.state.conditions
+        assert "unexpected" not in caplog.text

@@ -1,0 +1,299 @@
+"""What the daemon does where facts change between its look and its write, or vanish under its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from machines.model.events import (
+    FreezeLifted,
+    FreezeStarted,
+    HoldTaken,
+    NodeOrdered,
+    RolloutCancelled,
+    RolloutDeleted,
+)
+from machines.model.node import NodeHealth, Observation
+from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
+from machines.model.windows import Freeze
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow.next_action import NOT_ISOLATED_RETRY_S
+from machines.workflow.phase_transitions import transition
+from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.driver import Driver
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import Busy, Host, Ok, StepContext, StepResult
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import Script
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.slow_store import (
+    FakeInventory,
+    adapters_of,
+    daemon_of,
+    loop_iterations,
+    open_slow_store,
+    store_of,
+)
+
+ALL_CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}'
+
+OLGA = Actor(ActorKind.PERSON, "olga", 1001)
+
+
+@asynccontextmanager
+async def running(daemon: Daemon) -> AsyncIterator[None]:
+    """Let the daemon run meanwhile; at the end it must still be there."""
+    task = asyncio.create_task(daemon.run())
+    try:
+        yield
+        await loop_iterations(50)
+        if task.done():
+            task.result()
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def until(inside: ControlEnvironment, there: Callable[[], object]) -> None:
+    """Let time pass until it is so."""
+    for _ in range(2000):
+        if there():
+            return
+        await asyncio.sleep(0)
+        inside.clock.advance(0.001)
+    raise AssertionError("it never came to be so")
+
+
+async def delete(inside: ControlEnvironment, rollout: str) -> None:
+    """Cancel a rollout and take it off the lists."""
+    now = inside.clock.now()
+    await inside.commit(RolloutCancelled(rollout, OLGA, "because", now))
+    await inside.commit(RolloutDeleted(rollout, OLGA, now))
+
+
+class BlockingAdapter(FakeCheck, FakeIsolator):
+    """A check and an isolator that answer when they are let."""
+
+    def __init__(self) -> None:
+        FakeCheck.__init__(self)
+        FakeIsolator.__init__(self)
+        self.begun, self.let = asyncio.Event(), asyncio.Event()
+
+    async def check(self, ctx: StepContext) -> Ok:
+        """Pass, later."""
+        await self._wait()
+        return Ok()
+
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        """Isolate the node, later."""
+        await self._wait()
+        return await super().isolate(ctx)
+
+    async def _wait(self) -> None:
+        self.begun.set()
+        await self.let.wait()
+
+
+# -- what takes time ---------------------------------------------------------------
+
+
+class TickingClock(FakeClock):
+    """A clock of which every look costs a moment."""
+
+    def now(self) -> float:
+        self._now += 0.01
+        return super().now()
+
+
+@pytest.mark.parametrize("looks", range(1, 20))
+async def test_a_decision_is_not_refused_for_the_time_that_it_took(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, looks: int
+) -> None:
+    """The pool mates were seen nearly a minute ago, and that is too long ago when it is written."""
+    async with control_environment(tmp_path) as inside:
+        await inside.start()
+        inside.observe_all_up()
+        old_at = inside.clock.now() + inside.state.index.limits.observe_within_s
+        inside.state.clock = TickingClock(old_at - 0.01 * looks - 0.005)
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path))):
+            await loop_iterations(50)
+        assert "decision: not written" not in caplog.text
+
+
+async def test_an_order_to_stop_waits_for_no_decision_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk fills up when the order is written, and another node could start."""
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        rollout = await inside.start(text=PLAN.replace("soak: 10m", ALL_CANARIES))
+        await inside.isolate(rollout, "p1")
+        inside.run_host.scripts = {"site.yml": Script.LONG}
+        now = inside.clock.now()
+        await inside.commit(FreezeStarted(Freeze("f1", "node/s1", "because", "olga", now, None)))
+        await inside.commit(FreezeStarted(Freeze("f2", "node/s2", "because", "olga", now, None)))
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path))):
+            await until(inside, lambda: inside.run_host.has_work("p1"))
+            stop = NodeOrdered(rollout, "p1", NodeOrder.STOP, OLGA, "because", now)
+            await inside.commit(FreezeLifted("f1", OLGA, now), stop)
+            store_of(inside).failure = StoreFailed("no space left on device")
+            await until(inside, lambda: "decision: not written" in caplog.text)
+            await loop_iterations(50)
+            assert inside.phase(rollout, "s1") is Phase.PENDING
+            assert not inside.run_host.has_work("p1")
+
+
+@pytest.mark.parametrize("moment", range(1, 60, 3))
+async def test_leaver_reported_despite_concurrent_driver_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, moment: int
+) -> None:
+    """A playbook fails while the inventory loses its node: whatever is written first, nothing is refused."""
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        inside.run_host.scripts = {"site.yml": Script.FAIL}
+        hosts = FakeInventory()
+        daemon = daemon_of(inside, adapters_of(inside, tmp_path), hosts)
+        async with running(daemon):
+            await loop_iterations(moment)
+            hosts.removed.add("p1")
+            daemon.refresh_inventory()
+            await loop_iterations(200)
+        assert inside.state.index.target(rollout, "p1").outcome is Outcome.LEFT
+        assert "could not be written" not in caplog.text
+
+
+# -- a rollout that is deleted while something of it is done -------------------------
+
+
+async def test_a_look_whether_a_node_needs_the_change_outlasts_its_rollout(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        before = await inside.start()
+        await inside.finish(before, "p1")
+        now = inside.clock.now()
+        await inside.commit(FreezeStarted(Freeze("f1", "team/search", "because", "olga", now, None)))
+        rollout = await inside.start(again=True)
+        check = BlockingAdapter()
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path, check=check))):
+            await check.begun.wait()
+            await delete(inside, rollout)
+            check.let.set()
+
+
+async def test_a_node_that_left_while_it_was_isolated_outlasts_its_rollout(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator, hosts = BlockingAdapter(), FakeInventory()
+        daemon = daemon_of(inside, adapters_of(inside, tmp_path, isolator), hosts)
+        now = inside.clock.now()
+        await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", now, None)))
+        async with running(daemon):
+            await isolator.begun.wait()
+            hosts.removed.add("p1")
+            daemon.refresh_inventory()
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
+            await delete(inside, rollout)
+            await loop_iterations(50)
+            isolator.let.set()
+            await loop_iterations(50)
+        assert not inside.state.conditions
+
+
+# -- a clock that is set back --------------------------------------------------------
+
+
+async def test_a_node_that_cannot_be_isolated_is_put_back_no_later(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator = FakeIsolator()
+        isolator.results["p1", "do"] = Busy("a pod is held by its budget")
+        gear = adapters_of(inside, tmp_path, isolator)
+        driver = Driver(inside.state, gear, rollout, "p1", daemon_started_at=inside.clock.now())
+        driving = asyncio.create_task(driver.run())
+        await loop_iterations(20)
+        inside.clock.advance(-3600.0)
+        limit_s = inside.state.index.rollout(rollout).plan.isolate_timeout_s
+        for _ in range(int(limit_s / NOT_ISOLATED_RETRY_S) + 2):
+            driver.wake_up()
+            await loop_iterations(20)
+            inside.clock.advance(NOT_ISOLATED_RETRY_S)
+        assert driving.done()
+        assert inside.state.index.target(rollout, "p1").aborted_isolations == 1
+
+
+# -- what is said while the disk is full, and after -----------------------------------
+
+
+async def test_trouble_with_the_store_is_over_once_it_writes_again(tmp_path: Path) -> None:
+    """No node is at work, whose driver could tell."""
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        now = inside.clock.now()
+        await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", now, None)))
+        daemon = daemon_of(inside, adapters_of(inside, tmp_path))
+        rollout = await inside.submit()
+        await inside.vote("olga", rollout, "start")
+        store_of(inside).failure = StoreFailed("no space left on device")
+        async with running(daemon):
+            await until(inside, lambda: inside.state.last_write_error)
+            store_of(inside).failure = None
+            daemon.wake_up()
+            await until(inside, lambda: inside.state.index.rollout(rollout).opened)
+            assert inside.state.problems() == ()
+
+
+# -- who is kept for a hold ------------------------------------------------------------
+
+
+class FakeHoldController(FakeIsolator):
+    """An isolator that keeps nodes for whoever holds them."""
+
+    async def release(self, host: Host) -> Ok:
+        """Put the node back in service."""
+        self.actions.append((host.name, "let go"))
+        return Ok()
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_a_kept_node_is_not_let_go_while_it_is_being_isolated(tmp_path: Path, at_work: bool) -> None:
+    """It failed in service, its hold was released, and a person ordered its rollback."""
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        keeper = FakeHoldController()
+        if at_work:
+            await inside.fail(rollout, "p1", isolated=False)
+            failed = inside.state.index.target(rollout, "p1")
+            await inside.commit(transition(failed, Trigger.ROLLBACK_ORDERED, inside.clock.now()))
+        now = inside.clock.now()
+        inside.state.index.record_observations(
+            [Observation("p1", NodeHealth.DOWN, now, left_isolated_by="command")], now
+        )
+        async with asyncio.TaskGroup() as tasks:
+            HoldReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            await loop_iterations(10)
+            inside.clock.advance(RETRY_S)
+        assert keeper.actions == ([] if at_work else [("p1", "let go")])
+
+
+async def test_new_hold_prevents_release(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        keeper, now = FakeHoldController(), inside.clock.now()
+        seen = Observation("p1", NodeHealth.DOWN, now, cordoned_by_other=True, left_isolated_by="command")
+        inside.state.index.record_observations([seen], now)
+        hold = HoldTaken(Hold("p1", "person", "olga", OLGA, "because", now))
+        holding = asyncio.create_task(inside.commit(hold))
+        await loop_iterations(3)
+        async with asyncio.TaskGroup() as tasks:
+            HoldReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            await loop_iterations(50)
+            inside.clock.advance(RETRY_S)
+        await holding
+        assert keeper.actions == []

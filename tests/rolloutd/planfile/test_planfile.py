@@ -1,0 +1,282 @@
+"""A plan without mistakes is read whole; one with mistakes is answered with all of them, in their lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from rolloutd.planfile import InvalidFile, read
+from rolloutd.planfile.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from tests.rolloutd.planfile.plan_samples import DESIGN_PLAN, FULL_PLAN, SMALLEST_PLAN, diagnostics_of
+
+
+@pytest.mark.parametrize("text", [DESIGN_PLAN, SMALLEST_PLAN, FULL_PLAN])
+def test_a_good_plan_is_read(text: str) -> None:
+    assert diagnostics_of(text) == ()
+
+
+def test_everything_but_four_keys_has_a_safe_default() -> None:
+    spec = read(SMALLEST_PLAN.encode(), "plan.yaml").content["spec"]
+    assert spec["source"] == {"git": None, "ref": None, "path": "."}
+    assert spec["enrol"] == "auto"
+    assert spec["canary"] is None
+    assert spec["isolate"] == []
+    assert spec["rollback"] is None
+    assert spec["windows"] == []
+    assert spec["soak"] == spec["probation"] == 0
+    assert spec["gates"]["start"]["owner"] == 1
+    assert spec["gates"]["continue"] == {"owner": 1, "each_team": 1, "four_eyes": False, "per_team": False}
+    assert spec["gates"]["proceed"]["owner"] == 1
+    [stage] = spec["maintain"]
+    assert stage == {
+        "name": "configure",
+        "playbook": "site.yml",
+        "vars": {},
+        "timeout": 1800,
+        "expected": 900,
+        "on_unknown": "verify",
+    }
+
+
+def test_seven_mistakes_are_seven_errors_with_their_lines() -> None:
+    text = """\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata:
+  name: seven
+  owner: infra
+  tickt: CHG-1
+spec:
+  targets: role in worker
+  soak: 7200
+  windows:
+    - {days: mon-fri, from: "09:00", to: "16:00", zone: Europe/Amsterdan}
+  maintain:
+    playbook: ../site.yml
+    on_unknown: shrug
+  verify:
+    - ssh:
+        run: uptime
+        equals: a
+        matches: b
+"""
+    found = {(mistake.line, mistake.path) for mistake in diagnostics_of(text)}
+    assert found == {
+        (6, "metadata.tickt"),
+        (8, "spec.targets"),
+        (9, "spec.soak"),
+        (11, "spec.windows[0].zone"),
+        (13, "spec.maintain.playbook"),
+        (14, "spec.maintain.on_unknown"),
+        (19, "spec.verify[0].ssh.matches"),
+    }
+
+
+def test_a_mistyped_key_is_one_mistake_also_where_it_must_be_given() -> None:
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("targets:", "target:"))
+    assert mistake.path == "spec.target"
+    assert "did you mean `targets`?" in mistake.message
+    text = SMALLEST_PLAN.replace("targets:", "zzz:")
+    assert {mistake.path for mistake in diagnostics_of(text)} == {"spec.zzz", "spec.targets"}
+
+
+def test_what_a_sentence_says_is_not_said_again_behind_it() -> None:
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("{playbook: site.yml}", "site.yml"))
+    assert str(mistake).endswith(
+        "spec.maintain: this must be a mapping (key: value) or a list of them (found site.yml)"
+    )
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("targets:", "target:"))
+    assert "; allowed: one of: " in str(mistake)
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("[{reachable: {}}]", "[]"))
+    assert "at least 1 item, at most" in str(mistake)
+
+
+def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int, str]:
+    """Return path, line and all words of the one mistake that an edit makes."""
+    assert old in sample
+    [mistake] = diagnostics_of(sample.replace(old, new, 1))
+    assert mistake.file == "plan.yaml"
+    assert mistake.column >= 1
+    return mistake.path, mistake.line, f"{mistake.message} | {mistake.found} | {mistake.allowed}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "line", "words"),
+    [
+        ("enrol: auto", "enroll: auto", "spec.enroll", 7, "did you mean `enrol`?"),
+        ("enrol: auto", "enrol: sometimes", "spec.enrol", 7, "'auto', 'ask' or 'never'"),
+        ("apiVersion: rolloutd/v1", "apiVersion: v1", "apiVersion", 1, "rolloutd/v1"),
+        ("soak: 2h", "soak: 2 hours", "spec.soak", 10, "1h30m"),
+        ("soak: 2h", "soak: 400d", "spec.soak", 10, "at most 366d"),
+        ("soak: 2h", 'soak: ""', "spec.soak", 10, "no duration"),
+        ("max_parallel: 8 ", "max_parallel: '8' ", "spec.max_parallel", 8, "whole number"),
+        ("max_parallel: 8 ", "max_parallel: 0 ", "spec.max_parallel", 8, "at least 1"),
+        ("max_parallel: 8 ", "max_parallel: yes ", "spec.max_parallel", 8, "true or false"),
+        ("site in (ams,fra)", "site in (ams", "spec.targets", 6, "',' or ')'"),
+        ("days: mon-fri", "days: mon-fry", "spec.windows[0].days", 11, "'mon-fry'"),
+        ('to: "16:00"', 'to: "25:00"', "spec.windows[0].to", 11, "24:00"),
+        ('to: "16:00"', 'to: "9:00"', "spec.windows[0]", 11, "the whole day is 00:00 to 24:00"),
+        ('to: "16:00"', 'to: "09:05"', "spec.windows", 11, "fits no window"),
+        ("expected: 10m", "expected: 31m", "spec.maintain.expected", 14, "longer than its timeout"),
+        ("  soak: 2h", "  traffic: {}\n  soak: 2h", "spec.traffic", 10, "a list"),
+        *(
+            ("  soak: 2h", f"  traffic: [{written}]\n  soak: 2h", f"spec.traffic[0].{path}", 10, words)
+            for written, path, words in (
+                ("{ssh: {established: [443]}}", "ssh", "no adapter"),
+                ("{prometheus: {query: up}}", "prometheus", "no adapter"),
+                ("{kubernets: {pods: a=b}}", "kubernets", "did you mean `kubernetes`?"),
+                ("{kubernetes: {}}", "kubernetes.pods", "Label selector of the pods that count"),
+                ("{kubernetes: {pods: ''}}", "kubernetes.pods", "at least 1 character"),
+                ("{kubernetes: {pods: a in b}}", "kubernetes.pods", "'('"),
+                ("{kubernetes: {pods: a=b, namespaces: []}}", "kubernetes.namespaces", "at least 1"),
+                (
+                    "{kubernetes: {pods: a=b, namespaces: [Batch]}}",
+                    "kubernetes.namespaces[0]",
+                    "small letters",
+                ),
+            )
+        ),
+        ("  soak: 2h", "  prepare: []\n  soak: 2h", "spec.prepare", 10, "reserved for a later version"),
+        ("- playbook: {file", "- playbok: {file", "spec.isolate[0].playbok", 13, "did you mean `playbook`?"),
+        (
+            "- reachable: {",
+            "- prometheus: {",
+            "spec.verify[0].prometheus",
+            17,
+            "no adapter",
+        ),
+        ("file: isolate.yml", "file: /isolate.yml", "spec.isolate[0].playbook.file", 13, "leaves the source"),
+        ('equals: "65535"', 'equals: "65535", exit: 1', "spec.verify[1].ssh.exit", 18, "takes only one of"),
+        ('equals: "65535"', "equals: 1.10", "spec.verify[1].ssh.equals", 18, "put it in quotes"),
+        ('equals: "65535"', 'matches: "a("', "spec.verify[1].ssh.matches", 18, "does not compile"),
+        ('equals: "65535"', "exit: 256", "spec.verify[1].ssh.exit", 18, "at most 255"),
+        ("sysctl -n net", "sysctl {{ nod.name }}", "spec.verify[1].ssh.run", 18, "no name 'nod'"),
+        ("sysctl -n net", "sysctl {{ node.nam }}", "spec.verify[1].ssh.run", 18, "no 'nam'"),
+        ("sysctl -n net", "sysctl {{ node.name }", "spec.verify[1].ssh.run", 18, "cannot be read"),
+        ("sysctl -n net", "{{ 'x' * 9 }}", "spec.verify[1].ssh.run", 18, "mul is not allowed"),
+        ("sysctl -n net", "{{ node.name.upper() }}", "spec.verify[1].ssh.run", 18, "call is not allowed"),
+        (", ref: v1.4.2}", "}", "spec.source", 5, "lacks `ref`"),
+        (", ref: v1.4.2}", ", ref: v1, path: x}", "spec.source", 5, "not both"),
+        ("https://git.example", "ext::sh -c", "spec.source.git", 5, "https://"),
+        ("ref: v1.4.2", "ref: --upload-pack=x", "spec.source.ref", 5, "a tag, a branch or a commit"),
+        ("start:    {owner: 1}", "start:    {owner: 0}", "spec.gates.start", 21, "requires no vote"),
+        ("vars: {somaxconn", "vars: {so-max", "spec.maintain.vars.so-max", 14, "no digit first"),
+        (
+            "vars: {somaxconn",
+            "vars: {ansible_host",
+            "spec.maintain.vars.ansible_host",
+            14,
+            "the inventory's word",
+        ),
+        ("https://git.ex", "https://ops:geheim@git.ex", "spec.source.git", 5, "credential helper"),
+        ("name: somaxconn-2026-11", "name: So maxconn", "metadata.name", 3, "small letters"),
+    ],
+)
+def test_a_mistake_is_named(old: str, new: str, path: str, line: int, words: str) -> None:
+    found_path, found_line, found_words = mistake_in(old, new)
+    assert (found_path, found_line) == (path, line)
+    assert words in found_words
+
+
+def test_a_plan_without_verify_is_refused() -> None:
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("  verify: [{reachable: {}}]\n", ""))
+    assert (mistake.path, mistake.line, mistake.found) == ("spec.verify", 4, "nothing")
+
+
+def test_a_bad_section_hides_no_mistake_elsewhere() -> None:
+    text = SMALLEST_PLAN.replace("{name: small, owner: infra}", "7").replace(
+        "site.yml", "site.yml, expected: 40m"
+    )
+    assert {mistake.path for mistake in diagnostics_of(text)} == {"metadata", "spec.maintain.expected"}
+
+
+def test_several_stages_are_told_apart() -> None:
+    text = SMALLEST_PLAN.replace("{playbook: site.yml}", "[{playbook: a.yml}, {name: b, playbook: b.yml}]")
+    stages = read(text.encode(), "plan.yaml").content["spec"]["maintain"]
+    assert [stage["name"] for stage in stages] == ["stage-1", "b"]
+    [mistake] = diagnostics_of(text.replace("[{playbook", "[{name: b, playbook"))
+    assert mistake.path == "spec.maintain[1].name"
+
+
+def test_waves_do_not_take_the_names_every_plan_has() -> None:
+    text = (
+        SMALLEST_PLAN + "  waves: [{name: canary, select: a}, {name: x, select: b}, {name: x, select: c}]\n"
+    )
+    assert [mistake.path for mistake in diagnostics_of(text)] == ["spec.waves[0].name", "spec.waves[2].name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (b"", 1, "empty"),
+        (b"# only a comment\n", 1, "empty"),
+        (b"- a\n- b\n", 1, "mapping"),
+        (b"a: 1\nb: \xff\n", 2, "UTF-8"),
+        (b"a: 1\nb: \x00\n", 2, "control character"),
+        (b"a: 1\n\tb: 2\n", 2, "tab"),
+        (b"a: 1\nb: [1,\n", 2, "not YAML"),
+        (b"a: 1\n---\nb: 1\n", 2, "more than one document"),
+        (b"a: 1\nb: *nothing\n", 2, "no such anchor"),
+        (b"a: &a [*a]\n", 1, "inside its own anchor"),
+        (b"a: 1\na: 2\n", 2, "already in line 1"),
+        (b"a: 1\n<<: {b: 1}\n", 2, "merge keys"),
+        (b"a: !!python/object/apply:os.system [x]\n", 1, "tags are not read"),
+        (b"a: 1\n1: x\n", 2, "a key must be text"),
+        (b"a: {{ node.name }}\n", 1, "begins with {{"),
+        (b"a: 1\nb: no\n", 2, "boolean to others"),
+        (b"a: 0123\n", 1, "leading zeros"),
+        (b"a: .inf\n", 1, "finite"),
+        (b"a: 99999999999999999999\n", 1, "too large"),
+        (b'a: "\\x00"\n', 1, "control character"),
+        (b"[" * (MAX_DEPTH + 1), 1, "nested too deeply"),
+        (b"[" * 100_000, 1, "nested too deeply"),
+        (
+            b"a: " + b"&a [" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2) + b"\nb: [[[*a]]]\n",
+            2,
+            "nested too deeply",
+        ),
+        (b"[" + b"a," * MAX_VALUES + b"]", 1, "too much"),
+        (b"x" * (MAX_BYTES + 1), 1, "too large"),
+    ],
+)
+def test_a_file_that_is_no_plan_at_all_says_why(text: bytes, line: int, words: str) -> None:
+    mistakes = diagnostics_of(text)
+    assert any(
+        mistake.line == line and words in f"{mistake.message} {mistake.allowed}" for mistake in mistakes
+    )
+
+
+def test_an_alias_bomb_is_refused() -> None:
+    levels = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
+    levels += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert any("too much" in mistake.message for mistake in diagnostics_of("\n".join(levels)))
+
+
+def test_aliases_are_followed() -> None:
+    text = SMALLEST_PLAN.replace("[{reachable: {}}]", "[&check {ssh: {run: uptime}}, *check]")
+    assert len(read(text.encode(), "plan.yaml").content["spec"]["verify"]) == 2
+
+
+def test_a_mistake_shows_little_of_what_was_found() -> None:
+    [mistake] = diagnostics_of(SMALLEST_PLAN.replace("site.yml", "site.yml, timeout: " + "s3cret" * 100))
+    assert len(mistake.found) <= 60
+
+
+def test_deep_templates_and_patterns_are_mistakes_not_crashes() -> None:
+    for run in ("{{ " + "(" * 3000, "{{ " + "9" * 5000 + " }}"):
+        text = SMALLEST_PLAN.replace("{reachable: {}}", f'{{ssh: {{run: "{run}"}}}}')
+        assert [mistake.path for mistake in diagnostics_of(text)] == ["spec.verify[0].ssh.run"]
+    text = SMALLEST_PLAN.replace("{reachable: {}}", f'{{ssh: {{run: x, matches: "{"(" * 900}"}}}}')
+    assert [mistake.path for mistake in diagnostics_of(text)] == ["spec.verify[0].ssh.matches"]
+
+
+def test_a_plan_knows_its_name_owner_and_source() -> None:
+    plan = read(DESIGN_PLAN.encode(), "plan.yaml")
+    assert (plan.name, plan.owner) == ("somaxconn-2026-11", "infra")
+    assert plan.source == {"git": "https://git.example/infra/playbooks.git", "ref": "v1.4.2"}
+    assert read(SMALLEST_PLAN.encode(), "plan.yaml").source == {"path": "."}
+
+
+def test_the_error_names_every_mistake() -> None:
+    with pytest.raises(InvalidFile) as raised:
+        read(b"kind: x\n", "some/plan.yaml")
+    assert str(raised.value).count("some/plan.yaml:1:") == len(raised.value.diagnostics) == 4

@@ -1,0 +1,169 @@
+"""A database of rolloutd 0.1, left in the middle of a rollout: it is migrated, and the rollout ends.
+
+tests/data/rolloutd-0.1.sql is a dump of what the code of 0.1 wrote; the JSON beside it is what that
+code then loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from machines.model.events import HoldReleased, StepAction
+from machines.model.plan import Plan
+from machines.model.rollout import DAEMON
+from machines.states import Phase
+from rolloutd.audit_names import with_current_names
+from rolloutd.compile import compile_plan
+from rolloutd.control.event_text import describe_entry
+from rolloutd.ports import Ok, RunRequest
+from rolloutd.store import database, open_store
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import FakeRun, Script
+from tests.rolloutd.control_environment import ControlEnvironment, control_environment, settings_of
+from tests.rolloutd.slow_store import adapters_of, daemon_of
+
+DATA = Path(__file__).parents[2] / "data"
+
+EXPECTED: Mapping[str, Any] = json.loads((DATA / "rolloutd-0.1.json").read_text())
+
+ROLLOUT = EXPECTED["rollout"]
+
+OLD_ACTIONS = {"look": "inspect", "do": "apply", "undo": "revert", "clear": "clean-up"}
+
+
+def old_state_dir(tmp_path: Path) -> Path:
+    """Return a state directory with the old database."""
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    with closing(sqlite3.connect(state_dir / database.FILE_NAME)) as connection:
+        connection.executescript((DATA / "rolloutd-0.1.sql").read_text())
+    return state_dir
+
+
+def compile_content(content: Mapping[str, Any]) -> Plan:
+    """Return a stored plan as the daemon compiles it."""
+    return compile_plan(content, teams=settings_of().teams)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of the core as JSON would give it back."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted((plain(each) for each in value), key=str)
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+async def test_the_facts_are_those_that_0_1_loaded(tmp_path: Path) -> None:
+    store = await open_store(old_state_dir(tmp_path), compile_plan=compile_content)
+    facts, expected = await store.load_snapshot(), EXPECTED["facts"]
+    targets = [plain(asdict(target)) for target in facts.targets]
+    for target in targets:
+        target["put_backs"] = target.pop("aborted_isolations")
+    assert targets == expected["targets"]
+    assert max(target["put_backs"] for target in targets) == 1
+    for rollout, old in zip(facts.rollouts, expected["rollouts"], strict=True):
+        assert {key: value for key, value in plain(asdict(rollout)).items() if key in old} == old
+    for kind in ("nodes", "holds", "freezes", "team_rules"):
+        assert [plain(asdict(each)) for each in getattr(facts, kind)] == expected[kind]
+    assert facts.epoch == expected["epoch"] + 1
+    for node, steps in EXPECTED["steps"].items():
+        found = [plain(asdict(step)) for step in await store.load_steps(ROLLOUT, node)]
+        assert found == [
+            {**step, "action": OLD_ACTIONS.get(step["action"], step["action"])} for step in steps
+        ]
+    await store.close()
+
+
+async def test_the_audit_verifies_and_is_shown_in_words(tmp_path: Path) -> None:
+    store = await open_store(old_state_dir(tmp_path), compile_plan=compile_content)
+    assert (await store.verify_audit()).ok
+    entries = [json.loads(entry.text) for entry in await store.read_audit()]
+    names = {entry["event"] for entry in entries}
+    assert {"NodesSeen", "NodesGone", "LookedCurrent", "NodeLetGo", "TeamSet", "CallRefused"} <= names
+    assert {"Frozen", "Unfrozen", "RunsRemoved"} <= names
+    moves = {(entry["fields"] or {}).get("trigger") for entry in entries}
+    assert {"put-back", "reddened"} <= moves
+    for entry in entries:
+        current = with_current_names(entry)
+        assert describe_entry(entry) == describe_entry(current)
+        assert not {entry["event"], *map(str, entry["fields"].values())} & {"put-back", "reddened"} or (
+            current != entry
+        )
+    lines = [describe_entry(entry) for entry in entries]
+    assert "froze all: an incident" in lines
+    assert "the inventory no longer has x1" in lines
+    assert "p1: apply isolate: command begun" in lines
+    for name in ("NodesDiscovered", "NodesSeen"):
+        assert json.loads((await store.read_audit(event=name))[0].text)["event"] == "NodesSeen"
+    await store.close()
+
+
+async def test_a_backup_of_0_1_can_be_read_for_its_epoch(tmp_path: Path) -> None:
+    path = old_state_dir(tmp_path) / database.FILE_NAME
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        database.write_epoch(connection, 7)
+        assert database.read_epoch(connection) == 7
+    with closing(database.open_writer(path)) as connection:
+        assert database.read_epoch(connection) == 7
+
+
+async def run_until_ended(env: ControlEnvironment, tmp_path: Path, run: str) -> FakeIsolator:
+    """Let a daemon finish the rollout; its people vote when they are asked."""
+    isolator = FakeIsolator()
+    isolator.isolated.add("p1")  # by the daemon of 0.1
+    daemon = asyncio.create_task(daemon_of(env, adapters_of(env, tmp_path, isolator)).run())
+    try:
+        for _ in range(4000):
+            await asyncio.sleep(0)
+            env.clock.advance(1.0)
+            env.observe_all_up()
+            env.state.wake_up()
+            rollout = env.state.index.rollouts.get(ROLLOUT)
+            if rollout is None or rollout.ended_at is not None:
+                return isolator
+            if env.run_host.runs[run].result is None:
+                env.run_host.runs[run].end(Ok("2 tasks on p1, 1 changed"))
+            phases = {env.phase(ROLLOUT, node) for node in ("p1", "s1")}
+            if phases == {Phase.DONE} and len(rollout.votes) == 1:
+                for person in ("olga", "paul", "sara"):
+                    await env.vote(person, ROLLOUT, "continue")
+    finally:
+        daemon.cancel()
+        await asyncio.wait({daemon})
+    raise AssertionError(f"it did not end: {env.state.reasons}, {env.state.problems()}")
+
+
+async def test_the_rollout_goes_on_and_no_run_is_doubled(tmp_path: Path) -> None:
+    run = EXPECTED["steps"]["p1"][-1]["handle"]
+    state_dir = old_state_dir(tmp_path)
+
+    async def store(compile_plan: Any) -> Any:
+        return await open_store(state_dir, compile_plan=compile_plan, inline=True)
+
+    async with control_environment(tmp_path, store=store, nodes=()) as env:
+        env.clock.advance(EXPECTED["at"] - env.clock.now())
+        request = RunRequest(run, "p1", tmp_path, "site.yml", {}, {}, 1, {}, 3600.0)
+        env.run_host.runs[run] = FakeRun(request, asyncio.get_running_loop().time() + 3600.0)
+        env.run_host.scripts = {"site.yml": Script.OK}
+        await env.commit(HoldReleased("s2", "api", "vm-7", DAEMON, env.clock.now()))
+        isolator = await run_until_ended(env, tmp_path, run)
+        targets = {t.node: t for t in await env.state.store.load_targets(ROLLOUT)}
+        assert {name: (t.phase, t.outcome) for name, t in targets.items()} == dict.fromkeys(
+            ("p1", "p2", "s1", "s2"), ("done", "changed")
+        )
+        assert run not in env.run_host.started_runs
+        assert sorted(name.split(".")[1] for name in env.run_host.started_runs) == ["p2", "s1", "s2"]
+        assert not isolator.isolated
+        assert (await env.state.store.verify_audit()).ok
+        actions = {step.action for step in await env.state.store.load_steps(ROLLOUT, "p1")}
+        assert {StepAction.APPLY, StepAction.REVERT, StepAction.RUN} <= actions

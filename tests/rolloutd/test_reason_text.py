@@ -1,0 +1,223 @@
+"""Every reason code has a sentence and every remedy a text; nothing else in the project writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
+from rolloutd.control.serializers import reason as serialize
+from rolloutd.reason_text import SENTENCES, command, describe, describe_missing_votes, describe_remedy
+
+AT = 1_800_000_000.0
+HELD = {"node": "n1", "cause": "held", "since": AT, "by": "alice", "until": None, "reason": "disk"}
+DOWN = {"node": "n2", "cause": "down", "since": AT, "health": "down", "detail": "no route", "stale": False}
+UNKNOWN = {"node": "n3", "cause": "unknown", "since": None, "health": None, "detail": "", "stale": True}
+IN_FLIGHT = {
+    "node": "n4",
+    "cause": "in-flight",
+    "since": AT,
+    "rollout": "R",
+    "phase": "isolating",
+    "message": None,
+}
+VOTES = {"owner": "infra", "owners_want": 1, "owners_have": 0, "teams": (), "submitter": None}
+FAILED = {"step": "run.configure", "message": "exit 1"}
+DONE = "n1 is done: "
+
+EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
+    ReasonCode.CANCELLED: ("R", {"by": "alice", "reason": "wrong"}, "cancelled by alice: wrong"),
+    ReasonCode.ENDED: ("R", {}, "R has ended"),
+    ReasonCode.PAUSED: ("R", {"by": "alice", "reason": "lunch"}, "paused by alice: lunch"),
+    ReasonCode.REJECTED: (
+        "R",
+        {"by": "bob", "gate": "continue", "wave": "canary", "reason": "slow"},
+        "bob said no at continue after canary: slow",
+    ),
+    ReasonCode.GATE_START: (
+        "R",
+        VOTES,
+        "the start gate waits: the vote of the owner, team infra, is missing",
+    ),
+    ReasonCode.GATE_CONTINUE: (
+        "R",
+        {"wave": "canary"},
+        "the continue gate after wave canary waits: its votes are complete",
+    ),
+    ReasonCode.NODE_FAILED: (
+        "n1",
+        {**FAILED, "more": 2},
+        "n1 failed in run.configure: exit 1, and 2 more",
+    ),
+    ReasonCode.SOAKING: (
+        "R",
+        {"wave": "canary", "until": AT},
+        "wave canary soaks until 2027-01-15T08:00:00Z",
+    ),
+    ReasonCode.OBSERVE_ONLY: (
+        "rolloutd",
+        {},
+        "observe_only is set: rolloutd decides everything and does nothing",
+    ),
+    ReasonCode.CLOSED: ("R", {"cancelled": True}, "R was cancelled; there is nothing to vote on"),
+    ReasonCode.NOT_ASKED: (
+        "R",
+        {"gate": "continue", "wave": "canary", "has_gate": True},
+        "not asked yet: continue opens for votes when all nodes of wave canary are done",
+    ),
+    ReasonCode.EARLIER_WAVE: ("canary", {}, "wave canary is not over"),
+    ReasonCode.NODE_GONE: ("n1", {}, "the inventory no longer has n1"),
+    ReasonCode.BACKOFF: (
+        "n1",
+        {"until": AT, "detail": "a pod is held"},
+        "n1 is tried again at 2027-01-15T08:00:00Z: a pod is held",
+    ),
+    ReasonCode.NEEDS_VOTE: (
+        "n1",
+        {"team": "a", "gate": "start", "joined": True, "known_team": True},
+        "n1 joined after the start was approved; team a has not voted for it",
+    ),
+    ReasonCode.FREEZE: (
+        "team/a",
+        {"by": "alice", "until": AT, "reason": "sale"},
+        "team/a is frozen by alice until 2027-01-15T08:00:00Z: sale",
+    ),
+    ReasonCode.OUTSIDE_WINDOW: (
+        "team/a",
+        {"windows": "team-rules", "team": "a", "opens_at": None},
+        "team a's own windows are closed; they do not open within two weeks",
+    ),
+    ReasonCode.WINDOW_TOO_SHORT: (
+        "R",
+        {"windows": "plan", "team": None, "needed_s": 900.0, "closes_at": AT},
+        "a node takes 15m and the plan's window closes at 2027-01-15T08:00:00Z",
+    ),
+    ReasonCode.HELD: ("n1", HELD, "n1 is held by alice since 2027-01-15T08:00:00Z: disk"),
+    ReasonCode.OTHER_ROLLOUT: ("n4", IN_FLIGHT, "n4 is isolating in R since 2027-01-15T08:00:00Z"),
+    ReasonCode.NODE_DOWN: ("n2", DOWN, "n2 does not answer: no route"),
+    ReasonCode.FOREIGN_CORDON: (
+        "n2",
+        {**DOWN, "cause": "cordoned-by-other", "health": "cordoned-by-other", "detail": "by kubectl"},
+        "n2 was taken out of service by another tool or user: by kubectl",
+    ),
+    ReasonCode.NODE_UNKNOWN: ("n3", UNKNOWN, "n3 has not been observed yet"),
+    ReasonCode.POOL_CLOSED: ("team/a", {}, "pool team/a is closed: its max_unavailable is 0"),
+    ReasonCode.POOL_FULL: (
+        "team/a",
+        {"peers": (IN_FLIGHT, UNKNOWN), "more": 1, "dry_run_at": AT, "dry_run_problem": "a budget"},
+        (
+            "pool team/a is full: n4 is isolating in R since 2027-01-15T08:00:00Z; n3 has not been "
+            "observed yet and 1 more; it could not have been isolated at 2027-01-15T08:00:00Z, so others go "
+            "first: a budget"
+        ),
+    ),
+    ReasonCode.POOL_OVER_BUDGET: (
+        "team/a",
+        {"budget": 1, "peers": (DOWN,), "more": 0},
+        "pool team/a is over its budget of 1: n2 does not answer: no route",
+    ),
+    ReasonCode.PEER_DOWN: (
+        "n2",
+        {**DOWN, "pool": "team/a"},
+        "peer n2 of team/a does not answer: no route",
+    ),
+    ReasonCode.PEER_UNKNOWN: (
+        "n2",
+        {**DOWN, "cause": "unknown", "stale": True, "pool": "team/a"},
+        "peer n2 of team/a does not answer: no route (observed at 2027-01-15T08:00:00Z)",
+    ),
+    ReasonCode.MAX_PARALLEL: (
+        "R",
+        {"scope": "wave", "wave": "canary", "in_flight": 1, "max_parallel": 1},
+        "1 node of wave canary of R is in flight, and max_parallel is 1",
+    ),
+    ReasonCode.TRAFFIC_BUSY: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
+    ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
+    ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
+    ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
+    ReasonCode.ISOLATING: ("n1", {}, "n1 is isolating"),
+    ReasonCode.MAINTAINING: ("n1", {}, "n1 is maintaining"),
+    ReasonCode.VERIFYING: ("n1", {}, "n1 is verifying"),
+    ReasonCode.FAILED: ("n1", FAILED, "n1 failed in run.configure: exit 1"),
+    ReasonCode.DONE: ("n1", {}, "n1 is done"),
+    ReasonCode.CHANGED: ("n1", {}, f"{DONE}changed"),
+    ReasonCode.ALREADY_CURRENT: ("n1", {}, f"{DONE}already-current"),
+    ReasonCode.SKIPPED: ("n1", {}, f"{DONE}skipped"),
+    ReasonCode.LEFT: ("n1", {}, f"{DONE}left"),
+    ReasonCode.ROLLED_BACK: ("n1", {}, f"{DONE}rolled-back"),
+    ReasonCode.NOT_ISOLATED_YET: ("n1", {"detail": "2 pods are left"}, "2 pods are left"),
+    ReasonCode.NOT_PASSED_YET: (
+        "n1",
+        {"step": "verify.0.ssh", "detail": "refused"},
+        "verify.0.ssh has not passed yet: refused",
+    ),
+}
+
+ARGS: dict[str, str | bool] = {
+    "rollout": "R",
+    "node": "n1",
+    "gate": "continue",
+    "wave": "canary",
+    "return": True,
+    "id": "k1",
+    "team": "a",
+}
+COMMANDS = {
+    RemedyKind.APPROVE: "rolloutctl approve R continue",
+    RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary",
+    RemedyKind.RESUME: "rolloutctl resume R",
+    RemedyKind.RETRY: "rolloutctl retry R n1",
+    RemedyKind.SKIP: "rolloutctl skip R n1 --return",
+    RemedyKind.RETURN: "rolloutctl return n1",
+    RemedyKind.RELEASE: "rolloutctl release n1 --as k1",
+    RemedyKind.UNFREEZE: "rolloutctl unfreeze --scope k1",
+    RemedyKind.ADD_TEAM: "rolloutctl skip R n1",
+}
+
+
+def test_every_code_has_an_example() -> None:
+    assert list(SENTENCES) == list(ReasonCode)
+    assert set(EXAMPLES) == set(ReasonCode)
+
+
+@pytest.mark.parametrize("code", ReasonCode)
+def test_code_renders_as_sentence(code: ReasonCode) -> None:
+    subject, params, sentence = EXAMPLES[code]
+    assert describe(Reason(code, subject, params)) == sentence
+
+
+@pytest.mark.parametrize("kind", RemedyKind)
+def test_remedy_renders_with_its_command(kind: RemedyKind) -> None:
+    remedy = Remedy(kind, ARGS, who="alice", until=AT)
+    assert command(remedy) == COMMANDS.get(kind)
+    assert describe_remedy(remedy)
+    assert not re.search(r"\bNone\b|[{}]", describe_remedy(remedy))
+
+
+def test_votes_missing_alike_share_a_clause() -> None:
+    teams = [{"team": team, "want": 1, "have": 0, "known_team": team != "c"} for team in "abc"]
+    assert describe_missing_votes({**VOTES, "teams": teams, "submitter": "eve", "superseded": "Q"}) == (
+        "the vote of the owner, team infra, is missing; the vote of team c is missing (the settings have no "
+        "team c; an admin must add it); the votes of teams a and b are missing (four eyes: the vote of eve "
+        "does not count) (votes for Q were for another digest and are void here)"
+    )
+
+
+def test_wire_reason_carries_code_params_and_remedy() -> None:
+    remedy = Remedy(RemedyKind.WAIT_UNTIL, until=AT)
+    params: dict[str, Any] = {"pool": "team/a", "peers": (IN_FLIGHT,), "more": 0}
+    assert serialize(Reason(ReasonCode.POOL_FULL, "team/a", params, AT, remedy)) == {
+        "code": "pool-full",
+        "text": "pool team/a is full: n4 is isolating in R since 2027-01-15T08:00:00Z",
+        "since": "2027-01-15T08:00:00.000Z",
+        "lifted_by": "time",
+        "subject": "team/a",
+        "params": {
+            "pool": "team/a",
+            "peers": [{**IN_FLIGHT, "since": "2027-01-15T08:00:00.000Z"}],
+            "more": 0,
+        },
+        "remedy": {"kind": "wait-until", "command": None, "who": None, "until": "2027-01-15T08:00:00.000Z"},
+    }

@@ -1,0 +1,320 @@
+"""The checker: the oracle, the core's invariants, and the facts of the simulated world.
+
+The oracle gets the observations and the committed events in their order.  The
+rules here need the state of the world:
+whether a run was doubled, whether a node that is said to be changed is changed,
+whether a node was put back as late although no daemon was there to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from machines.model.events import (
+    Event,
+    FreezeLifted,
+    FreezeStarted,
+    GateOpened,
+    HoldReleased,
+    HoldTaken,
+    NodesDiscovered,
+    NodesRemoved,
+    PhaseMoved,
+    RolloutCancelled,
+    RolloutOpened,
+    RolloutPaused,
+    RolloutResumed,
+    StepAction,
+    StepRecorded,
+    TargetChanged,
+    TargetsJoined,
+    TeamRulesChanged,
+    VoteCast,
+    VoteWithdrawn,
+)
+from machines.model.plan import Plan
+from machines.model.windows import Window
+from machines.states import Outcome, Trigger
+from tests import oracle
+
+if TYPE_CHECKING:
+    from rolloutd.settings import Settings
+    from tests.sim.world import SimNode
+
+_EFFECT_KINDS = {
+    Trigger.ADMITTED: "begin",
+    Trigger.FOUND_CURRENT: "current",
+    Trigger.SKIPPED: "skip",
+    Trigger.LEFT: "leave",
+    Trigger.ISOLATION_ABORTED: "put-back",
+    Trigger.VERIFIED: "done",
+    Trigger.FAILED: "fail",
+    Trigger.RETRIED: "retry",
+    Trigger.ROLLBACK_ORDERED: "begin",
+    Trigger.SOAK_CHECK_FAILED: "redden",
+}
+
+NOT_SEEN_UP = "without having been seen up"
+"""What the oracle says of a node that began unseen; one that we may have isolated has its slot already."""
+
+ISOLATION_TIMED_OUT = "not isolated within"
+"""How a put-back begins whose reason is that the isolation took too long."""
+
+UNHEALTHY_GRACE_S = 300.0
+"""A soaking node that turns red was unwell at some time so shortly before."""
+
+
+class Checker:
+    """Gets every event and collects violations."""
+
+    def __init__(self, now: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self.violations: list[str] = []
+        self.nodes: Mapping[str, SimNode] = {}
+        self.plans: dict[str, Plan] = {}
+        self.daemon_started_at = 0.0
+        self.unhealthy_until: dict[str, float] = {}
+        """Until when, by the monotonic clock, a node was unwell."""
+        self.uncertain_runs: set[str] = set()
+        self._now = now
+        self._monotonic = monotonic
+        self._oracle = oracle.Oracle()
+        self._labels: dict[str, dict[str, str]] = {}
+        self._started_runs: dict[str, str] = {}
+        self._succeeded_runs: set[str] = set()
+        self._maybe_isolated: set[tuple[str, str]] = set()
+        self._rollback_attempts: set[tuple[str, str, int]] = set()
+        self._idle_probes: dict[tuple[str, str, int], bool] = {}
+        self._undo_began_at: dict[tuple[str, str, int], float] = {}
+
+    def report_violation(self, text: str) -> None:
+        """Record one violation."""
+        self.violations.append(text)
+
+    def feed_oracle(self, kind: str, **fields: Any) -> None:
+        """Pass one entry to the oracle."""
+        for text in self._oracle.check_entry({"kind": kind, "at": self._now(), **fields}):
+            if text.endswith(NOT_SEEN_UP) and (fields["rollout"], fields["node"]) in self._maybe_isolated:
+                continue
+            self.report_violation(f"{kind}: {text}")
+
+    # -- what the world saw
+
+    def on_run_started(
+        self,
+        handle: str,
+        node: str,
+        rollout: str,
+        isolating_rollouts: set[str],
+        missing_isolators: Sequence[str],
+    ) -> None:
+        """Hear that a playbook begins on a node."""
+        slot = handle.partition("~")[0].rpartition(".")[0]
+        if handle in self._started_runs:
+            self.report_violation(f"run {handle} began twice")
+        for earlier, other_slot in self._started_runs.items():
+            if other_slot == slot and earlier in self._succeeded_runs and earlier not in self.uncertain_runs:
+                self.report_violation(f"run {handle} repeats {earlier}, which had ended well")
+        self._started_runs[handle] = slot
+        for kind in missing_isolators:
+            self.report_violation(f"run {handle} begins although {node} is not isolated by {kind}")
+        self.feed_oracle("maintain", rollout=rollout, node=node)
+
+    def on_run_ended(self, node: str, rollout: str) -> None:
+        """Hear that a playbook has no process left on a node."""
+        self.feed_oracle("maintained", rollout=rollout, node=node)
+
+    def on_run_succeeded(self, handle: str) -> None:
+        """Hear that a run ended well and could say so."""
+        self._succeeded_runs.add(handle)
+
+    def on_probe_result(self, rollout: str, node: str, attempt: int, *, idle: bool) -> None:
+        """Hear what a probe saw of a node's traffic."""
+        self._idle_probes[rollout, node, attempt] = idle
+        self.feed_oracle("probe", rollout=rollout, node=node, idle=idle)
+
+    def is_in_progress(self, rollout: str, node: str) -> bool:
+        """Say whether a rollout is at work on a node."""
+        return self._oracle.in_progress.get(node) == rollout
+
+    def may_be_isolated(self, node: str) -> bool:
+        """Say whether some rollout's records have the node isolated."""
+        return any(name == node for _, name in self._maybe_isolated)
+
+    def on_drain(self, rollout: str, node: str, attempt: int) -> None:
+        """Hear that a node's work is driven off: only what its traffic probes found idle in this attempt."""
+        if not self.plans[rollout].traffic or (rollout, node, attempt) in self._rollback_attempts:
+            return
+        if not self._idle_probes.get((rollout, node, attempt), False):
+            self.report_violation(
+                f"{rollout} drove work off {node}, which was not seen idle in attempt {attempt}"
+            )
+
+    # -- what was committed
+
+    def on_settings(self, settings: Settings) -> None:
+        """Hear the limits that every plan obeys from now on."""
+        rules = settings.pools
+        pools = {
+            key: {"": rule.max_unavailable} | {v: r.max_unavailable for v, r in rule.values.items()}
+            for key, rule in rules.items()
+        }
+        fleet, within_s = settings.max_parallel, settings.observe_within_s
+        self.feed_oracle("settings", pools=pools, fleet=fleet, within=within_s)
+
+    def on_commit(self, events: Sequence[Event]) -> None:
+        """Hear what was committed."""
+        for event in events:
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:  # noqa: C901  # one line per kind of event
+        match event:
+            case PhaseMoved():
+                self._on_transition(event)
+            case NodesDiscovered() | NodesRemoved():
+                self._on_inventory(event)
+            case RolloutOpened():
+                self._on_rollout_opened(event)
+            case TargetsJoined():
+                for target in event.targets:
+                    self.feed_oracle(
+                        "join",
+                        rollout=event.rollout,
+                        node=target.node,
+                        wave=target.wave,
+                        team=target.team,
+                    )
+            case TargetChanged():
+                self.feed_oracle("amend", rollout=event.rollout, node=event.node, team=event.team)
+            case VoteCast() | VoteWithdrawn() | GateOpened():
+                self._on_vote(event)
+            case RolloutPaused():
+                self.feed_oracle("pause", rollout=event.rollout)
+            case RolloutResumed():
+                self.feed_oracle("resume", rollout=event.rollout)
+            case RolloutCancelled():
+                self.feed_oracle("cancel", rollout=event.rollout)
+            case HoldTaken():
+                hold = event.hold
+                self.feed_oracle("hold", node=hold.node, id=f"{hold.source}/{hold.id}", until=hold.until)
+            case HoldReleased():
+                self.feed_oracle("release", node=event.node, id=f"{event.source}/{event.id}")
+            case FreezeStarted():
+                freeze = event.freeze
+                self.feed_oracle("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
+            case FreezeLifted():
+                self.feed_oracle("unfreeze", id=event.freeze)
+            case TeamRulesChanged():
+                self.feed_oracle(
+                    "team", team=event.rules.team, windows=_windows_in_seconds(event.rules.windows)
+                )
+            case StepRecorded(record=record, isolated=isolated):
+                place = (record.rollout, record.node)
+                if record.action is StepAction.REVERT:
+                    self._undo_began_at.setdefault((*place, record.attempt), record.at)
+                if isolated is not None:
+                    (self._maybe_isolated.add if isolated else self._maybe_isolated.discard)(place)
+            case _:
+                pass
+
+    def _on_transition(self, event: PhaseMoved) -> None:
+        kind = _EFFECT_KINDS.get(event.trigger)
+        if kind is None:
+            return
+        fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
+        if event.failure is not None:
+            fields |= {"failure": event.failure.id, "signature": event.failure.signature}
+        if event.trigger is Trigger.ROLLBACK_ORDERED:
+            fields["rollback"] = True
+            self._rollback_attempts.add((event.rollout, event.node, event.attempt))
+        self.feed_oracle(kind, **fields)
+        self._compare_with_world(event)
+
+    def _compare_with_world(self, event: PhaseMoved) -> None:
+        machine = self.nodes[event.node]
+        if event.outcome is Outcome.CHANGED and machine.version != "new":
+            self.report_violation(f"{event.node} is said to be changed and is not")
+        if event.trigger is Trigger.VERIFIED and event.rollout in machine.isolating_rollouts:
+            self.report_violation(f"{event.node} is said to be done and is still isolated")
+        if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):
+            undo_began_at = self._undo_began_at.get((event.rollout, event.node, event.attempt), event.at)
+            limit_s = self.plans[event.rollout].isolate_timeout_s
+            if 0.0 <= undo_began_at - self.daemon_started_at < limit_s:
+                self.report_violation(
+                    f"{event.node} was put back as late, counting time in which no daemon was there"
+                )
+        if event.trigger is Trigger.SOAK_CHECK_FAILED:
+            is_unhealthy = machine.fails_checks or not machine.up or machine.version != "new"
+            if (
+                not is_unhealthy
+                and self.unhealthy_until.get(event.node, 0.0) < self._monotonic() - UNHEALTHY_GRACE_S
+            ):
+                self.report_violation(f"{event.node} was said to turn red and was well")
+
+    def _on_inventory(self, event: NodesDiscovered | NodesRemoved) -> None:
+        if isinstance(event, NodesDiscovered):
+            self._labels |= {node.name: dict(node.labels) for node in event.nodes}
+        else:
+            for name in event.names:
+                self._labels.pop(name, None)
+        self.feed_oracle("inventory", labels=dict(self._labels))
+
+    def _on_vote(self, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
+        match event:
+            case VoteCast():
+                vote = event.vote
+                self.feed_oracle(
+                    "vote",
+                    rollout=event.rollout,
+                    at=vote.at,
+                    id=vote.id,
+                    gate=vote.gate.value,
+                    wave=vote.wave,
+                    digest=vote.digest,
+                    uid=vote.actor.uid,
+                    yes=vote.yes,
+                    teams=list(vote.teams),
+                    shown=list(vote.shown),
+                    nodes=list(vote.nodes),
+                    more=vote.more,
+                    until=vote.until,
+                )
+            case VoteWithdrawn():
+                self.feed_oracle("withdraw", rollout=event.rollout, id=event.vote)
+            case GateOpened():
+                self.feed_oracle(
+                    "open", at=event.at, rollout=event.rollout, gate=event.gate.value, wave=event.wave
+                )
+
+    def _on_rollout_opened(self, event: RolloutOpened) -> None:
+        plan = self.plans[event.rollout]
+        gates = {
+            gate.value: {
+                "owner": need.owner,
+                "each": need.each_team,
+                "eyes": need.four_eyes,
+                "per_team": need.per_team,
+            }
+            for gate, need in plan.gates.items()
+        }
+        waves = [{"name": w.name, "soak": w.soak_s, "gate": w.gate is not None} for w in plan.waves]
+        self.feed_oracle(
+            "plan",
+            rollout=event.rollout,
+            digest=event.digest.whole,
+            by=event.submitted_by.uid,
+            owner=plan.owner,
+            keys=list(plan.pool_keys),
+            most=plan.max_parallel,
+            waves=waves,
+            gates=gates,
+            windows=_windows_in_seconds(plan.windows),
+            ttl=plan.vote_ttl_s,
+            targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
+            probed=bool(plan.traffic),
+        )
+
+
+def _windows_in_seconds(windows: Sequence[Window]) -> list[list[int]]:
+    """Return when windows of every day open and close, as the oracle is told it."""
+    return [[each.start_minute * 60, each.end_minute * 60] for each in windows]

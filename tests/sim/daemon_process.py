@@ -1,0 +1,206 @@
+"""One simulated daemon process: rolloutd's own loop, drivers, state and store.
+
+It is wired like rolloutd.app, with simulated adapters.  It ends like a process:
+by a power cut, or by its own error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from machines.facts.projection import Projection
+from machines.model.events import DaemonStarted
+from machines.model.node import NodeHealth, Observation
+from rolloutd.compile import compile_limits
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.errors import RolloutdError
+from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
+from rolloutd.settings import Settings
+from rolloutd.store import SqliteStore, open_store
+from tests.sim.fault_injection import FaultyAccess
+from tests.sim.faulty_store import FaultyStore
+from tests.sim.loop import SimProcess
+from tests.sim.sim_adapters import (
+    PLAYBOOK_TREE,
+    SimCheck,
+    SimCordon,
+    SimInventory,
+    SimIsolator,
+    SimObserver,
+    SimProbe,
+)
+from tests.sim.sim_clock import SimClock, SimScheduler
+from tests.sim.sim_runner import SimRunner
+from tests.sim.world import HOLD_AWARE_KIND, SimWorld
+
+LOCK_FILE = "lock"
+"""The file that keeps a second daemon out, until a user removes it."""
+
+
+WATCH_DELAY_S = 10.0
+"""Mean delay until a watch reports that a node was left isolated."""
+
+
+class DaemonProcess:
+    """A daemon from its start to its end."""
+
+    def __init__(self, world: SimWorld, number: int, state_dir: Path, settings: Settings) -> None:
+        self.process = SimProcess(f"daemon {number}")
+        self.state: State | None = None
+        self.daemon: Daemon | None = None
+        self.store: FaultyStore | None = None
+        self.exit_error: BaseException | None = None
+        self.epoch = 0
+        self._world = world
+        self._state_dir = state_dir
+        self._settings = settings
+        self._compiler = TeamPlanCompiler(settings.teams)
+        self._close_callbacks: list[Callable[[], None]] = []
+        self.task = world.loop.start_in(self.process, self._run())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was neither cut off nor has ended."""
+        return self.process.alive and not self.task.done()
+
+    def run(self, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a request in the daemon, like a handler of its socket."""
+        return self._world.loop.start_in(self.process, coro)
+
+    def stop(self) -> None:
+        """Stop it, like SIGTERM."""
+        self.task.cancel()
+
+    def close_files(self) -> None:
+        """Close its files and locks, like the kernel at a process's end."""
+        for close in self._close_callbacks:
+            close()
+        self._close_callbacks.clear()
+
+    def compile(self, content: Any) -> Any:
+        """Compile a plan."""
+        return self._compiler(content)
+
+    async def reload(self, settings: Settings) -> None:
+        """Apply other pools and another max_parallel, like a reload."""
+        state, world = self.state, self._world
+        if state is None or world.is_finished:
+            return
+        update_limits = state.index.update_limits
+
+        def on_limits(*args: Any) -> None:
+            world.checker.on_settings(settings)
+            update_limits(*args)
+
+        state.index.update_limits = on_limits  # type: ignore[method-assign]
+        try:
+            await SettingsReloader(state, self._compiler, state.wake_up)._apply(
+                settings, ("max_parallel", "pools")
+            )
+        except RolloutdError:
+            return
+        finally:
+            state.index.update_limits = update_limits  # type: ignore[method-assign]
+        world.coverage.count("fault:settings-changed")
+        state.wake_up()
+
+    async def _run(self) -> None:
+        world = self._world
+        store = await open_store(self._state_dir, compile_plan=self.compile, inline=True, now=world.now)
+        writer = store._writer
+        assert writer is not None
+        executors: tuple[Any, Any] = (store._reader, writer._executor)
+        self._close_callbacks += [*(each.connection.close for each in executors), writer._lock.release]
+        try:
+            await self._serve(store, writer)
+        finally:
+            await store.close()  # at a regular stop; a power cut never gets here
+
+    async def _serve(self, store: SqliteStore, writer: Any) -> None:
+        world = self._world
+        self.store = faulty_store = FaultyStore(store, world, self.process)
+        faulty_store.intercept_writes(writer._batch_writer)
+        snapshot = await store.load_snapshot()
+        access = FaultyAccess(world, self.process)
+        self.epoch = access.epoch = world.epoch = snapshot.epoch
+        world.taken_over_at = world.loop.time()
+        clock = SimClock(world)
+        world.checker.on_settings(self._settings)
+        index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
+        head = await store.latest_audit_entry()
+        state = State(index, faulty_store, clock, self._settings, ChangeNotifier(head.seq if head else 0))
+        state.update_connections(await store.load_connections())
+        await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")
+        faulty_store.state = state
+        world.checker.daemon_started_at = clock.now()
+        adapters = AdapterSet(
+            SimRunner(access),
+            {kind: SimIsolator(access, kind) for kind in ("command", "playbook")}
+            | {HOLD_AWARE_KIND: SimCordon(access)},
+            {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
+            self._playbook_tree,
+            {"kubernetes": SimProbe(access)},
+        )
+        self.daemon = Daemon(
+            state,
+            adapters,
+            inventories=[SimInventory(access)],
+            observers=[SimObserver(access)],
+            scheduler=SimScheduler(world),
+        )
+        self.state = state
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._report_left_nodes(state))
+            await self.daemon.run()
+            watching.cancel()
+
+    async def _report_left_nodes(self, state: State) -> None:
+        """Report nodes that were left isolated, and their release, like a watch on the cluster."""
+        while True:
+            await self._world.latency(WATCH_DELAY_S)
+            reported = {observation.node for observation in state.index.left_cordoned()}
+            for machine in self._world.machines.values():
+                if (machine.name in reported) != bool(
+                    machine.left_isolated_by
+                ) and machine.name in state.index.nodes:
+                    now = state.now()
+                    seen = Observation(
+                        machine.name,
+                        NodeHealth.UP,
+                        now,
+                        "watched",
+                        machine.cordoned_by_other,
+                        machine.left_isolated_by,
+                    )
+                    self._world.checker.feed_oracle(
+                        "saw", node=machine.name, up=True, foreign=machine.cordoned_by_other
+                    )
+                    state.index.record_observations([seen], now)
+                    state.wake_up()
+
+    def open_read_only(self) -> Coroutine[Any, Any, None]:
+        """Read the file while the daemon runs, like `rolloutctl audit`."""
+        return self._open_read_only()
+
+    async def _open_read_only(self) -> None:
+        store = await open_store(self._state_dir, compile_plan=self.compile, read_only=True, inline=True)
+        try:
+            await store.load_snapshot()
+            await store.latest_audit_entry()
+        finally:
+            await store.close()
+
+    async def _playbook_tree(self, rollout: str) -> Path:
+        assert self.store is not None
+        await self.store.load_plan(rollout)
+        return PLAYBOOK_TREE
+
+
+def remove_lock(state_dir: Path) -> None:
+    """Remove the lock file, like a user who takes it for a leftover."""
+    (state_dir / LOCK_FILE).unlink(missing_ok=True)

@@ -1,0 +1,180 @@
+"""The real store of one daemon process, with injected faults.
+
+A commit can fail, and the power can fail right before and right after it.  The
+checker gets each committed event; before each commit, the invariants check the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.invariants.violations import violations
+from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
+from machines.model.limits import Limits
+from machines.model.node import Observation
+from machines.model.traffic import TrafficResult
+from rolloutd.engine.state import State
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import AuditEntry
+from rolloutd.store import SqliteStore
+from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
+from tests.sim.fault_plan import EffectOutcome
+from tests.sim.loop import SimProcess
+from tests.sim.world import SimWorld
+
+
+class FaultyStore:
+    """ports.Store over SqliteStore, for one daemon process."""
+
+    def __init__(self, inner: SqliteStore, world: SimWorld, process: SimProcess) -> None:
+        self.state: State | None = None
+        self._inner = inner
+        self._world = world
+        self._process = process
+        self._snapshot_before: FactsSnapshot | None = None
+        self._observations_before: tuple[Observation, ...] = ()
+        self._traffic_before: tuple[TrafficResult, ...] = ()
+        self._limits_before: Limits | None = None
+        self._committed_at = 0.0
+        self._pending_batches: deque[Sequence[Event]] = deque()
+
+    async def commit(
+        self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
+    ) -> tuple[AuditEntry, ...]:
+        """Commit, with the fault plan's outcome."""
+        world = self._world
+        if world.is_finished:
+            raise StoreFailed("all is over")
+        label = "commit " + " ".join(_label(event) for event in events)
+        outcome = world.fault_plan.next_outcome(label)
+        for _ in range(world.streams.latency.randrange(4)):
+            await asyncio.sleep(0)  # a write takes turns of the loop: others may come, and wait
+        self.check_last_commit()
+        if outcome is EffectOutcome.CUT_BEFORE:
+            await world.cut_power(self._process)
+        if outcome in (EffectOutcome.FAILS, EffectOutcome.ANSWER_LOST):
+            # What SQLite has committed it also says; its answer can be lost only by dying.
+            raise StoreFailed(f"nothing was written: {label}")
+        self._snapshot_facts(at)
+        self._pending_batches.append(events)
+        try:
+            entries = await self._inner.commit(events, actor=actor, cause=cause, at=at)
+        finally:
+            self._pending_batches = deque(each for each in self._pending_batches if each is not events)
+        if outcome is EffectOutcome.TWICE and not any(isinstance(event, TargetChanged) for event in events):
+            await self._commit_again(events, actor, cause, at)
+        if outcome is EffectOutcome.CUT_AFTER:
+            await world.cut_power(self._process)
+        return entries
+
+    def intercept_writes(self, writer: BatchWriter) -> None:
+        """Report each transaction when it is on disk, also if the daemon dies before the answer."""
+        write = writer.write
+
+        def overheard(batch: Sequence[Transaction]) -> list[TransactionResult]:
+            batch_events = [self._pending_batches.popleft() if self._pending_batches else () for _ in batch]
+            answers = write(batch)
+            for events, answer in zip(batch_events, answers, strict=True):
+                if isinstance(answer, tuple) and not self._world.is_finished:
+                    self._on_commit(events)
+            return answers
+
+        writer.write = overheard  # type: ignore[method-assign]
+
+    def _on_commit(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self._world.record("commit " + " ".join(_label(event) for event in events))
+        self._world.checker.on_commit(events)
+        for event in events:
+            if isinstance(event, PhaseMoved):
+                self._world.coverage.count(f"edge:{event.trigger}-{event.source}")
+
+    def check_last_commit(self) -> None:
+        """Check the last commit's facts with the invariants."""
+        if self.state is None or self._snapshot_before is None:
+            return
+        index = self.state.index
+        problems = violations(
+            self._snapshot_before,
+            index.snapshot(),
+            limits=self._limits_before or index.limits,
+            observations=self._observations_before,
+            traffic=self._traffic_before,
+            now=self._committed_at,
+        )
+        for text in problems:
+            self._world.checker.report_violation(f"violation: {text}")
+        self._snapshot_before = None
+
+    async def compare_with_disk(self) -> None:
+        """Compare the facts in memory with those on disk, while no other write runs."""
+        assert self.state is not None
+        async with self.state.exclusive_commit():
+            in_memory, on_disk = self.state.index.snapshot(), await self._inner.load_snapshot()
+        loaded_ids = {rollout.id for rollout in on_disk.rollouts}
+        filtered: dict[str, Sequence[Any]] = {
+            "rollouts": [each for each in in_memory.rollouts if each.id in loaded_ids],
+            "targets": [each for each in in_memory.targets if each.rollout in loaded_ids],
+        }
+        for name in ("nodes", "holds", "freezes", "rollouts", "targets"):
+            here: Sequence[Any] = filtered.get(name, getattr(in_memory, name, ()))
+            there: Sequence[Any] = getattr(on_disk, name)
+            differences = [each for each in here if each not in there] + [
+                each for each in there if each not in here
+            ]
+            for difference in differences:
+                self._world.checker.report_violation(
+                    f"{name} in memory differ from those on disk: {difference}"
+                )
+
+    def _snapshot_facts(self, at: float) -> None:
+        if self.state is not None:
+            self._snapshot_before = self.state.index.snapshot()
+            self._observations_before = tuple(self.state.index.observations)
+            self._traffic_before = tuple(self.state.index.traffic)
+            self._limits_before = self.state.index.limits
+            self._committed_at = at
+
+    async def _commit_again(self, events: Sequence[Event], actor: Actor, cause: str, at: float) -> None:
+        """Repeat a commit: it is refused, or changes nothing."""
+        try:
+            await self._inner.commit(events, actor=actor, cause=cause, at=at)
+        except StoreFailed:
+            return
+
+    async def load_steps(self, *args: Any, **named: Any) -> Any:
+        """Read, or raise a disk error."""
+        self._maybe_raise()
+        return await self._inner.load_steps(*args, **named)
+
+    async def has_unfinished_run(self, node: str) -> bool:
+        """Read, or raise a disk error."""
+        self._maybe_raise()
+        return await self._inner.has_unfinished_run(node)
+
+    async def load_plan(self, rollout: str) -> Any:
+        """Read, or raise a disk error."""
+        self._maybe_raise()
+        return await self._inner.load_plan(rollout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _maybe_raise(self) -> None:
+        if self._world.fault_plan.chance("read-fails", 0.02):
+            raise StoreFailed("the disk answers with errors")
+
+
+def _label(event: Event) -> str:
+    match event:
+        case PhaseMoved():
+            return f"{event.trigger}:{event.node}"
+        case StepRecorded(record=record):
+            return f"{record.action}-{record.state}:{record.node}:{record.step}#{record.number}"
+        case _:
+            return type(event).__name__

@@ -1,0 +1,97 @@
+"""Known bugs of the daemon: the simulation must find every one (`python -m tests.sim.mutants [NAME...]`).
+
+The simulation that finds a bug must pass without it, so that it is the bug that was found.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from machines.facts import availability, votes
+from machines.workflow.isolation_plan import IsolationPlan
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.driver import Driver
+from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
+from tests.sim.__main__ import run_many, run_one, small_names
+from tests.support.mutation import Mutant
+
+MUTANT_SEEDS = 400
+"""Seeds within which every bug is found; most are found within twenty."""
+
+MUTANTS = (
+    Mutant(
+        "deadline-counts-downtime",
+        Driver._elapsed_s,
+        "max(target.since, self._daemon_started_at)",
+        "target.since",
+    ),
+    Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
+    Mutant(
+        "outcome-recorded-before-the-act",
+        Isolation.undo,
+        """
+        result = await self._capture_errors(
+            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
+        )
+        is_restored = action.is_last and isinstance(result, Ok)
+        await self._journal.finish(record, result, isolated=False if is_restored else None)
+        """,
+        """
+        await self._journal.finish(record, Ok("undone"), isolated=False if action.is_last else None)
+        await self._capture_errors(
+            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
+        )
+        """,
+    ),
+    Mutant(
+        "processes-left-on-the-node-forgotten",
+        PlaybookExecution.clean_up_stale_runs,
+        "isinstance(result, Ok)",
+        "True",
+    ),
+    Mutant(
+        "restart-forgets-admitted-nodes",
+        Daemon._update_drivers,
+        "key in self._drivers",
+        "key in self._drivers or target.since < self._started_at",
+    ),
+    Mutant(
+        "slot-freed-on-failure",
+        availability._target_code,
+        "UnavailabilityCause.FAILED",
+        "None",
+    ),
+    Mutant("traffic-not-probed-again", IsolationPlan.required_probe, "self.probes", "()"),
+    Mutant(
+        "vote-counted-for-another-digest",
+        votes.valid_votes,
+        "vote.digest == rollout.digest.whole",
+        "True",
+    ),
+)
+
+
+def main() -> int:
+    """Run the named mutants, or all of them; return 1 if one was not found."""
+    wanted = sys.argv[1:] or [mutant.name for mutant in MUTANTS]
+    undetected = [name for name in wanted if not is_detected(name)]
+    for name in undetected:
+        print(f"{name}: NOT FOUND")
+    return 1 if undetected else 0
+
+
+def is_detected(name: str) -> bool:
+    """Return whether the simulation finds the bug, and finds nothing without it."""
+    (mutant,) = (each for each in MUTANTS if each.name == name)
+    names = [*small_names("some"), *(f"seed {seed}" for seed in range(MUTANT_SEEDS))]
+    with mutant.applied():
+        result = next((each for each in run_many(names) if each.violations), None)
+    if result is None:
+        return False
+    print(f"{name}: {result.name}: {result.violations[0]}", flush=True)
+    return not run_one(result.name).violations
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""A user who gives random commands at random times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from machines.facts import votes as ballots
+from machines.model.events import VoteCast
+from machines.model.plan import GateName
+from machines.model.rollout import Rollout, Target, Vote
+from machines.model.windows import Window
+from machines.states import IN_FLIGHT_PHASES, Phase
+from rolloutd.commands import holds_and_freezes, rollout_commands, team_rules, voting
+from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.voting import Ballot
+from rolloutd.engine.state import State
+from tests.sim.people import ALL_USERS, ANSWER_TIMEOUT_S, OLGA, SAM, SimUser, SimUsers
+
+MAX_SUPERSEDES = 2
+"""Rollouts that take over from another one, at most: each walks the whole fleet again."""
+
+UTC = ZoneInfo("UTC")
+
+WITHDRAW_DELAY_S = 60.0
+"""How long somebody's no stands, more or less, before they take it back."""
+
+
+class RandomUser:
+    """All users; the seed draws the user and the command."""
+
+    def __init__(self, users: SimUsers) -> None:
+        self._users = users
+        self._freezes = 0
+        self._superseding = 0
+
+    async def act_randomly(self, people: random.Random, pace_s: float) -> None:
+        """Do something now and then."""
+        actions = [getattr(self, f"_{name}") for name in _ACTIONS]
+        while True:
+            await asyncio.sleep(people.expovariate(1.0 / pace_s))
+            state = self._users.current_state()
+            if state is not None and state.index.rollouts:
+                await people.choice(actions)(people, state)
+
+    async def _vote(self, people: random.Random, state: State) -> None:
+        rollout, who = self._users.random_rollout(people, state), people.choice(ALL_USERS)
+        ballot = Ballot(people.choice(list(GateName)), people.random() < 0.93, "tests")
+        if people.random() < 0.1:
+            ballot = replace(ballot, digest="of another plan")
+        if ballot.gate is GateName.PROCEED:
+            nodes = tuple(sorted(self._users.world.machines)[: people.randrange(3)])
+            until = None if people.random() < 0.5 else state.now() + 600.0
+            more = people.randrange(3) if until is None else 0
+            ballot = replace(ballot, nodes=nodes if not more else (), more=more, until=until)
+        await self._users.run_command(
+            who, "vote", lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot)
+        )
+
+    async def _vote_of_old(self, people: random.Random, state: State) -> None:
+        """Let a vote for another digest come from somewhere: an older version, a restored backup."""
+        rollout, who = self._users.random_rollout(people, state), people.choice((SAM, OLGA))
+        gate = people.choice(list(GateName))
+
+        def cast(now: State) -> Events:
+            votes = now.index.rollout(rollout).votes
+            failures = tuple(each.id for each in now.index.rollout(rollout).failures)
+            name = f"{rollout}#v{len(votes) + 1}"
+            wave = voting.resolve_wave(now, now.index.rollout(rollout), gate, None)
+            vote = Vote(
+                name,
+                gate,
+                "of another plan",
+                who.actor,
+                True,
+                "",
+                now.now(),
+                ("infra", "a", "b"),
+                wave,
+                failures,
+            )
+            return (VoteCast(rollout, vote),)
+
+        await self._users.run_command(who, "vote-of-old", cast)
+
+    async def _withdraw(self, people: random.Random, state: State) -> None:
+        """Say something at a gate that waits, come to regret it, and take back what can be."""
+        rollout = state.index.rollout(self._users.random_rollout(people, state))
+        asked = [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
+        places = [(GateName.START, ""), *asked]
+        waiting = [at for at in places if not rollout.closed and not ballots.was_opened(rollout, *at)]
+        if not waiting:
+            return
+        (gate, wave), who = people.choice(waiting), people.choice((SAM, OLGA))
+        cast = ballots.valid_votes(rollout, gate, wave)
+        if not any(vote.actor.uid == who.uid for vote in cast):
+            await self._users.vote(who, rollout.id, Ballot(gate, False, "tests", wave=wave or None))
+            await asyncio.sleep(people.expovariate(1.0 / WITHDRAW_DELAY_S))
+        await self._withdraw_vote(who, rollout.id, gate, wave or None)
+
+    async def _withdraw_vote(self, who: SimUser, rollout: str, gate: GateName, wave: str | None) -> None:
+        await self._users.run_command(
+            who,
+            "withdraw",
+            lambda now: voting.withdraw(
+                now, who, now.index.rollout(rollout), gate, "tests", team=None, wave=wave
+            ),
+        )
+
+    async def _pause(self, people: random.Random, state: State) -> None:
+        await self._users.command_rollout(rollout_commands.pause, self._users.random_rollout(people, state))
+
+    async def _resume(self, people: random.Random, state: State) -> None:
+        await self._users.command_rollout(rollout_commands.resume, self._users.random_rollout(people, state))
+
+    async def _cancel(self, people: random.Random, state: State) -> None:
+        if people.random() < 0.15:
+            await self._users.command_rollout(
+                people.choice((rollout_commands.cancel, _cancel_now)),
+                self._users.random_rollout(people, state),
+            )
+
+    async def _delete(self, people: random.Random, state: State) -> None:
+        closed = [name for name, rollout in state.index.rollouts.items() if rollout.closed]
+        if closed and people.random() < 0.3:
+            await self._users.run_command(OLGA, "delete", lambda now: _delete_rollout(now, closed[0]))
+
+    async def _supersede(self, people: random.Random, state: State) -> None:
+        """Submit the same change with another policy, to take over from a rollout that is still going."""
+        open_rollouts = [rollout for rollout in state.index.rollouts.values() if not rollout.closed]
+        if not open_rollouts or self._superseding >= MAX_SUPERSEDES:
+            return
+        self._superseding += 1
+        old, name = people.choice(open_rollouts), f"S{self._superseding}"
+        if await self._users.supersede(OLGA, old, name):
+            self._users.world.coverage.count("user:supersede")
+
+    async def _stop(self, people: random.Random, state: State) -> None:
+        await self._users.command_rollout(_stop, self._users.random_rollout(people, state))
+
+    async def _advance(self, people: random.Random, state: State) -> None:
+        rollout = self._users.random_rollout(people, state)
+        waiting = [t.node for t in state.index.targets(rollout) if t.phase is Phase.PENDING]
+        if waiting:
+            await self._users.command_node(rollout_commands.advance, rollout, people.choice(sorted(waiting)))
+
+    async def _retry(self, people: random.Random, state: State) -> None:
+        await self._command_some_node(people, state, rollout_commands.retry)
+
+    async def _rollback(self, people: random.Random, state: State) -> None:
+        await self._command_some_node(people, state, rollout_commands.rollback)
+
+    async def _skip(self, people: random.Random, state: State) -> None:
+        await self._command_some_node(people, state, people.choice((_skip, _return, _leave)))
+
+    async def _return(self, people: random.Random, state: State) -> None:
+        await self._users.return_node(people.choice(sorted(self._users.world.machines)))
+
+    async def _hold(self, people: random.Random, state: State) -> None:
+        targets = [t for name in state.index.rollouts for t in state.index.targets(name)]
+        at_work = {target.node for target in targets if target.phase in IN_FLIGHT_PHASES}
+        node = people.choice(sorted(at_work or self._users.world.machines))
+        until = None if people.random() < 0.5 else state.now() + 300.0
+        await self._users.run_command(
+            OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests", until=until)[1]
+        )
+
+    async def _release(self, people: random.Random, state: State) -> None:
+        held = {hold.node for hold in state.index.holds} or self._users.world.machines
+        node = people.choice(sorted(held))
+        await self._users.run_command(OLGA, "release", lambda now: holds_and_freezes.release(now, OLGA, node))
+
+    async def _freeze(self, people: random.Random, state: State) -> None:
+        scope = people.choice(("all", "team/a", "rack/r1", "node/n1", "node/n2"))
+        until = None if people.random() < 0.5 else state.now() + 300.0
+        self._freezes += 1
+        fresh = f"f{self._freezes}"
+        await self._users.run_command(
+            OLGA, "freeze", lambda now: holds_and_freezes.freeze(now, OLGA, scope, "tests", until, fresh)
+        )
+
+    async def _team(self, people: random.Random, state: State) -> None:
+        """Let a team open its window only some hours of the day, or always."""
+        team = people.choice(("a", "b"))
+        hours = people.choice(((), (Window(frozenset(range(7)), 9 * 60, 15 * 60, UTC),)))
+        await self._users.run_command(
+            OLGA, "team", lambda now: team_rules.set_team_rules(now, OLGA, team, hours, None, "tests")
+        )
+
+    async def _unfreeze(self, people: random.Random, state: State) -> None:
+        scopes = [freeze.id for freeze in state.index.freezes]
+        if scopes:
+            await self._users.run_command(
+                OLGA, "unfreeze", lambda now: holds_and_freezes.unfreeze(now, OLGA, scopes[0])
+            )
+
+    async def _cordon(self, people: random.Random, state: State) -> None:
+        pending = {
+            t.node for name in state.index.rollouts for t in state.index.targets(name) if not t.attempt
+        }
+        names = sorted(pending) or sorted(self._users.world.machines)
+        machine = self._users.world.machines[people.choice(names)]
+        if self._users.world.cordon(machine):
+            self._users.world.coverage.count("fault:foreign-cordon")
+
+    async def _uncordon(self, people: random.Random, state: State) -> None:
+        self._users.world.uncordon(
+            self._users.world.machines[people.choice(sorted(self._users.world.machines))]
+        )
+
+    async def _refresh(self, people: random.Random, state: State) -> None:
+        life = self._users.current_daemon()
+        if life is not None and life.daemon is not None:
+            daemon = life.daemon
+
+            async def refresh() -> None:
+                if not self._users.world.is_finished:
+                    daemon.refresh_inventory()
+
+            life.run(refresh())
+
+    async def _read(self, people: random.Random, state: State) -> None:
+        """Look around, as whoever watches does."""
+        life = self._users.current_daemon()
+        if life is None or life.store is None:
+            return
+        keeper, rollout = life.store, self._users.random_rollout(people, state)
+
+        async def read() -> None:
+            await keeper.read_audit(after=3, limit=10, rollout=rollout)
+            await keeper.list_closed_rollouts()
+            await keeper.load_targets(rollout)
+            await keeper.load_rollout(rollout)
+            digest = state.index.rollout(rollout).digest
+            await keeper.find_nodes_with_change(digest.change)
+            await keeper.find_identical(digest.change, "", digest.policy)
+            await life.open_read_only()
+
+        task = life.run(read())
+        await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
+
+    async def _command_some_node(self, people: random.Random, state: State, order: Any) -> None:
+        rollout = self._users.random_rollout(people, state)
+        targets = sorted(state.index.targets(rollout), key=lambda t: t.node)
+        failed = [t for t in targets if t.phase is Phase.FAILED] or targets
+        await self._users.command_node(order, rollout, people.choice(failed).node)
+
+
+def _delete_rollout(now: State, rollout: str) -> Events:
+    return rollout_commands.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
+
+
+def _stop(*args: Any) -> Events:
+    return rollout_commands.pause(*args, stop=True)
+
+
+def _cancel_now(*args: Any) -> Events:
+    return rollout_commands.cancel(*args, stop=True)
+
+
+def _skip(state: State, who: SimUser, rollout: Rollout, target: Target, reason: str) -> Events:
+    return rollout_commands.skip(state, who, rollout, target, reason, None)
+
+
+def _return(state: State, who: SimUser, rollout: Rollout, target: Target, reason: str) -> Events:
+    return rollout_commands.skip(state, who, rollout, target, reason, "return")
+
+
+def _leave(state: State, who: SimUser, rollout: Rollout, target: Target, reason: str) -> Events:
+    return rollout_commands.skip(state, who, rollout, target, reason, "leave")
+
+
+_ACTIONS = (
+    *("vote", "vote", "vote", "vote_of_old", "withdraw", "withdraw", "pause", "resume", "resume", "cancel"),
+    *(
+        "retry",
+        "retry",
+        "rollback",
+        "rollback",
+        "skip",
+        "return",
+        "hold",
+        "hold",
+        "release",
+        "freeze",
+        "unfreeze",
+    ),
+    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team", "supersede"),
+)

@@ -1,0 +1,62 @@
+"""The faults, outcomes and edges that a run of many simulations must cover.
+
+A fault that never occurs proves nothing, so its absence is a failure.
+"""
+
+from __future__ import annotations
+
+from machines.states import EDGES, Phase, Trigger
+from tests.sim.fault_plan import EffectOutcome, RunFate
+from tests.sim.random_streams import Coverage
+
+UNUSED_EDGES = frozenset({(Trigger.DRIFTED, Phase.DONE), (Trigger.ROLLED_BACK, Phase.FAILED)})
+"""Edges of the table that no part of the daemon takes yet."""
+
+FAULTS = (
+    "clock-jumps",
+    "crash",
+    "database-locked",
+    "foreign-cordon",
+    "held-during-attempt",
+    "inventory-shrinks",
+    "isolation-never-ends",
+    "isolation-undone",
+    "label-changes",
+    "daemon-ended-itself",
+    "inspect-busy",
+    "machine-down",
+    "node-down",
+    "observer-fails",
+    "old-boot-id",
+    "read-fails",
+    "settings-changed",
+    "observation-lost",
+    "source-fails",
+    "ssh-refused",
+    "ssh-slow",
+    "ssh-timeout",
+    "started-twice",
+    "stopped",
+    "traffic-before",
+    "traffic-between",
+    "traffic-busy",
+    "traffic-unknown",
+    "two-daemons",
+)
+
+USER_ACTIONS = (
+    *("vote", "vote-of-old", "withdraw", "pause", "resume", "cancel", "retry", "rollback", "skip", "leave"),
+    *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
+)
+
+
+def missing_coverage(coverage: Coverage) -> list[str]:
+    """Return what should have happened and did not."""
+    wanted = [
+        f"edge:{way.trigger}-{way.source}" for way in EDGES if (way.trigger, way.source) not in UNUSED_EDGES
+    ]
+    wanted += [f"fault:{name}" for name in FAULTS]
+    wanted += [f"fault:{fate}" for fate in RunFate if fate is not RunFate.ENDS]
+    wanted += [f"outcome:{way}" for way in EffectOutcome if way is not EffectOutcome.SUCCEEDS]
+    wanted += [f"user:{name}" for name in USER_ACTIONS]
+    return [name for name in wanted if not coverage.counts.get(name)]

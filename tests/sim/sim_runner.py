@@ -1,0 +1,111 @@
+"""The daemon's playbook runs over the world: claims, wrappers and handles, less the processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+from rolloutd.errors import AdapterFailed, NotFound
+from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Unknown
+from tests.sim.fault_injection import FaultyAccess
+from tests.sim.world import SimRun
+
+POLL_S = 3.0
+"""How long a look at a run's progress takes, about."""
+
+CLAIM_LIMIT_S = 30.0
+"""How long a wrapper may take to claim its run, as with the real runner."""
+
+
+class SimRunner:
+    """ports.Runner: claims, wrappers and handles as the real one has them, less the processes."""
+
+    def __init__(self, access: FaultyAccess) -> None:
+        self._access = access
+
+    async def start(self, request: RunRequest) -> str:
+        """Start the run, or find it by its claim; without a claim it is begun under another handle."""
+        world = self._access.world
+        for number in itertools.count(1):
+            handle = request.run_id if number == 1 else f"{request.run_id}~{number}"
+            run = world.runs.get(handle)
+            if run is None:
+                break
+            if run.claimed_by == "wrapper":
+                return handle
+            run.claimed_by = "daemon"
+        world.checker.uncertain_runs.discard(handle)
+        try:
+            await self._access.run_effect(
+                f"start {handle}", lambda: world.spawn(handle, request), on_refused=self._raise_disk_full
+            )
+        except (TimeoutError, OSError):
+            world.checker.uncertain_runs.add(handle)
+            raise
+        until = asyncio.get_running_loop().time() + CLAIM_LIMIT_S
+        while not world.runs[handle].claimed_by and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.1)
+        return handle
+
+    async def get_state(self, handle: str) -> RunState:
+        """Say where the run stands."""
+        run = self._find(handle)
+        if run.result is None and not run.has_wrapper:
+            return RunState(Unknown(f"the run on {run.request.node} was lost"), run.percent)
+        if isinstance(run.result, Ok):
+            self._access.world.checker.on_run_succeeded(handle)
+        return RunState(run.result, run.percent, "a task" if run.percent else "")
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        """Return a moment later."""
+        await asyncio.sleep(POLL_S * (0.5 + self._access.world.streams.latency.random()))
+        return await self.get_state(handle)
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        """Nobody reads them here."""
+        nothing: tuple[RunEvent, ...] = ()
+        for event in nothing:
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        """End every process of the run."""
+        run = self._access.world.runs.get(handle)
+        if run is None:
+            return
+
+        world = self._access.world
+        await self._access.run_effect(f"cancel {handle}", lambda: world.cancel(run), on_refused=lambda: None)
+        if handle in world.machines[run.request.node].runs and run.ignored_signals:
+            raise AdapterFailed(f"{run.request.node}: processes of {handle} do not end")
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, keep: str | None, timeout_s: float
+    ) -> Ok | Failed | Unknown:
+        """End what older runs left on the node."""
+        world = self._access.world
+        self._access.check_leadership(f"clear {host.name}")
+        await self._access.connect(host.name)
+
+        def sweep() -> Ok | Failed:
+            left = world.kill_stale_runs(host.name, keep, "its processes were ended")
+            if left:
+                return Failed(f"{host.name}: processes of {', '.join(left)} do not end")
+            return Ok("nothing is left")
+
+        result: Ok | Failed = await self._access.run_effect(
+            f"clear {host.name}",
+            sweep,
+            on_refused=lambda: Failed(f"{host.name}: connection refused"),
+            already_started=True,
+        )
+        return result
+
+    def _find(self, handle: str) -> SimRun:
+        try:
+            return self._access.world.runs[handle]
+        except KeyError:
+            raise NotFound(f"there is no run {handle}") from None
+
+    def _raise_disk_full(self) -> None:
+        raise OSError("no space left on device")

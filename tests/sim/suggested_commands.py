@@ -1,0 +1,101 @@
+"""A check of the commands that reasons suggest: each is tried for every user it names.
+
+Commands are functions from the facts to events, so the check asks what would follow and writes nothing.  A
+reason whose command is refused to every user is a lie at three in the morning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from machines.model.plan import GateName
+from machines.model.reasons import Remedy, RemedyKind
+from machines.scheduler.decide import explain_rollout_nodes
+from rolloutd.commands import holds_and_freezes, rollout_commands, voting
+from rolloutd.commands.voting import Ballot
+from rolloutd.engine.state import State
+from rolloutd.errors import NotAllowed, NotFound, Refused
+from rolloutd.reason_text import describe, lifted_by
+from tests.sim.people import ALL_USERS, SimUser
+
+Args = Mapping[str, Any]
+CommandAttempt = Callable[[State, SimUser, Args], object]
+
+
+def refused_suggestions(state: State) -> Iterator[str]:
+    """Yield a sentence for every reason that suggests only commands that no user may give."""
+    for rollout in [name for name, each in state.index.rollouts.items() if not each.closed]:
+        for node, reason in explain_rollout_nodes(state.index, rollout, state.now()).items():
+            refusals = [] if reason.remedy is None else list(_refusals(state, reason.remedy))
+            if refusals and None not in refusals:
+                suggestion = f"{lifted_by(reason)!r} is refused: {refusals[0]}"
+                yield f"{node} of {rollout} waits ({describe(reason)}); {suggestion}"
+
+
+def _refusals(state: State, remedy: Remedy) -> Iterator[str | None]:
+    """Yield why each command was refused to each user who may give it; None for one that was not."""
+    for attempt in _ATTEMPTS.get(remedy.kind, ()):
+        for who in ALL_USERS:
+            if remedy.who not in (None, who.user):
+                continue
+            try:
+                attempt(state, who, remedy.args)
+            except (Refused, NotAllowed, NotFound) as error:
+                yield f"{attempt.__name__} by {who.user}: {error}"
+            else:
+                yield None
+
+
+def _approve(state: State, who: SimUser, args: Args) -> object:
+    ballot = Ballot(GateName(args["gate"]), True, "tests", team=args.get("team"))
+    return voting.vote(state, who, state.index.rollout(args["rollout"]), ballot)
+
+
+def _withdraw(state: State, who: SimUser, args: Args) -> object:
+    rollout, gate = state.index.rollout(args["rollout"]), GateName(args["gate"])
+    return voting.withdraw(state, who, rollout, gate, "tests", team=None, wave=args["wave"] or None)
+
+
+def _resume(state: State, who: SimUser, args: Args) -> object:
+    return rollout_commands.resume(state, who, state.index.rollout(args["rollout"]), "tests")
+
+
+def _retry(state: State, who: SimUser, args: Args) -> object:
+    rollout, target = state.index.rollout(args["rollout"]), state.index.target(args["rollout"], args["node"])
+    return rollout_commands.retry(state, who, rollout, target, "tests")
+
+
+def _rollback(state: State, who: SimUser, args: Args) -> object:
+    rollout, target = state.index.rollout(args["rollout"]), state.index.target(args["rollout"], args["node"])
+    return rollout_commands.rollback(state, who, rollout, target, "tests")
+
+
+def _skip(state: State, who: SimUser, args: Args) -> object:
+    rollout, target = state.index.rollout(args["rollout"]), state.index.target(args["rollout"], args["node"])
+    return rollout_commands.skip(state, who, rollout, target, "tests", "return" if target.isolated else None)
+
+
+def _return(state: State, who: SimUser, args: Args) -> object:
+    return rollout_commands.return_node(state, who, args["node"], "tests")
+
+
+def _release(state: State, who: SimUser, args: Args) -> object:
+    return holds_and_freezes.release(state, who, args["node"], id=args.get("id"))
+
+
+def _unfreeze(state: State, who: SimUser, args: Args) -> object:
+    return holds_and_freezes.unfreeze(state, who, args["id"])
+
+
+_ATTEMPTS: Mapping[RemedyKind, tuple[CommandAttempt, ...]] = {
+    RemedyKind.APPROVE: (_approve,),
+    RemedyKind.WITHDRAW: (_withdraw,),
+    RemedyKind.RESUME: (_resume,),
+    RemedyKind.RETRY: (_retry, _skip, _rollback),
+    RemedyKind.ADD_TEAM: (_skip,),
+    RemedyKind.SKIP: (_skip,),
+    RemedyKind.RETURN: (_return,),
+    RemedyKind.RELEASE: (_release,),
+    RemedyKind.UNFREEZE: (_unfreeze,),
+}

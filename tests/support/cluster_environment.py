@@ -1,0 +1,161 @@
+"""A cluster and the real daemon over it: one sshd is all its nodes, an API server on loopback.
+
+For acceptance tests and benches.  It knows no pytest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION, KEPT_FOR_ANNOTATION
+from tests.support.cluster_sandbox import ClusterSandbox as Cluster
+from tests.support.cluster_sandbox import KubernetesApi
+from tests.support.daemon_environment import DaemonEnvironment, plan
+from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.sshd import Sshd
+
+JSON = Any
+
+WORK_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: work
+      ansible.builtin.raw: |
+        echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+        while test -e {{ log_file }}.hold; do sleep 0.1; done
+        echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+"""
+"""One task and no module: what is walked here is the cluster."""
+
+
+TEAMS = 4
+POOLS = tuple(f"t{number}" for number in range(1, TEAMS + 1))
+
+
+@dataclass
+class ClusterEnvironment:
+    """A cluster, and a daemon that walks it."""
+
+    kubernetes: FakeKubernetes
+    sandbox: Cluster
+    daemon: DaemonEnvironment
+    nodes: list[str] = field(default_factory=list)
+    probe_count: int = 0
+
+    async def in_thread(self, question: Callable[..., JSON], *words: JSON) -> JSON:
+        """Ask the daemon beside the loop in which its API server lives."""
+        return await asyncio.to_thread(question, *words)
+
+    async def rolloutctl(self, *words: str) -> str:
+        """Run rolloutctl as a person does, and return what it prints; raises when it says no."""
+        command = [sys.executable, "-m", "rolloutd.cli", "--socket", str(self.daemon.directory / "s"), *words]
+        ended = await asyncio.to_thread(
+            subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, f"{words}: {ended.returncode}: {ended.stderr}"
+        return ended.stdout + ended.stderr
+
+    async def submit(self, name: str, **spec: JSON) -> str:
+        """Submit a plan over all nodes and open its start."""
+        usual: dict[str, JSON] = {
+            "isolate": [{"kubernetes": {"drain_timeout": "10m"}}],
+            "maintain": {"playbook": "change.yml", "vars": {"log_file": str(self.daemon.log_file)}},
+            "verify": [{"kubernetes": {"ready": True, "within": "1m"}}],
+            "soak": "1s",
+        }
+        full = plan(name, **{**usual, **spec})
+        rollout = await self.in_thread(self.daemon.submit, full, {"change.yml": WORK_PLAYBOOK})
+        await self.in_thread(self.daemon.vote, rollout, "start")
+        return str(rollout)
+
+    async def wait_until(self, condition: Callable[[], JSON], what: str) -> JSON:
+        """Wait for something that the daemon says."""
+        return await self.in_thread(self.daemon.wait_until, condition, what)
+
+    async def wait_until_done(self, rollout: str) -> None:
+        """Vote where the rollout asks, and wait for its end."""
+        await self.in_thread(self.daemon.wait_for_gate, rollout, "continue")
+        await self.in_thread(self.daemon.vote, rollout, "continue")
+
+        def done() -> bool:
+            status = self.daemon.status(rollout)
+            assert status["state"] != "paused", status["reason"]
+            return bool(status["state"] == "done")
+
+        await self.wait_until(done, f"{rollout} is done")
+
+
+@contextlib.asynccontextmanager
+async def cluster_environment(
+    directory: Path, nodes: int, **settings: JSON
+) -> AsyncIterator[ClusterEnvironment]:
+    """Start an API server with nodes of TEAMS pools, one sshd that is all of them, and a daemon."""
+    async with contextlib.AsyncExitStack() as stack:
+        fake = await stack.enter_async_context(FakeKubernetes())
+        kubeconfig = fake.kubeconfig(directory / "kubeconfig")
+        api = KubernetesApi(kubeconfig)
+        await api.open()
+        stack.push_async_callback(api.close)
+        cluster = await stack.enter_async_context(Cluster(api, ready_s=0.3, end_s=0.2))
+        made = ClusterEnvironment(
+            fake,
+            cluster,
+            DaemonEnvironment(directory, {f"t{n}": {"team": f"t{n}"} for n in range(1, TEAMS + 1)}),
+        )
+        for number in range(nodes):
+            name = f"n{number + 1}"
+            labels = {"example.com/team": POOLS[number % TEAMS], "role": "worker"}
+            labels["kubernetes.io/hostname"] = f"{cluster.prefix}-{name}"
+            made.nodes.append(await cluster.node(name, labels))
+        sshd = await asyncio.to_thread(Sshd().start, directory / "sshd")
+        stack.push_async_callback(asyncio.to_thread, sshd.stop)
+        (directory / "known_hosts").write_text(sshd.known_hosts.read_text())
+        hosts = {node: dict(sshd.connection()) for node in made.nodes}
+        (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        source = {"name": "ams", "kubeconfig": str(kubeconfig), "labels": {"team": "example.com/team"}}
+        inventory = [{"ansible": {"path": str(directory / "hosts.yml")}}, {"kubernetes": source}]
+        made.daemon.write_settings(inventory=inventory, **settings)
+        stack.push_async_callback(asyncio.to_thread, made.daemon.stop)
+        await made.in_thread(made.daemon.start_daemon)
+        yield made
+
+
+def single_node_wave(node: str) -> JSON:
+    """Return the canary wave of one node; the others wait behind its gate."""
+    return {"select": f"kubernetes.io/hostname={node}"}
+
+
+def is_cordoned(env: ClusterEnvironment, node: str) -> bool:
+    """Whether the node is cordoned, by the server's own books."""
+    return bool(env.kubernetes.server.objects.get("nodes", "", node)["spec"].get("unschedulable"))
+
+
+def pods_of(env: ClusterEnvironment, node: str) -> list[str]:
+    """Return the pods on a node, by the server's own books."""
+    pods = env.kubernetes.server.objects.all("pods", "")
+    return [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node]
+
+
+async def assert_restored(env: ClusterEnvironment, node: str) -> None:
+    """Assert that nothing of ours is left on the node."""
+    after = await env.sandbox.get_node(node)
+    assert not after["spec"].get("unschedulable")
+    assert (
+        not {ISOLATED_BY_ANNOTATION, KEPT_FOR_ANNOTATION}
+        & (after["metadata"].get("annotations") or {}).keys()
+    )
+
+
+def is_in_progress(node: JSON) -> bool:
+    """Whether something is still done to a node."""
+    return node["phase"] in ("isolating", "maintaining", "verifying")

@@ -1,0 +1,302 @@
+"""A real daemon over real nodes: one sshd each, the daemon as a process of its own, asked over its socket.
+
+For acceptance tests and benches.  The nodes' playbooks write a log of their own
+(`log_file`), so what really ran is known without believing the daemon.  It
+knows no pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.source_archive import pack_tree
+from tests.support.sshd import Sshd
+
+WAIT_LIMIT_S = 300.0
+"""What is waited for comes within seconds; a machine that needs five minutes is broken."""
+
+POLL_S = 0.05
+"""Between two looks at the daemon."""
+
+CHANGE_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: begin
+      ansible.builtin.raw: echo "begin {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+    - name: work
+      ansible.builtin.shell: |
+        sleep {{ work_s | default(0) }}
+        while test -e {{ log_file }}.hold; do sleep 0.1; done
+      changed_when: true
+    - name: end
+      ansible.builtin.raw: echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpan:
+    """When a playbook ran on a node, by its own log; `end` is None when it never ended."""
+
+    node: str
+    begin: float
+    end: float | None
+
+
+class DaemonEnvironment:
+    """Nodes, a daemon and somebody who asks it."""
+
+    def __init__(self, directory: Path, labels: Mapping[str, Mapping[str, str]]) -> None:
+        self.directory = directory
+        self.labels = labels
+        self.sshds: dict[str, Sshd] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.settings: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
+        self.client = Client(directory / "s")
+
+    # -- its life
+
+    def start_nodes(self) -> None:
+        """Start one sshd per node, and write the inventory."""
+
+        def start(name: str) -> tuple[str, Sshd]:
+            return name, Sshd().start(self.directory / "nodes" / name)
+
+        with ThreadPoolExecutor(4) as pool:
+            self.sshds = dict(pool.map(start, self.labels))
+        lines = "".join(sshd.known_hosts.read_text() for sshd in self.sshds.values())
+        (self.directory / "known_hosts").write_text(lines)
+        hosts = {name: {**self.sshds[name].connection(), **self.labels[name]} for name in self.labels}
+        (self.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+
+    def write_settings(self, **more: Any) -> None:
+        """Write the daemon's settings; the current user is a member of every team."""
+        myself = pwd.getpwuid(os.geteuid()).pw_name
+        teams = {"infra", *(labels["team"] for labels in self.labels.values())}
+        inventory = {"path": str(self.directory / "hosts.yml"), "labels": ["team", "rack", "role", "canary"]}
+        self.settings = {
+            "state_dir": str(self.directory / "state"),
+            "socket": str(self.directory / "s"),
+            "inventory": [{"ansible": inventory}],
+            "pools": {"team": {"max_unavailable": 1}},
+            "teams": {team: {"members": [myself]} for team in sorted(teams)},
+            "admins": [myself],
+            "ssh": {"known_hosts": str(self.directory / "known_hosts")},
+            **more,
+        }
+        # The nodes are this machine: what would be theirs stays in the world's directory.
+        fence = {"fence_dir": str(self.directory / "fence")}
+        self.settings["ansible"] = {**fence, **self.settings.get("ansible", {})}
+        (self.directory / "config.yaml").write_text(yaml.safe_dump(self.settings))
+
+    def start_daemon(self) -> None:
+        """Start the daemon and wait until it answers and has asked its inventory."""
+        with (self.directory / "daemon.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rolloutd", "--config", str(self.directory / "config.yaml")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        self.wait_until(self._is_ready, "the daemon answers")
+
+    def kill_daemon(self, number: int = signal.SIGKILL) -> None:
+        """Send the daemon a signal and wait for its end."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(WAIT_LIMIT_S)
+        self.process = None
+
+    def stop(self) -> None:
+        """End everything."""
+        if self.process is not None:
+            self.kill_daemon()
+        self._kill_runs()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda sshd: sshd.stop(), self.sshds.values()))
+
+    def pause_playbooks(self) -> None:
+        """Keep every playbook in the middle of its work until `release`, however slow the machine is."""
+        self._pause_file.touch()
+
+    def resume_playbooks(self) -> None:
+        """Let playbooks end their work."""
+        self._pause_file.unlink()
+
+    def run_processes(self) -> list[int]:
+        """Return the processes on this machine that belong to runs of this world's daemon."""
+        runs = str(self.directory / "state" / "runs").encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                environ = (entry / "environ").read_bytes()
+                cmdline = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"ROLLOUTD_RUN=" in environ and (runs in environ or runs in cmdline):
+                found.append(int(entry.name))
+        return found
+
+    # -- what people do
+
+    def submit(self, plan: Mapping[str, Any], playbooks: Mapping[str, str], **more: Any) -> str:
+        """Pack the playbooks, submit the plan, and return the rollout's id."""
+        tree = self.directory / "tree"
+        tree.mkdir(exist_ok=True)
+        for name, text in playbooks.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text)
+        upload = self.client.upload("/v1/uploads", pack_tree(tree))["upload"]
+        body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload, **more}
+        return str(self.client.post("/v1/plans/submit", body)["rollout"])
+
+    def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
+        """Vote yes until the gate is open: one vote fills one need of each kind."""
+        self.client.post(
+            api_path("rollouts", rollout, "votes"), {"gate": gate, "yes": True, "reason": reason}
+        )
+
+    def status(self, rollout: str) -> dict[str, Any]:
+        """Return the rollout's status."""
+        answer: dict[str, Any] = self.client.get(api_path("rollouts", rollout))
+        return answer
+
+    def nodes(self, rollout: str) -> dict[str, dict[str, Any]]:
+        """Return the rollout's nodes by name."""
+        return {n["node"]: n for n in self.client.get(api_path("rollouts", rollout, "nodes"))["nodes"]}
+
+    def wait_for_gate(self, rollout: str, gate: str) -> None:
+        """Wait until the gate asks for votes."""
+
+        def is_waiting() -> bool:
+            gates = self.status(rollout)["gates"]
+            return any(g["gate"] == gate and g["state"] == "waiting" for g in gates)
+
+        self.wait_until(is_waiting, f"gate {gate} of {rollout} waits")
+
+    def wait_until(self, condition: Callable[[], Any], what: str, limit_s: float = WAIT_LIMIT_S) -> Any:
+        """Wait until something is so; a daemon that is not there is asked again."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                found = condition()
+            except (DaemonUnreachable, ApiError):
+                found = None
+            if found:
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited in vain until {what}\n{self.log_tail()}")
+            time.sleep(POLL_S)
+
+    # -- what really happened
+
+    @property
+    def log_file(self) -> Path:
+        """What the playbooks wrote."""
+        return self.directory / "playbooks.log"
+
+    def spans(self) -> list[RunSpan]:
+        """Return what ran, from the playbooks' own log, in order of their begin."""
+        if not self.log_file.exists():
+            return []
+        began: list[tuple[str, float]] = []
+        ended: dict[str, list[float]] = {}
+        for line in self.log_file.read_text().splitlines():
+            what, node, at = line.split()
+            if what == "begin":
+                began.append((node, float(at)))
+            else:
+                ended.setdefault(node, []).append(float(at))
+        spans = []
+        for node, at in began:
+            later = [end for end in ended.get(node, []) if end >= at]
+            spans.append(RunSpan(node, at, min(later) if later else None))
+        return spans
+
+    def log_tail(self) -> str:
+        """Return the end of the daemon's log."""
+        log = self.directory / "daemon.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-30:]) if log.exists() else ""
+
+    @property
+    def _pause_file(self) -> Path:
+        return Path(f"{self.log_file}.hold")
+
+    def _is_ready(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the daemon ended with {self.process.returncode}\n{self.log_tail()}")
+        sources = self.client.get("/v1/inventory")["sources"]
+        return bool(sources) and all(source["refreshed_at"] for source in sources)
+
+    def _kill_runs(self) -> None:
+        for pid in self.run_processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@contextmanager
+def daemon_environment(
+    directory: Path, labels: Mapping[str, Mapping[str, str]], **settings: Any
+) -> Iterator[DaemonEnvironment]:
+    """Start the nodes and a daemon over them; end everything."""
+    made = DaemonEnvironment(directory, labels)
+    try:
+        made.start_nodes()
+        made.write_settings(**settings)
+        made.start_daemon()
+        yield made
+    finally:
+        made.stop()
+
+
+def plan(name: str, **spec: Any) -> dict[str, Any]:
+    """Return a plan over all workers whose playbook writes the world's log."""
+    return {
+        "apiVersion": "rolloutd/v1",
+        "kind": "MaintenancePlan",
+        "metadata": {"name": name, "owner": "infra"},
+        "spec": {
+            "source": {"path": "./playbooks"},
+            "targets": "role=worker",
+            "maintain": {"playbook": "change.yml"},
+            "verify": [{"reachable": {"within": "60s"}}],
+            **spec,
+        },
+    }
+
+
+def fleet_labels(nodes: int, teams: int, racks: int) -> dict[str, dict[str, str]]:
+    """Return labels of nodes n1.. over teams t1.. and racks r1.., the first of each team a canary."""
+    labels = {}
+    for number in range(1, nodes + 1):
+        team = (number - 1) % teams + 1
+        labels[f"n{number}"] = {
+            "team": f"t{team}",
+            "rack": f"r{(number - 1) // teams % racks + 1}",
+            "role": "worker",
+            "canary": "true" if number <= teams else "false",
+        }
+    return labels

@@ -1,0 +1,316 @@
+"""The HTTP of the fake: paths and verbs become reads and writes of its objects."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from tests.support.fake_kubernetes import discovery, patches
+from tests.support.fake_kubernetes.access import Access, Rules, allows, review
+from tests.support.fake_kubernetes.controllers import end_pod
+from tests.support.fake_kubernetes.errors import ApiRefusal
+from tests.support.fake_kubernetes.evictions import check_preconditions, evict
+from tests.support.fake_kubernetes.objects import RESOURCES, Change, Objects, format_time
+from tests.support.fake_kubernetes.selectors import Matches, matcher
+
+JSON = Any
+STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets")
+REQUESTS_KEPT = 20_000
+WATCH_TIMEOUT_S = 1800.0
+
+_PATH = re.compile(
+    r"^/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)"
+    r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>[a-z]+))?$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """One request, taken apart."""
+
+    verb: str
+    group: str
+    namespace: str
+    resource: str
+    name: str
+    subresource: str
+    query: dict[str, str]
+    manager: str
+    body: JSON = None
+
+    @property
+    def full_resource(self) -> str:
+        """The resource as rules name it."""
+        return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+
+
+Interceptor = Callable[[ApiRequest], Awaitable[None] | None]
+"""Called before a request is answered: somebody else may move first, or it may be refused."""
+
+
+class Server:
+    """Answers requests from the objects."""
+
+    def __init__(self, objects: Objects, access: Access) -> None:
+        self.objects = objects
+        self.access = access
+        self.interceptors: list[Interceptor] = []
+        self.throttled = 0
+        """So many requests are still to be sent away by flow control."""
+        self.bookmark_s = 30.0
+        self.requests: deque[ApiRequest] = deque(maxlen=REQUESTS_KEPT)
+        self.watches = 0
+
+    def app(self) -> web.Application:
+        """Return the application to serve."""
+        app = web.Application(client_max_size=16 * 2**20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        return app
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            rules = self.access.rules_for(request.headers.get("Authorization"))
+            if self.throttled > 0:
+                self.throttled -= 1
+                text = "Too many requests, please try again later.\n"
+                return web.Response(status=429, text=text, headers={"Retry-After": "1"})
+            document = discovery.discovery_document(request.path.rstrip("/"))
+            if document is not None:
+                return web.json_response(document)
+            return await self._answer(request, rules)
+        except ApiRefusal as refusal:
+            headers = {"Retry-After": str(refusal.retry_after_s)} if refusal.retry_after_s else {}
+            return web.json_response(refusal.body, status=refusal.code, headers=headers)
+
+    async def _answer(self, request: web.Request, rules: Rules) -> web.StreamResponse:
+        asked = await _parse_request(request)
+        if asked.resource == "selfsubjectaccessreviews":
+            return web.json_response(review(rules, asked.body), status=201)
+        if not allows(rules, asked.verb, asked.group, asked.full_resource):
+            raise ApiRefusal(403, f"{asked.full_resource} is forbidden: this user cannot {asked.verb} it")
+        if asked.resource not in RESOURCES:
+            raise ApiRefusal(404, "the server could not find the requested resource")
+        self.requests.append(asked)
+        for interference in list(self.interceptors):
+            done = interference(asked)
+            if done is not None:
+                await done
+        if asked.verb == "watch":
+            return await self._watch(request, asked)
+        code, body = self._serve(asked, request.content_type)
+        return web.json_response(body, status=code)
+
+    def _serve(self, asked: ApiRequest, content_type: str) -> tuple[int, JSON]:
+        match asked.verb:
+            case "get":
+                return 200, self.objects.get(asked.resource, asked.namespace, asked.name)
+            case "list":
+                return 200, self._list(asked)
+            case "create" if asked.subresource == "eviction":
+                return 201, evict(self.objects, asked.namespace, asked.name, asked.body)
+            case "create":
+                return 201, self._create(asked)
+            case "patch" | "update":
+                return 200, self._write(asked, content_type)
+            case "delete":
+                return 200, self._delete(asked)
+            case _:
+                raise ApiRefusal(405, f"the server does not do {asked.verb}", reason="MethodNotAllowed")
+
+    # -- reading
+
+    def _list(self, asked: ApiRequest) -> JSON:
+        version, after = self.objects.version, ""
+        if "continue" in asked.query:
+            token = json.loads(base64.urlsafe_b64decode(asked.query["continue"]))
+            version, after = token["v"], token["after"]
+            if version < self.objects.compacted:
+                raise ApiRefusal(
+                    410, "The provided continue parameter is too old to display a consistent list result."
+                )
+        matches = matcher(asked.query)
+        found = [
+            thing
+            for thing in self.objects.all(asked.resource, asked.namespace)
+            if matches(thing) and _object_key(thing) > after
+        ]
+        limit = int(asked.query.get("limit") or 0) or len(found)
+        metadata: dict[str, JSON] = {"resourceVersion": str(version)}
+        if len(found) > limit:
+            token = json.dumps({"v": version, "after": _object_key(found[limit - 1])}).encode()
+            metadata["continue"] = base64.urlsafe_b64encode(token).decode()
+            metadata["remainingItemCount"] = len(found) - limit
+        kind = RESOURCES[asked.resource]
+        return {
+            "kind": f"{kind.kind}List",
+            "apiVersion": kind.version,
+            "metadata": metadata,
+            "items": found[:limit],
+        }
+
+    async def _watch(self, request: web.Request, asked: ApiRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        self.watches += 1
+        try:
+            with contextlib.suppress(ConnectionError):
+                await self._stream(response, asked)
+        finally:
+            self.watches -= 1
+        return response
+
+    async def _stream(self, response: web.StreamResponse, asked: ApiRequest) -> None:
+        matches, kind = matcher(asked.query), RESOURCES[asked.resource]
+        loop = asyncio.get_running_loop()
+        until = loop.time() + float(asked.query.get("timeoutSeconds") or WATCH_TIMEOUT_S)
+        version = int(asked.query.get("resourceVersion") or 0)
+        if version > self.objects.version:
+            return
+        if version == 0:
+            version = self.objects.version
+            for thing in list(self.objects.all(asked.resource, asked.namespace)):
+                if matches(thing):
+                    await _send(response, "ADDED", thing)
+        elif version < self.objects.compacted:
+            text = f"too old resource version: {version} ({self.objects.compacted})"
+            await _send(response, "ERROR", ApiRefusal(410, text).body)
+            return
+        bookmark_at = loop.time() + self.bookmark_s
+        while loop.time() < until:
+            now = self.objects.version
+            for change in self.objects.changes_after(asked.resource, version):
+                event = _watch_event(change, asked.namespace, matches)
+                if event is not None:
+                    await _send(response, *event)
+            version = now
+            if loop.time() >= bookmark_at and asked.query.get("allowWatchBookmarks") == "true":
+                mark = {
+                    "kind": kind.kind,
+                    "apiVersion": kind.version,
+                    "metadata": {"resourceVersion": str(version)},
+                }
+                await _send(response, "BOOKMARK", mark)
+                bookmark_at = loop.time() + self.bookmark_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self.objects.wait(version), max(0.001, min(until, bookmark_at) - loop.time())
+                )
+
+    # -- writing
+
+    def _create(self, asked: ApiRequest) -> JSON:
+        thing = asked.body
+        meta = thing.setdefault("metadata", {})
+        if RESOURCES[asked.resource].namespaced:
+            within = self.objects.get("namespaces", "", asked.namespace)
+            if "deletionTimestamp" in within["metadata"]:
+                cause = {"reason": "NamespaceTerminating", "message": "namespace is being terminated"}
+                raise ApiRefusal(403, f"namespace {asked.namespace} is being terminated", causes=[cause])
+            meta["namespace"] = asked.namespace
+        if asked.resource == "pods":
+            thing.setdefault("spec", {}).setdefault("terminationGracePeriodSeconds", 30)
+            thing["status"] = {"phase": "Pending"}
+        elif asked.resource in ("nodes", "namespaces"):
+            thing.setdefault("spec", {})
+        return self.objects.create(asked.resource, thing, manager=asked.manager)
+
+    def _write(self, asked: ApiRequest, content_type: str) -> JSON:
+        before = self.objects.get(asked.resource, asked.namespace, asked.name)
+        after = asked.body if asked.verb == "update" else _patched(before, asked.body, content_type)
+        wanted = asked.body.get("metadata", {}).get("resourceVersion", "")
+        if asked.subresource == "status":
+            after = {**before, "status": after.get("status")}
+        elif asked.resource in STATUS_SUBRESOURCES and "status" in before:
+            after["status"] = before["status"]
+        after["metadata"] = {**after["metadata"], "resourceVersion": wanted}
+        return self.objects.update(
+            asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
+        )
+
+    def _delete(self, asked: ApiRequest) -> JSON:
+        thing = self.objects.get(asked.resource, asked.namespace, asked.name)
+        options = asked.body or {}
+        check_preconditions(thing, options, asked.resource)
+        if asked.resource == "pods":
+            grace = options.get("gracePeriodSeconds", asked.query.get("gracePeriodSeconds"))
+            end_pod(self.objects, thing, None if grace is None else int(grace))
+        elif asked.resource == "namespaces":
+
+            def going(each: JSON) -> None:
+                each["metadata"].setdefault("deletionTimestamp", format_time())
+                each["status"] = {"phase": "Terminating"}
+
+            self.objects.modify("namespaces", thing, going)
+        else:
+            self.objects.remove(asked.resource, thing)
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+
+async def _parse_request(request: web.Request) -> ApiRequest:
+    found = _PATH.match(request.path)
+    if found is None:
+        raise ApiRefusal(404, "the server could not find the requested resource")
+    query = dict(request.query)
+    name = found["name"] or ""
+    verbs = {"POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
+    verb = verbs.get(request.method, "get" if name else "list")
+    if verb == "list" and query.get("watch") in ("true", "1"):
+        verb = "watch"
+    agent = request.headers.get("User-Agent", "unknown").split("/")[0]
+    text = await request.text()
+    try:
+        body = json.loads(text) if text else None
+    except ValueError:
+        raise ApiRefusal(400, "the body is no JSON") from None
+    return ApiRequest(
+        verb,
+        found["group"] or "",
+        found["namespace"] or "",
+        found["resource"],
+        name,
+        found["part"] or "",
+        query,
+        query.get("fieldManager") or agent,
+        body,
+    )
+
+
+def _patched(before: JSON, patch: JSON, content_type: str) -> JSON:
+    if content_type == "application/strategic-merge-patch+json":
+        return patches.strategic(before, patch)
+    if content_type == "application/merge-patch+json":
+        return patches.merge(before, patch)
+    raise ApiRefusal(415, f"the body of the request was in an unknown format: {content_type}")
+
+
+def _watch_event(change: Change, namespace: str, matches: Matches) -> tuple[str, JSON] | None:
+    """Return what a watch with this selection sees of a change."""
+
+    def seen(thing: JSON) -> bool:
+        return thing is not None and namespace in ("", thing["metadata"].get("namespace")) and matches(thing)
+
+    was, now = seen(change.before), seen(change.after)
+    if now:
+        return ("MODIFIED" if was else "ADDED", change.after)
+    if was:
+        last = change.before if change.after is None else change.after
+        return ("DELETED", last)
+    return None
+
+
+def _object_key(thing: JSON) -> str:
+    return f"{thing['metadata'].get('namespace', '')}/{thing['metadata']['name']}"
+
+
+async def _send(response: web.StreamResponse, kind: str, thing: JSON) -> None:
+    await response.write(json.dumps({"type": kind, "object": thing}).encode() + b"\n")

@@ -1,0 +1,49 @@
+"""Durations and plan values as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from tui.formatting import formatting
+from tui.formatting.ascii_filter import to_ascii
+from tui.formatting.lines import justify, line_text, progress_bar
+from tui.state.values import natural_sort_key
+
+
+@pytest.mark.parametrize(
+    ("path", "plan_value", "text"),
+    [
+        ("soak", 3_600.0, "1h"),
+        ("maintain[0].timeout", 5_405, "1h30m5s"),
+        ("limits.isolate", 900, "15m"),
+        ("maintain[0].vars.somaxconn", 65_535, "65535"),
+        ("verify[0].reachable.within", 0, "0s"),
+        ("gates.start.four_eyes", False, "false"),
+        ("canary", None, "-"),
+    ],
+)
+def test_plan_value_reads_as_in_its_file(path: str, plan_value: object, text: str) -> None:
+    assert formatting.format_plan_value(path, plan_value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(48, "48s"), (119, "1m"), (720, "12m"), (11_100, "3h05"), (10_800, "3h"), (400_000, "4d")],
+)
+def test_duration_has_five_characters_at_most(seconds: float, text: str) -> None:
+    assert formatting.format_duration(seconds) == text
+
+
+def test_names_sort_by_their_numbers() -> None:
+    assert sorted(["n10", "n2", "db", "n1"], key=natural_sort_key) == ["db", "n1", "n2", "n10"]
+
+
+@pytest.mark.parametrize("width", [12, 40])
+def test_bar_in_ascii_tells_done_from_in_flight(width: int) -> None:
+    bar = progress_bar([(0.25, "ok"), (0.25, "bad"), (0.25, "run")], width)
+    assert len(set(to_ascii(line_text(bar)))) == 4
+
+
+def test_cut_text_does_not_touch_the_text_at_the_right() -> None:
+    line = justify([("exit status 1 of the driver", "")], [("0:31", "")], 20)
+    assert line_text(line) == "exit status 1 … 0:31"

@@ -1,0 +1,1 @@
+"""Threads that read the daemon through its blocking client."""

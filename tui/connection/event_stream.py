@@ -1,0 +1,198 @@
+"""The event stream, resumed after each interruption, and requests in threads.
+
+The client blocks, so each use runs in a thread.  The queue between the listening
+thread and the console is bounded: when the console is slow, the thread waits,
+then the socket, then the daemon, and no entry is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+
+MAX_QUEUED_MESSAGES = 5_000
+"""Five frames' worth of the busiest fleet measured, a few megabytes."""
+
+RECONNECT_DELAYS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+"""A daemon restart takes seconds; the last delay repeats until the daemon answers."""
+
+REQUEST_TIMEOUT_S = 20.0
+
+MAX_CONCURRENT_REQUESTS = 4
+"""More would only wait for each other in the daemon."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The stream is open; `initial_state` has the responses read just before, by name."""
+
+    at: float
+    initial_state: Mapping[str, Any]
+    is_new_history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The stream is closed; the console shows the state of `since`."""
+
+    since: float
+    reason: str
+
+
+Message = Connected | Disconnected | Mapping[str, Any]
+"""A change of the connection, or a line of the stream."""
+
+
+class MessageQueue:
+    """A bounded queue from one thread to the console; a full queue blocks the thread."""
+
+    def __init__(self, limit: int = MAX_QUEUED_MESSAGES) -> None:
+        self._limit = limit
+        self._messages: deque[Message] = deque()
+        self._condition = threading.Condition()
+        self._closed = False
+        self.on_message: Callable[[], None] = lambda: None
+
+    def put(self, message: Message) -> bool:
+        """Add a message, waiting while the queue is full; return False once it is closed."""
+        with self._condition:
+            while len(self._messages) >= self._limit and not self._closed:
+                self._condition.wait()
+            if self._closed:
+                return False
+            self._messages.append(message)
+            first = len(self._messages) == 1
+        if first:
+            self.on_message()
+        return True
+
+    def take_all(self) -> list[Message]:
+        with self._condition:
+            taken = list(self._messages)
+            self._messages.clear()
+            self._condition.notify_all()
+        return taken
+
+    def close(self) -> None:
+        """Release a thread that waits in `put`."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+
+class EventListener:
+    """A thread that follows the event stream until the console ends."""
+
+    def __init__(self, client: Client, message_queue: MessageQueue, now: Callable[[], float]) -> None:
+        self._client = client
+        self._message_queue = message_queue
+        self._now = now
+        self._stopped = threading.Event()
+        self._last_seq: int | None = None
+        self._last_received_at = now()
+        self._disconnect_reported = False
+
+    def start(self) -> None:
+        # A daemon thread: it may block in a read and must not delay the end of the process.
+        threading.Thread(target=self._run, name="events", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; nothing waits for it."""
+        self._stopped.set()
+        self._message_queue.close()
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._stopped.is_set():
+            last_seq = self._last_seq
+            try:
+                self._follow_events(self._connect())
+                reason = "the daemon closed the stream"
+            except (DaemonUnreachable, ApiError) as error:
+                reason = str(error)
+                if isinstance(error.__cause__, PermissionError):
+                    reason += "; members of its group may open it"
+            tries = 0 if self._last_seq != last_seq else tries + 1
+            if not self._disconnect_reported:
+                self._disconnect_reported = True
+                self._message_queue.put(Disconnected(self._last_received_at, reason))
+            self._stopped.wait(RECONNECT_DELAYS_S[min(tries, len(RECONNECT_DELAYS_S) - 1)])
+
+    def _connect(self) -> int:
+        """Read the initial state and return the entry after which the stream resumes."""
+        initial_state = {
+            name: self._client.get(api_path(name)) for name in ("status", "whoami", "settings", "health")
+        }
+        seq = int(initial_state["status"]["seq"])
+        # A daemon with fewer entries than we have read serves another database.
+        is_new_history = self._last_seq is not None and seq < self._last_seq
+        if self._last_seq is None or is_new_history:
+            self._last_seq = seq
+        self._last_received_at = self._now()
+        self._disconnect_reported = False
+        self._message_queue.put(Connected(self._last_received_at, initial_state, is_new_history))
+        return self._last_seq
+
+    def _follow_events(self, after: int) -> None:
+        query = {"after": after, "follow": True}
+        with contextlib.closing(self._client.stream(api_path("events"), query)) as lines:
+            for line in lines:
+                self._last_received_at = self._now()
+                seq = line.get("seq")
+                if seq is not None:
+                    self._last_seq = seq
+                elif "heartbeat" in line:
+                    self._last_seq = max(self._last_seq or 0, line["heartbeat"])
+                if not self._message_queue.put(line):
+                    return
+
+
+@dataclass(frozen=True, slots=True)
+class Response(Generic[T]):
+    """The result of a request, or why there is none."""
+
+    result: T | None
+    error: ApiError | None = None
+    unreachable: DaemonUnreachable | None = None
+
+
+class RequestRunner:
+    """Runs blocking requests in threads, a few at once."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
+
+    async def run(self, call: Callable[[], T]) -> Response[T]:
+        """Run a call in a thread that does not delay the end of the process."""
+        async with self._slots:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[Response[T]] = loop.create_future()
+
+            def deliver(response: Response[T]) -> None:
+                if not future.done():
+                    future.set_result(response)
+
+            def run_call() -> None:
+                response: Response[T] = Response(None, unreachable=DaemonUnreachable("the request failed"))
+                try:
+                    response = Response(call())
+                except ApiError as error:
+                    response = Response(None, error=error)
+                except DaemonUnreachable as error:
+                    response = Response(None, unreachable=error)
+                finally:
+                    # The console may have ended meanwhile, and its loop with it.
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(deliver, response)
+
+            threading.Thread(target=run_call, name="request", daemon=True).start()
+            return await future

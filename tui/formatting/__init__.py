@@ -1,0 +1,1 @@
+"""Lines, glyphs, durations and colours; text only, so that it is tested as text."""

@@ -1,0 +1,123 @@
+"""Times, durations, numbers and plan values as text.
+
+The console may not import the core, so it has duration formats of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rolloutd.audit_names import with_current_names
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+
+SHORT_DIGEST_LENGTH = 12
+"""Enough characters to be unique, few enough to compare by eye."""
+
+DURATION_KEYS = frozenset(
+    {"soak", "probation", "timeout", "expected", "within", "drain_timeout", "isolate", "votes"}
+)
+"""Plan keys whose values are durations, stored in seconds."""
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in at most five characters: `48s`, `12m`, `3h05`, `4d`."""
+    whole = max(0, int(seconds))
+    if whole < 100:
+        return f"{whole}s"
+    if whole < HOUR_S:
+        return f"{whole // MINUTE_S}m"
+    if whole < DAY_S:
+        minutes = whole % HOUR_S // MINUTE_S
+        return f"{whole // HOUR_S}h{f'{minutes:02}' if minutes else ''}"
+    return f"{whole // DAY_S}d"
+
+
+def format_clock(seconds: float) -> str:
+    """Return a running duration: `0:31`, `12:05`, `1:02:03`."""
+    whole = max(0, int(seconds))
+    if whole < HOUR_S:
+        return f"{whole // 60}:{whole % 60:02}"
+    return f"{whole // HOUR_S}:{whole % HOUR_S // 60:02}:{whole % 60:02}"
+
+
+def format_age(then: float | None, now: float) -> str:
+    """Return an age: `4m ago`, `just now`; empty for None."""
+    if then is None:
+        return ""
+    return "just now" if now - then < 2 else f"{format_duration(now - then)} ago"
+
+
+def format_time(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+
+
+def format_datetime(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def format_percent(value: float) -> str:
+    """Return a percentage in five characters, rounded down: 100 means that every node is done."""
+    return "100 %" if value >= 100 else f"{min(int(value), 99):>3} %"
+
+
+def pluralize(number: int, singular: str, plural: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
+    """Return the first names and the number of the others: `a, b, and 3 more`."""
+    more = f"{separator}and {len(names) - limit:,} more" if len(names) > limit else ""
+    return f"{separator.join(names[:limit])}{more}"
+
+
+def join_first(names: Sequence[str], limit: int) -> str:
+    """Return the first names on a line that says their number elsewhere: `a, b …`."""
+    return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
+
+
+def short_digest(digest: str) -> str:
+    return digest[:SHORT_DIGEST_LENGTH]
+
+
+def format_exact_duration(seconds: float) -> str:
+    """Return a duration as in a plan file: `1h30m`, `45s`."""
+    left, text = int(seconds), ""
+    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("m", MINUTE_S), ("s", 1)):
+        if left >= size:
+            text += f"{left // size}{unit}"
+            left %= size
+    return text or "0s"
+
+
+def format_plan_value(path: str, plan_value: Any) -> str:
+    """Return the plan value at a path on one line, with durations as in the file."""
+    if isinstance(plan_value, str):
+        return plan_value
+    if plan_value is None:
+        return "-"
+    if isinstance(plan_value, bool):
+        return "true" if plan_value else "false"
+    is_duration = isinstance(plan_value, int | float) and path.rpartition(".")[2] in DURATION_KEYS
+    return format_exact_duration(plan_value) if is_duration else str(plan_value)
+
+
+def entry_role(entry: Mapping[str, Any]) -> str:
+    """Return the role in which an audit entry is drawn."""
+    entry = with_current_names(entry)
+    fields = entry.get("fields") or {}
+    match entry["event"]:
+        case "PhaseMoved" if fields.get("target") == "failed":
+            return "bad"
+        case "PhaseMoved" if fields.get("target") == "done":
+            return "ok"
+        case "StepRecorded":
+            return "bad" if fields.get("state") in ("failed", "unknown") else "dim"
+        case "VoteCast" | "GateOpened" | "VoteWithdrawn":
+            return "accent"
+        case "RolloutPaused" | "RolloutCancelled" | "RequestDenied" | "FreezeStarted" | "HoldTaken":
+            return "warn"
+        case _:
+            return ""

@@ -1,0 +1,130 @@
+"""Lines of text as spans, each with a role instead of a colour.
+
+A role says what a span means (`ok`, `bad`, `dim`); the theme knows its colour.  So
+everything that makes lines is tested as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+Span = tuple[str, str]
+"""Text and its role."""
+
+Line = list[Span]
+
+_CONTROL = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u180e\\u200b-\\u200f\\u2028-\\u202e"
+    "\\u2060-\\u206f\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
+)
+"""Characters that move the cursor, change the writing direction, or are invisible."""
+
+
+def sanitize(text: str) -> str:
+    """Return text that cannot control a terminal: control characters become blanks."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _CONTROL.sub(" ", text)
+
+
+def column_width(names: Iterable[str], min_width: int, max_width: int) -> int:
+    """Return the width of the longest name, within bounds."""
+    return min(max_width, max(min_width, max(map(cell_len, names), default=0)))
+
+
+def line_width(line: Line) -> int:
+    return sum(cell_len(text) for text, _ in line)
+
+
+def line_text(line: Line) -> str:
+    return "".join(text for text, _ in line)
+
+
+def fit(text: str, width: int, *, align_right: bool = False) -> str:
+    """Return exactly `width` cells: padded, or cut with an ellipsis."""
+    length = cell_len(text)
+    if length <= width:
+        pad = " " * (width - length)
+        return pad + text if align_right else text + pad
+    if width <= 1:
+        return set_cell_size(text, max(width, 0))
+    return set_cell_size(text, width - 1) + "…"
+
+
+def fit_line(line: Line, width: int) -> Line:
+    """Return the line cut with an ellipsis, or padded, to exactly `width` cells."""
+    fitted: Line = []
+    left = width
+    for number, (text, role) in enumerate(line):
+        length = cell_len(text)
+        is_last = number == len(line) - 1
+        if length > left or (length == left and not is_last and any(rest for rest, _ in line[number + 1 :])):
+            fitted.append((fit(text + " " if length == left else text, left), role))
+            return fitted
+        fitted.append((text, role))
+        left -= length
+    if left:
+        fitted.append((" " * left, ""))
+    return fitted
+
+
+def justify(left: Line, right: Line, width: int) -> Line:
+    """Return one line with `right` at its right edge and a blank before it; `left` is cut to fit."""
+    room = width - line_width(right)
+    if room < 1:
+        return fit_line(right, width)
+    # A cut text must not run into what stands at the right edge: `exit sta…0:31` reads as one word.
+    gap = 1 if right and not right[0][0].startswith(" ") else 0
+    return [*fit_line(left, room - gap), (" " * gap, ""), *right]
+
+
+def wrap_text(text: str, width: int, max_lines: int) -> list[str]:
+    """Return a text in at most `max_lines` lines of `width` cells, broken at blanks."""
+    lines: list[str] = []
+    current = ""
+    words = sanitize(text).split()
+    for index, word in enumerate(words):
+        longer = f"{current} {word}" if current else word
+        if cell_len(longer) <= width or not current:
+            current = longer
+            continue
+        if len(lines) == max_lines - 1:
+            return [*lines, fit(" ".join([current, *words[index:]]), width).rstrip()]
+        lines.append(current)
+        current = word
+    return [fit(line, width).rstrip() for line in [*lines, current]]
+
+
+def merge_spans(cells: Iterable[Span]) -> Line:
+    """Join neighbouring spans of one role: a strip of a thousand cells becomes a few spans."""
+    joined: Line = []
+    for text, role in cells:
+        if joined and joined[-1][1] == role:
+            joined[-1] = (joined[-1][0] + text, role)
+        else:
+            joined.append((text, role))
+    return joined
+
+
+BAR_GLYPHS = {"bad": "✗", "run": "╍"}
+"""The cells of a bar by role: without colour, work in flight must differ from work that is done."""
+
+
+def progress_bar(fractions: Sequence[tuple[float, str]], width: int) -> Line:
+    """Return a bar of exactly `width` cells: parts with their roles, then the rest.
+
+    Each part above 0 has at least one cell: one failed node of ten thousand is visible.
+    """
+    line: Line = []
+    left = width
+    for fraction, role in fractions:
+        cells = min(left, max(1 if fraction > 0 else 0, int(fraction * width)))
+        if cells:
+            line.append((BAR_GLYPHS.get(role, "━") * cells, role))
+            left -= cells
+    if left > 0:
+        line.append(("─" * left, "faint"))
+    return line

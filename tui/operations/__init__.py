@@ -1,0 +1,1 @@
+"""What a user can do: keys, dialogs and the requests they send."""

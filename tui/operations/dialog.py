@@ -1,0 +1,174 @@
+"""Modal screens: the confirmation of an operation, a one-line prompt, and a text viewer.
+
+No operation runs on a single key: the user types a reason or presses a button.
+Before an irreversible one the user types the start of the digest too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Label, Static
+
+from tui.formatting.lines import sanitize
+from tui.operations.confirm import Confirmation, InputField
+
+DIGEST_FIELD_NAME = "digest-prefix"
+
+MAX_CHARS = 100_000
+"""Characters in the text viewer, some thousand lines; rolloutctl prints longer texts in full."""
+
+
+class Dialog(ModalScreen[Mapping[str, str] | None]):
+    """A confirmation; its result is the field values, or None if the user declines."""
+
+    DEFAULT_CSS = """
+    Dialog { align: center middle; background: $background 60%; }
+    Dialog > VerticalScroll {
+        width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 0 2;
+        border: round $primary; background: $panel;
+    }
+    Dialog.-irreversible > VerticalScroll { border: round $error; }
+    Dialog #title { text-style: bold; margin-bottom: 1; }
+    Dialog .text { color: $foreground; }
+    Dialog .label { color: $foreground 75%; margin-top: 1; }
+    Dialog Input { background: $boost; padding: 0 1; }
+    Dialog Input.-invalid { background: $error 25%; }
+    Dialog #error { color: $error; height: 1; }
+    Dialog Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
+    Dialog Button { min-width: 12; margin-left: 2; background: $boost; }
+    Dialog Button:focus { background: $primary; color: $background; }
+    Dialog.-irreversible Button#yes:focus { background: $error; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "no"),
+        Binding("ctrl+n,down", "app.focus_next", show=False),
+        Binding("ctrl+p,up", "app.focus_previous", show=False),
+    ]
+
+    def __init__(self, confirmation: Confirmation) -> None:
+        super().__init__(classes="-irreversible" if confirmation.is_irreversible else "")
+        self.confirmation = confirmation
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False):
+            yield Static(self.confirmation.title, id="title", markup=False)
+            for text in self.confirmation.text:
+                yield Static(text, classes="text", markup=False)
+            for field in self.confirmation.fields:
+                choices = f" ({' or '.join(field.choices)})" if field.choices else ""
+                yield Label(field.label + choices, classes="label", markup=False)
+                # Typing replaces the initial value.
+                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=True, compact=True)
+            yield Static("", id="error", markup=False)
+            with Horizontal():
+                yield Button("esc  no", id="no", compact=True)
+                yield Button(f"↵  {self.confirmation.confirm_label}", id="yes", compact=True)
+
+    def on_mount(self) -> None:
+        """Focus the first empty field; without fields, the button that declines."""
+        fields = self.confirmation.fields
+        first = next((each for each in fields if not each.initial), fields[0] if fields else None)
+        self.query_one(f"#field-{first.name}" if first is not None else "#no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        if event.button.id == "yes":
+            self.on_input_submitted()
+        else:
+            self.dismiss(None)
+
+    def on_input_submitted(self) -> None:
+        field_values: dict[str, str] = {}
+        for field in self.confirmation.fields:
+            input_widget = self.query_one(f"#field-{field.name}", Input)
+            value = input_widget.value.strip()
+            error = validation_error(field, value)
+            input_widget.set_class(bool(error), "-invalid")
+            if error:
+                self.query_one("#error", Static).update(error)
+                input_widget.focus()
+                return
+            field_values[field.name] = value
+        field_values.pop(DIGEST_FIELD_NAME, None)
+        self.dismiss(field_values)
+
+
+def validation_error(field: InputField, value: str) -> str:
+    """Return why a value is invalid; empty if it is valid."""
+    if not value:
+        return "" if field.is_optional else f"{field.name}: missing; type one"
+    if field.required_value and value != field.required_value:
+        return f"{field.name}: no match; type {field.required_value}"
+    if field.choices and value not in field.choices:
+        return f"{field.name}: unknown value; type one of {', '.join(field.choices)}"
+    return ""
+
+
+class Prompt(ModalScreen[str | None]):
+    """One line of text at the bottom of the screen; its result is None if the user cancels."""
+
+    DEFAULT_CSS = """
+    Prompt { align: left bottom; background: $background 0%; }
+    Prompt > Horizontal { height: 1; background: $boost; }
+    Prompt Label { padding: 0 1; color: $primary; text-style: bold; }
+    Prompt Input { width: 1fr; padding: 0; background: $boost; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
+
+    def __init__(self, label: str, text: str) -> None:
+        super().__init__()
+        self._label = label
+        self._text = text
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Label(f"/ {self._label}:", markup=False)
+            yield Input(self._text, compact=True)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip())
+
+
+class TextViewer(ModalScreen[None]):
+    """A scrollable view of a text that does not fit its line."""
+
+    DEFAULT_CSS = """
+    TextViewer { align: center middle; background: $background 60%; }
+    TextViewer > VerticalScroll {
+        width: 96%; height: auto; max-height: 90%; padding: 0 2;
+        border: round $primary; background: $panel; scrollbar-size-vertical: 1;
+    }
+    TextViewer #title { text-style: bold; margin-bottom: 1; }
+    TextViewer #hint { color: $foreground 60%; margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,l,backspace,q", "dismiss(None)", show=False),
+        Binding("y", "copy", show=False),
+        Binding("j", "scroll('scroll_down')", show=False),
+        Binding("k", "scroll('scroll_up')", show=False),
+        Binding("space", "scroll('page_down')", show=False),
+    ]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title = sanitize(title)
+        self._text = "\n".join(sanitize(line) for line in text[:MAX_CHARS].splitlines())
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self._title, id="title", markup=False)
+            yield Static(self._text, id="text", markup=False)
+            yield Static("esc back   y copy   ↑ ↓ scroll", id="hint", markup=False)
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(self._text)
+        self.notify("copied to the terminal's clipboard", markup=False)
+
+    def action_scroll(self, action: str) -> None:
+        """Scroll with the keys that move the cursor in lists."""
+        getattr(self.query_one(VerticalScroll), f"action_{action}")()

@@ -1,0 +1,374 @@
+"""The operations: when each applies, who may run it, what it asks, and what it sends.
+
+Nothing here draws or sends.  A user reads the texts before the operation runs, so
+they say what will happen and which digest it is bound to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rolloutd.control import event_text, wire
+from rolloutd.control.client import api_path
+from tui.formatting import formatting
+from tui.operations.confirm import (
+    CONFIRM_DIGEST_LENGTH,
+    REASON_FIELD,
+    Confirmation,
+    FieldValues,
+    InputField,
+    Operation,
+    OperationRequest,
+    Selection,
+)
+from tui.operations.dialog import DIGEST_FIELD_NAME
+from tui.state import permissions
+from tui.state.model import Model
+from tui.state.permissions import Permission
+from tui.state.values import BUSY_PHASES, NodeState, RolloutState
+from tui.widgets.summaries import PendingGate, missing_votes
+
+MAX_NAMED_FAILURES = 4
+
+
+def _rollout(selection: Selection) -> RolloutState:
+    assert selection.rollout is not None
+    return selection.rollout
+
+
+def _node(selection: Selection) -> NodeState:
+    assert selection.node is not None
+    return selection.node
+
+
+def _gate(selection: Selection) -> PendingGate:
+    assert selection.gate is not None
+    return selection.gate
+
+
+def _describe_rollout(rollout: RolloutState) -> str:
+    status = rollout.status
+    return f"{rollout.id}  plan {status['plan']}, digest {formatting.short_digest(status['digest'])}"
+
+
+def _digest_field(rollout: RolloutState) -> InputField:
+    prefix = rollout.status["digest"][:CONFIRM_DIGEST_LENGTH]
+    return InputField(
+        DIGEST_FIELD_NAME, f"type {prefix}, the first characters of the digest", required_value=prefix
+    )
+
+
+def _given(field_values: FieldValues) -> dict[str, Any]:
+    return {name: value for name, value in field_values.items() if value}
+
+
+def _rollout_permission(model: Model, selection: Selection) -> Permission:
+    return permissions.rollout_permission(model, _rollout(selection))
+
+
+def _hold_and_freeze_permission(model: Model, _: Selection) -> Permission:
+    return permissions.hold_and_freeze_permission(model)
+
+
+def _vote_permission(model: Model, selection: Selection) -> Permission:
+    gate = _gate(selection)
+    return permissions.vote_permission(model, gate.rollout, gate.gate)
+
+
+# -- a rollout ------------------------------------------------------------------
+
+
+def _rollout_unavailable_reason(selection: Selection) -> str:
+    if selection.rollout is None:
+        return "no rollout is selected"
+    return f"{selection.rollout.id} is {selection.rollout.state}" if selection.rollout.is_closed else ""
+
+
+def _is_paused(selection: Selection) -> bool:
+    reason = _rollout(selection).status["reason"]
+    return reason is not None and reason["code"] == "paused"
+
+
+def _resume_unavailable_reason(selection: Selection) -> str:
+    unavailable = _rollout_unavailable_reason(selection)
+    return unavailable or ("" if _is_paused(selection) else "no user has paused the rollout")
+
+
+def _pause_unavailable_reason(selection: Selection) -> str:
+    unavailable = _rollout_unavailable_reason(selection)
+    return unavailable or ("the rollout is already paused" if _is_paused(selection) else "")
+
+
+def _rollout_operation(
+    verb: str,
+    outcome: str,
+    effect: str,
+    *,
+    is_irreversible: bool = False,
+    unavailable_reason: Callable[[Selection], str] = _rollout_unavailable_reason,
+) -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        rollout = _rollout(selection)
+        fields = (REASON_FIELD, _digest_field(rollout)) if is_irreversible else (REASON_FIELD,)
+        title = f"{verb.capitalize()} {rollout.id}?"
+        return Confirmation(title, (_describe_rollout(rollout), effect), fields, verb, is_irreversible)
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        rollout = _rollout(selection).id
+        path = api_path("rollouts", rollout, verb)
+        return OperationRequest("POST", path, dict(field_values), f"{rollout} {outcome}")
+
+    return Operation(unavailable_reason, _rollout_permission, confirmation, request)
+
+
+# -- a node ---------------------------------------------------------------------
+
+
+def _node_operation(
+    verb: str, outcome: str, effect: str, *phases: str, fields: tuple[InputField, ...] = ()
+) -> Operation:
+    def unavailable_reason(selection: Selection) -> str:
+        node = selection.node
+        if selection.rollout is None or node is None:
+            return "no node is selected"
+        allowed = " and ".join(phases)
+        return "" if node.phase in phases else f"{node.node} is {node.phase}: works for {allowed} nodes only"
+
+    def confirmation(selection: Selection) -> Confirmation:
+        node = _node(selection)
+        failure = (f"failure: {node.failure}",) if node.failure else ()
+        text = (_describe_rollout(_rollout(selection)), *failure, effect)
+        asked = (*(fields if node.isolated else ()), REASON_FIELD)
+        return Confirmation(f"{verb.capitalize()} {node.node}?", text, asked, verb)
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        node = _node(selection).node
+        path = api_path("rollouts", _rollout(selection).id, "nodes", node, verb)
+        return OperationRequest("POST", path, _given(field_values), f"{node} {outcome}")
+
+    return Operation(unavailable_reason, _rollout_permission, confirmation, request)
+
+
+def _return_operation() -> Operation:
+    def unavailable_reason(selection: Selection) -> str:
+        node = selection.node
+        if node is None:
+            return "no node is selected"
+        if not node.isolated:
+            return f"{node.node} is {node.phase} and in service: there is nothing to return"
+        return f"{node.node} is {node.phase}" if node.phase in {*BUSY_PHASES, "pending"} else ""
+
+    def confirmation(selection: Selection) -> Confirmation:
+        text = "The daemon reverts its isolation, runs the checks, and returns the node to service."
+        return Confirmation(f"Return {_node(selection).node} to service?", (text,), (REASON_FIELD,), "return")
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        node = _node(selection).node
+        path = api_path("nodes", node, "return")
+        return OperationRequest("POST", path, dict(field_values), f"{node} is returning to service")
+
+    return Operation(unavailable_reason, _rollout_permission, confirmation, request)
+
+
+# -- a gate ---------------------------------------------------------------------
+
+
+def has_unread_failures(selection: Selection) -> bool:
+    """Return whether an approval would cover failures that were not on the screen."""
+    gate = selection.gate
+    return (
+        gate is not None
+        and gate.gate["gate"] == "proceed"
+        and selection.shown_failures is None
+        and gate.rollout.counts["failed"] > 0
+    )
+
+
+def _gate_unavailable_reason(selection: Selection) -> str:
+    return "no gate waits here" if selection.gate is None else ""
+
+
+def _withdraw_unavailable_reason(selection: Selection) -> str:
+    if selection.gate is None:
+        return _gate_unavailable_reason(selection)
+    return "" if any(vote["counts"] for vote in selection.gate.gate["votes"]) else "the gate has no vote"
+
+
+def _gate_body(gate: wire.Gate, field_values: FieldValues) -> dict[str, Any]:
+    body = {"gate": gate["gate"], "reason": field_values["reason"]}
+    return {**body, "wave": gate["wave"]} if gate["wave"] else body
+
+
+def _vote_effect(gate: wire.Gate, *, yes: bool) -> str:
+    match gate["gate"], yes:
+        case "start", True:
+            return "When all votes are in, the first wave starts."
+        case "start", False:
+            return "A rejection at start cancels the rollout; this cannot be undone."
+        case "continue", True:
+            return "When all votes are in, the next wave starts."
+        case "proceed", True:
+            return "The rollout continues; failed nodes stay failed until retried, skipped or rolled back."
+        case _:
+            return "The rollout stops until the rejection is withdrawn."
+
+
+def _vote_operation(*, yes: bool) -> Operation:
+    verb = "approve" if yes else "reject"
+
+    def confirmation(selection: Selection) -> Confirmation:
+        pending, shown = _gate(selection), selection.shown_failures
+        gate = pending.gate
+        text = [_describe_rollout(pending.rollout), _vote_effect(gate, yes=yes)]
+        if yes and gate["gate"] == "proceed" and shown is not None:
+            count = formatting.pluralize(len(shown), "failure")
+            text.append(f"It covers {count}: {formatting.join_limited(shown, MAX_NAMED_FAILURES)}")
+        if missing_votes(pending):
+            text.append(f"votes missing: {missing_votes(pending)}")
+        cancels = not yes and gate["gate"] == "start"
+        fields = (REASON_FIELD, _digest_field(pending.rollout)) if cancels else (REASON_FIELD,)
+        title = f"{verb.capitalize()} {event_text.gate_label(gate)}?"
+        return Confirmation(title, tuple(text), fields, verb, not yes)
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        gate, rollout = _gate(selection).gate, _gate(selection).rollout
+        body = {**_gate_body(gate, field_values), "yes": yes, "digest": rollout.status["digest"]}
+        if yes and gate["gate"] == "proceed" and selection.shown_failures:
+            body["shown"] = list(selection.shown_failures)
+        voted = "approved" if yes else "rejected"
+        message = f"you {voted} {event_text.gate_label(gate)} of {rollout.id}"
+        return OperationRequest("POST", api_path("rollouts", rollout.id, "votes"), body, message)
+
+    return Operation(_gate_unavailable_reason, _vote_permission, confirmation, request)
+
+
+def _withdraw_operation() -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        pending = _gate(selection)
+        title = f"Withdraw your votes at {event_text.gate_label(pending.gate)}?"
+        limits = "An approval can be withdrawn until the gate opens, a rejection at any time."
+        return Confirmation(title, (_describe_rollout(pending.rollout), limits), (REASON_FIELD,), "withdraw")
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        gate, rollout = _gate(selection).gate, _gate(selection).rollout
+        path, body = api_path("rollouts", rollout.id, "withdraw"), _gate_body(gate, field_values)
+        return OperationRequest("POST", path, body, "your votes at this gate are withdrawn")
+
+    return Operation(_withdraw_unavailable_reason, _vote_permission, confirmation, request)
+
+
+# -- holds and freezes ----------------------------------------------------------
+
+
+def _hold_operation() -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        text = "The hold takes a slot of each pool of the node; the daemon refuses it while a pool is full."
+        until = InputField("until", "until (RFC 3339 with zone; empty: until released)", is_optional=True)
+        return Confirmation(f"Hold {selection.node_name}?", (text,), (REASON_FIELD, until), "hold")
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        until = f" until {field_values['until']}" if field_values["until"] else ""
+        body = {"node": selection.node_name, **_given(field_values)}
+        return OperationRequest("PUT", api_path("holds"), body, f"{selection.node_name} is held{until}")
+
+    def unavailable_reason(selection: Selection) -> str:
+        return "" if selection.node_name else "no node is selected"
+
+    return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
+
+
+def _release_operation() -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        hold = selection.hold
+        assert hold is not None
+        text = f"held by {hold['by']} as {hold['source']}/{hold['id']}: {hold['reason']}"
+        return Confirmation(f"Release {hold['node']}?", (text,), (), "release")
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        hold = selection.hold
+        assert hold is not None
+        body = {"node": hold["node"], "source": hold["source"], "id": hold["id"]}
+        return OperationRequest("DELETE", api_path("holds"), body, f"{hold['node']} is released")
+
+    def unavailable_reason(selection: Selection) -> str:
+        return "" if selection.hold else "no hold is selected"
+
+    return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
+
+
+def _freeze_operation() -> Operation:
+    def confirmation(_: Selection) -> Confirmation:
+        # With both fields filled in, Enter is enough: a freeze must be quick.
+        reason = InputField("reason", REASON_FIELD.label, initial="frozen from the console")
+        scope = InputField("scope", "scope: all, team/NAME or a pool", initial="all")
+        text = "No node starts, in any rollout, until the freeze is lifted. Nodes in flight finish."
+        return Confirmation("Freeze everything?", (text,), (reason, scope), "freeze")
+
+    def request(_: Selection, field_values: FieldValues) -> OperationRequest:
+        message = f"{field_values['scope']} is frozen: no node starts there"
+        return OperationRequest("POST", api_path("freezes"), dict(field_values), message)
+
+    return Operation(lambda _: "", _hold_and_freeze_permission, confirmation, request)
+
+
+def _unfreeze_operation() -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        freeze = selection.freeze
+        assert freeze is not None
+        text = f"{freeze['scope']} is frozen by {freeze['by']}: {freeze['reason']}"
+        fields = (InputField("scope", "scope", initial=freeze["scope"]), REASON_FIELD)
+        return Confirmation("Lift the freeze?", (text, "Nodes may start again."), fields, "unfreeze")
+
+    def request(_: Selection, field_values: FieldValues) -> OperationRequest:
+        message = f"the freeze of {field_values['scope']} is lifted"
+        return OperationRequest("DELETE", api_path("freezes"), dict(field_values), message)
+
+    def unavailable_reason(selection: Selection) -> str:
+        return "" if selection.freeze else "no freeze is active"
+
+    return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
+
+
+_ISOLATION_FIELD = InputField(
+    "put_back", "the node is isolated", choices=("return", "leave"), initial="return"
+)
+
+APPROVE = _vote_operation(yes=True)
+REJECT = _vote_operation(yes=False)
+WITHDRAW = _withdraw_operation()
+PAUSE = _rollout_operation(
+    "pause",
+    "is paused",
+    "No node of it starts until a user resumes it. Nodes in flight finish.",
+    unavailable_reason=_pause_unavailable_reason,
+)
+RESUME = _rollout_operation(
+    "resume",
+    "is resumed",
+    "It ends a user's pause, and no other reason to wait.",
+    unavailable_reason=_resume_unavailable_reason,
+)
+CANCEL = _rollout_operation(
+    "cancel", "is cancelled", "No node of it starts again. Nodes in flight finish.", is_irreversible=True
+)
+RETRY = _node_operation(
+    "retry",
+    "is queued again",
+    "It starts again when its turn comes, and stays isolated until then.",
+    "failed",
+)
+SKIP = _node_operation(
+    "skip", "is skipped", "This rollout leaves it out.", "failed", "pending", fields=(_ISOLATION_FIELD,)
+)
+ROLL_BACK = _node_operation(
+    "rollback",
+    "is rolling back",
+    "The plan's rollback playbook runs on it now, also outside windows and during a freeze.",
+    "failed",
+)
+RETURN = _return_operation()
+HOLD = _hold_operation()
+RELEASE = _release_operation()
+FREEZE = _freeze_operation()
+UNFREEZE = _unfreeze_operation()

@@ -1,0 +1,300 @@
+"""The frame of every page: top line, alerts, body and key line.
+
+A page draws the model and never changes it.  The app calls `update_view` at most
+once per frame.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import cast
+
+from textual.app import ComposeResult
+from textual.css.query import NoMatches
+from textual.screen import Screen
+from textual.widget import Widget
+
+from rolloutd.control import event_text
+from tui.formatting import formatting
+from tui.formatting.lines import Line, justify, line_text, line_width, wrap_text
+from tui.operations import actions
+from tui.operations.actions import Action
+from tui.operations.confirm import Selection
+from tui.screens.console_context import ConsoleContext
+from tui.state import permissions
+from tui.state.values import NodeState, RolloutState
+from tui.widgets import summaries
+from tui.widgets.summaries import PendingGate
+from tui.widgets.virtual_list import Banner, LineWidget, VirtualList
+
+NARROW_WIDTH = 110
+"""Cells below which the breadcrumb replaces the tabs."""
+
+WIDE_LAYOUT_WIDTH = 132
+"""Cells from which the two panes of a page stand side by side."""
+
+UNCUT_WIDTH = 4_000
+"""Cells that no line exceeds."""
+
+_COLUMN_GAP = re.compile(r" {8,}")
+
+TABS = ("fleet", "gates", "locks", "audit", "teams")
+
+Item = tuple[str, Callable[[int], Line]]
+"""A row: its unique key, empty where the cursor cannot be, and a function that draws it."""
+
+
+class ItemRows:
+    """Rows that are few enough to be built in advance."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def key(self, row: int) -> str:
+        return self._items[row][0]
+
+    def draw(self, row: int, width: int) -> Line:
+        return self._items[row][1](width)
+
+
+def static_line(line: Line) -> Callable[[int], Line]:
+    """Return a function that draws the same line in every width."""
+    return lambda _width: line
+
+
+def note_row(text: str) -> Item:
+    """Return a dim row without a cursor."""
+    return "", static_line([(f"  {text}", "dim")])
+
+
+def heading(text: str, note: str = "") -> Item:
+    def draw(width: int) -> Line:
+        line: Line = [(f" {text} ", "head"), (f"{note} " if note else "", "dim")]
+        return [*line, ("─" * max(0, width - line_width(line)), "faint")]
+
+    return "", draw
+
+
+class Page(Screen[None]):
+    """A page whose body is one list, unless a subclass composes another.
+
+    Textual calls the handlers of all base classes itself, the subclass's first, so
+    no handler calls `super`.
+    """
+
+    DEFAULT_CSS = """
+    Page { layout: vertical; background: $background; }
+    Page > #top { dock: top; background: $panel; }
+    Page > #keys { dock: bottom; background: $panel; }
+    Page > #body { height: 1fr; }
+    """
+    screen_name = ""
+    initial_focus = "VirtualList"
+    """A selector."""
+    filter_label = ""
+    _is_laid_out = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter_text = ""
+
+    @property
+    def console(self) -> ConsoleContext:
+        return cast("ConsoleContext", self.app)
+
+    @property
+    def body(self) -> VirtualList:
+        return self.query_one("#body", VirtualList)
+
+    def compose(self) -> ComposeResult:
+        yield Banner(self._render_top, id="top")
+        yield Banner(self._render_alerts, id="alerts", height=0)
+        yield from self.compose_body()
+        yield Banner(self._render_keys, id="keys")
+
+    def compose_body(self) -> Iterator[Widget]:
+        yield VirtualList(id="body")
+
+    def build_items(self) -> Iterator[Item]:
+        """Yield the rows of a page whose body is one list."""
+        yield from ()
+
+    def update_body(self) -> None:
+        self.body.set_rows(ItemRows(list(self.build_items())))
+
+    def selection(self) -> Selection:
+        """Return what the next operation applies to."""
+        return Selection()
+
+    def breadcrumb(self) -> str:
+        return ""
+
+    def full_text(self) -> tuple[str, str] | None:
+        """Return the title and the uncut text of the row under the cursor."""
+        focused = self.focused
+        if not isinstance(focused, VirtualList) or focused.rows is None or not focused.cursor_key:
+            return None
+        text = line_text(focused.rows.draw(focused.cursor, UNCUT_WIDTH))
+        return "full line", "\n".join(part.strip() for part in _COLUMN_GAP.split(text) if part.strip())
+
+    def do_find(self) -> None:
+        self.console.prompt_text(self.filter_label, self.filter_text, self._set_filter)
+
+    def _set_filter(self, text: str) -> None:
+        self.filter_text = text
+        self.update_view()
+
+    # -- updates
+
+    def on_mount(self) -> None:
+        self.query(self.initial_focus).first().focus()
+        self._is_laid_out = True
+        self.update_view()
+
+    def on_screen_resume(self) -> None:
+        self.update_view()
+
+    def update_view(self) -> None:
+        if not self._is_laid_out or not self.size.width:
+            return
+        if self.console.is_stale != self.has_class("-stale"):
+            self.set_class(self.console.is_stale, "-stale")
+            for widget in self.query(LineWidget):
+                widget.refresh()
+        # A response may arrive while Textual removes the page and its widgets.
+        with suppress(NoMatches):
+            self.update_body()
+            for name in ("top", "alerts", "keys"):
+                self.query_one(f"#{name}", Banner).update_lines()
+
+    def on_virtual_list_cursor_moved(self, message: VirtualList.CursorMoved) -> None:
+        # The key line depends on what the cursor is on.
+        self.update_view()
+
+    def on_virtual_list_row_opened(self, message: VirtualList.RowOpened) -> None:
+        self.console.action_perform("open")
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.update_view)
+
+    # -- the frame
+
+    def _render_top(self, width: int) -> Sequence[Line]:
+        pending = summaries.pending_gates(self.console.model)
+        my_gates = sum(each.needs_my_vote for each in pending)
+        crumbs, status = self.breadcrumb(), self.console.status_line(width)
+        badge: Line = [(f" {my_gates} for you ", "mine")] if my_gates else []
+        if crumbs and width < NARROW_WIDTH:
+            return [justify([(" fleet ", "tab"), (f" {crumbs} ", "bold"), *badge], status, width)]
+        current = "fleet" if self.screen_name in ("rollout", "nodes", "node") else self.screen_name
+        line: Line = []
+        for number, name in enumerate(TABS, start=1):
+            line.append((f" {number} {name} ", "tab" if name == current else "dim"))
+            line += badge if name == "gates" else []
+        return [justify([*line, (f"  {crumbs}" if crumbs else "", "bold")], status, width)]
+
+    def _render_alerts(self, width: int) -> Sequence[Line]:
+        lines = self.console.alerts(width)
+        self.query_one("#alerts").display = bool(lines)
+        return lines
+
+    def _render_keys(self, width: int) -> Sequence[Line]:
+        selection = self.selection()
+        line: Line = [(" ", "")]
+        for action in sorted(actions.ACTIONS, key=_key_rank):
+            key = self._render_key(action, selection) if self.screen_name in action.screens else []
+            if line_width(line) + line_width(key) > width - 8:
+                break
+            line += key
+        return [justify(line, [("?", "key"), (" keys ", "dim")], width)]
+
+    def _render_key(self, action: Action, selection: Selection) -> Line:
+        operation, model = action.operation, self.console.model
+        if action.name == "help" or (operation is not None and operation.unavailable_reason(selection)):
+            return []
+        if (
+            operation is not None
+            and model.current_user is not None
+            and not operation.permission(model, selection).is_allowed
+        ):
+            return [(f"{action.key_label} {action.title} (not permitted)  ", "faint")]
+        return [(action.key_label, "key"), (f" {action.title}  ", "dim")]
+
+
+def _key_rank(action: Action) -> int:
+    # The key line is cut at its end: operations must come before the other keys.
+    if action.name in ("open", "back"):
+        return 0
+    return 1 if action.operation is not None else 2
+
+
+class RolloutScreen(Page):
+    """A page about one rollout; it keeps the rollout's nodes in the model."""
+
+    def __init__(self, rollout: str) -> None:
+        super().__init__()
+        self.rollout_id = rollout
+
+    @property
+    def rollout(self) -> RolloutState | None:
+        return self.console.model.rollouts.get(self.rollout_id)
+
+    def on_mount(self) -> None:
+        self.console.track_nodes(self.rollout_id)
+
+    def breadcrumb(self) -> str:
+        return f"▸ {self.rollout_id}"
+
+    def find_node(self, name: str) -> NodeState | None:
+        rollout = self.rollout
+        return (rollout.nodes or {}).get(name) if rollout is not None else None
+
+
+class TwoPanes(Page):
+    """A page with two panes, side by side on wide terminals."""
+
+    DEFAULT_CSS = """
+    TwoPanes > #body { layout: vertical; }
+    TwoPanes.-wide > #body { layout: horizontal; }
+    TwoPanes.-wide > #body > * { height: 100%; }
+    """
+    panes = ("", "")
+    """The ids of the lists that take the focus in turn."""
+
+    def on_resize(self) -> None:
+        self.set_class(self.size.width >= WIDE_LAYOUT_WIDTH, "-wide")
+
+    def do_next_pane(self) -> None:
+        first, second = self.panes
+        self.query_one(f"#{second if self.query_one(f'#{first}').has_focus else first}").focus()
+
+
+def find_pending_gate(page: Page, rollout: RolloutState | None) -> PendingGate | None:
+    """Return a pending gate of the rollout, preferably one that needs the user's vote."""
+    pending = [] if rollout is None else summaries.pending_gates(page.console.model)
+    return next((each for each in pending if rollout is not None and each.rollout.id == rollout.id), None)
+
+
+def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
+    """Return a pending gate: its name, its missing votes, and who may vote."""
+    gate = pending.gate
+    glyph: Line = [("◆ ", "accent")] if gate["state"] == "waiting" else [("✗ ", "bad")]
+    badge: Line = [(" yours ", "mine")] if pending.needs_my_vote else []
+    title: Line = [(event_text.gate_label(gate), "bold"), (f" of {pending.rollout.id} ", "")]
+    digest = formatting.short_digest(pending.rollout.status["digest"])
+    if gate["state"] == "rejected":
+        missing = gate["missing"] or "rejected"
+    else:
+        missing = f"votes missing: {summaries.missing_votes(pending)}"
+    lines = [justify([*glyph, *title, *badge], [(f" {digest} ", "digest")], width)]
+    lines += [[("  ", ""), (text, "dim")] for text in wrap_text(missing, width - 4, 2)]
+    if not pending.needs_my_vote:
+        permission = permissions.vote_permission(page.console.model, pending.rollout, gate)
+        if not permission.is_allowed:
+            lines.append([("  ", ""), (permission.reason, "faint")])
+    return lines

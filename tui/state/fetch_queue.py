@@ -1,0 +1,109 @@
+"""The requests that the model wants, each sent when it is due.
+
+A request that a user waits for is sent at once.  Other requests are repeated
+less often the longer their responses take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from rolloutd.control.client import Client, DaemonUnreachable, api_path
+from tui.connection.event_stream import Response
+from tui.state.model import FetchRequest, Model
+from tui.state.values import NodesSnapshot, parse_nodes
+
+HTTP_NOT_FOUND = 404
+
+MIN_INTERVAL_S: Mapping[str, float] = {
+    "status": 0.5,
+    "nodes": 2.0,
+    "locks": 1.0,
+    "closed": 2.0,
+    "rollout": 1.0,
+    "plan": 1.0,
+}
+"""Between a response and the next request of the same kind."""
+
+URGENT_INTERVAL_S = 0.1
+"""The same where a user waits."""
+
+COST_FACTOR = 20
+"""Pause after slow work, in multiples of its duration: it uses 5 % of a core at most."""
+
+MAX_COMPLETED = 256
+"""Requests whose completion is remembered, more than one console shows."""
+
+CallDaemon = Callable[[Callable[[], Any]], Awaitable[Response[Any]]]
+
+
+class FetchQueue:
+    """Sends the model's requests and applies their responses."""
+
+    def __init__(
+        self, model: Model, client: Client, call_daemon: CallDaemon, now: Callable[[], float]
+    ) -> None:
+        self._model = model
+        self._client = client
+        self._call_daemon = call_daemon
+        self._now = now
+        self._in_flight: set[tuple[str, str]] = set()
+        self._completed: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def due_fetches(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Yield a coroutine function for each request that is due."""
+        now = time.monotonic()
+        for key, request in list(self._model.fetch_requests.items()):
+            completed_at, took = self._completed.get(key, (0.0, 0.0))
+            pause = max(MIN_INTERVAL_S[request.resource], took * COST_FACTOR)
+            if request.is_urgent:
+                pause = URGENT_INTERVAL_S
+            if key not in self._in_flight and now - completed_at >= pause:
+                del self._model.fetch_requests[key]
+                self._in_flight.add(key)
+                yield partial(self._fetch, key, request)
+
+    async def _fetch(self, key: tuple[str, str], request: FetchRequest) -> None:
+        began = time.monotonic()
+        path, apply = self._endpoint(request)
+        read = self._fetch_nodes if request.resource == "nodes" else self._client.get
+        response = await self._call_daemon(lambda: read(path))
+        self._in_flight.discard(key)
+        self._completed.pop(key, None)
+        self._completed[key] = (time.monotonic(), time.monotonic() - began)
+        if len(self._completed) > MAX_COMPLETED:
+            del self._completed[next(iter(self._completed))]
+        if response.result is not None:
+            apply(response.result)
+        elif response.unreachable is not None:
+            self._model.fetch_requests.setdefault(key, request)
+        elif response.error is not None and response.error.status == HTTP_NOT_FOUND:
+            self._model.rollouts.pop(request.rollout, None)
+
+    def _endpoint(self, request: FetchRequest) -> tuple[str, Callable[[Any], None]]:
+        model, rollout = self._model, request.rollout
+        match request.resource:
+            case "status":
+                return api_path("status"), partial(model.apply_status, at=self._now())
+            case "locks":
+                return api_path("locks"), model.apply_locks
+            case "closed":
+                return api_path("rollouts"), model.apply_closed_rollouts
+            case "nodes":
+                return api_path("rollouts", rollout, "nodes"), partial(model.apply_nodes, rollout)
+            case "plan":
+                return api_path("rollouts", rollout, "plan"), partial(model.apply_plan, rollout)
+            case _:
+                # The response has no sequence number; it is at least as new as what the model knows now.
+                return api_path("rollouts", rollout), partial(model.apply_rollout, seq=model.seq)
+
+    def _fetch_nodes(self, path: str) -> NodesSnapshot:
+        """Fetch and parse nodes in the request's thread, so that drawing continues."""
+        text = self._client.get_text(path)
+        try:
+            return parse_nodes(text)
+        except ValueError as exc:
+            raise DaemonUnreachable(f"response: invalid: {exc}") from exc

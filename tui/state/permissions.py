@@ -1,0 +1,96 @@
+"""What the user may do, and who else may.
+
+The daemon decides.  The console only avoids requests that the daemon would
+refuse, and names the people to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rolloutd.control import wire
+from tui.state.model import Model
+from tui.state.values import RolloutState
+
+MAX_NAMED_MEMBERS = 3
+"""The teams screen shows all members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Whether an operation is allowed; `reason` says who may do it instead."""
+
+    is_allowed: bool
+    reason: str = ""
+
+
+ALLOWED = Permission(is_allowed=True)
+UNKNOWN_USER = Permission(is_allowed=False, reason="your user is not known yet")
+
+
+def _denied(who: str) -> Permission:
+    return Permission(is_allowed=False, reason=f"not permitted: {who} may")
+
+
+def rollout_permission(model: Model, rollout: RolloutState) -> Permission:
+    """Return whether the user may pause, resume, cancel, retry, skip and roll back."""
+    me, owner = model.current_user, rollout.status["owner"]
+    if me is None:
+        return UNKNOWN_USER
+    if me["admin"] or owner in me["teams"]:
+        return ALLOWED
+    return _denied(f"{team_with_members(model, owner)} and admins")
+
+
+def hold_and_freeze_permission(model: Model) -> Permission:
+    me = model.current_user
+    if me is None:
+        return UNKNOWN_USER
+    return ALLOWED if me["admin"] or me["teams"] else _denied("members of any team and admins")
+
+
+def vote_permission(model: Model, rollout: RolloutState, gate: wire.Gate) -> Permission:
+    me = model.current_user
+    if me is None:
+        return UNKNOWN_USER
+    owner = rollout.status["owner"]
+    teams = dict.fromkeys([owner, *(need["team"] for need in gate["needs"]["teams"])])
+    if teams.keys() & set(me["teams"]):
+        return ALLOWED
+    return _denied("; ".join(team_with_members(model, team) for team in teams))
+
+
+def needs_my_vote(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:
+    """Return whether a gate waits for a vote that the user can cast and has not cast."""
+    me = model.current_user
+    if me is None or gate["state"] != "waiting":
+        return False
+    if requires_four_eyes(model, rollout, gate) and rollout.status["submitted_by"] == me["user"]:
+        return False
+    missing = [need["team"] for need in gate["needs"]["teams"] if need["have"] < need["want"]]
+    if gate["needs"]["owner"]["have"] < gate["needs"]["owner"]["want"]:
+        missing.append(rollout.status["owner"])
+    voted = {
+        team
+        for vote in gate["votes"]
+        if vote["uid"] == me["uid"] and vote["counts"]
+        for team in vote["teams"]
+    }
+    return any(team in me["teams"] and team not in voted for team in missing)
+
+
+def requires_four_eyes(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:
+    """Return whether a gate refuses the submitter's approval; False until the plan is known."""
+    plan = model.plans.get(rollout.id)
+    gates = {} if plan is None else plan["content"]["spec"].get("gates") or {}
+    return bool((gates.get(gate["gate"]) or {}).get("four_eyes"))
+
+
+def team_with_members(model: Model, team: str) -> str:
+    """Return a team with its first members: `team infra (ana, bo)`."""
+    teams = () if model.settings is None else model.settings["teams"]
+    names = next((each["members"] for each in teams if each["team"] == team), [])
+    if not names:
+        return f"team {team}"
+    more = f" and {len(names) - MAX_NAMED_MEMBERS} more" if len(names) > MAX_NAMED_MEMBERS else ""
+    return f"team {team} ({', '.join(names[:MAX_NAMED_MEMBERS])}{more})"

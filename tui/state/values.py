@@ -1,0 +1,212 @@
+"""Nodes, pools and rollouts as the model keeps them, and how responses are parsed."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rolloutd.control import wire
+from tui.connection import incremental_json
+
+BUSY_PHASES = frozenset({"isolating", "maintaining", "verifying"})
+
+CLOSED_STATES = frozenset({"done", "cancelled"})
+
+MAX_RECENT_COMPLETIONS = 512
+"""Completions kept per rollout for the hourly rate: more than ten minutes of most fleets."""
+
+
+def parse_timestamp(text: str | None) -> float | None:
+    """Return the epoch seconds of an RFC 3339 timestamp."""
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that puts `n2` before `n10`."""
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
+    ]
+
+
+@dataclass(slots=True)
+class NodeState:
+    """A node of a rollout: the last response, and the events since."""
+
+    node: str
+    team: str | None
+    pools: tuple[str, ...]
+    wave: str
+    phase: str
+    outcome: str | None = None
+    attempt: int = 0
+    isolated: bool = False
+    since: float | None = None
+    admitted_at: float | None = None
+    reason: wire.Reason | None = None
+    waiting_key: str = ""
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class InFlightNode:
+    """A node in flight and its current step."""
+
+    node: str
+    pools: tuple[str, ...]
+    phase: str
+    since: float
+    step: str = ""
+    percent: float | None = None
+    task: str = ""
+    started_at: float | None = None
+
+
+@dataclass(slots=True)
+class PoolState:
+    """A pool of a rollout; `nodes` are its targets in order, empty until they are fetched.
+
+    `other_down` counts slots that other causes use: holds, other rollouts, unhealthy nodes.
+    """
+
+    pool: str
+    total: int
+    done: int
+    failed: int
+    in_flight: int
+    other_down: int
+    max_unavailable: int
+    nodes: list[NodeState] = field(default_factory=list)
+    version: int = 0
+
+
+@dataclass(slots=True)
+class RolloutState:
+    """A rollout: the last status of the daemon, and counts that events have moved since."""
+
+    id: str
+    status: wire.Rollout
+    seq: int
+    counts: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[str, InFlightNode] = field(default_factory=dict)
+    pools: dict[str, PoolState] = field(default_factory=dict)
+    nodes: dict[str, NodeState] | None = None
+    nodes_seq: int = -1
+    node_deadlines: frozenset[float] = frozenset()
+    recent_completions: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_COMPLETIONS))
+    version: int = 0
+
+    @property
+    def state(self) -> str:
+        return self.status["state"]
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state in CLOSED_STATES
+
+    @property
+    def wanted(self) -> int:
+        """The nodes that count towards 100 percent."""
+        return self.counts["total"] - self.counts["skipped"]
+
+    @property
+    def percent(self) -> float:
+        """Progress from 0 to 100, by the daemon's definition."""
+        if self.wanted > 0:
+            return 100.0 * self.counts["done"] / self.wanted
+        return 100.0 if self.state == "done" else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSnapshot:
+    """The parsed nodes of a rollout after audit entry `seq`; the model takes and mutates them."""
+
+    nodes: dict[str, NodeState]
+    seq: int
+    deadlines: frozenset[float]
+    """When time ends the reasons of its nodes, in epoch seconds."""
+
+
+def parse_nodes(text: str) -> NodesSnapshot:
+    """Parse a response of type wire.Nodes."""
+    # Thousands of nodes share few pools and reasons; one copy of each saves tens of MiB.
+    pools: dict[tuple[str, ...], tuple[str, ...]] = {}
+    reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]] = {}
+    response = incremental_json.decode_object(text, "nodes", lambda each: _parse_node(each, pools, reasons))
+    ends = (parse_timestamp(remedy_deadline(reason)) for reason, _ in reasons.values())
+    deadlines = frozenset(at for at in ends if at is not None)
+    return NodesSnapshot({each.node: each for each in response["nodes"]}, response["seq"], deadlines)
+
+
+def _parse_node(
+    each: wire.Node,
+    shared_pools: dict[tuple[str, ...], tuple[str, ...]],
+    shared_reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]],
+) -> NodeState:
+    pools, reason, waiting_key = tuple(each["pools"]), each["reason"], ""
+    if reason is not None:
+        identity = (reason["code"], reason["text"], reason["since"], reason["lifted_by"])
+        if identity not in shared_reasons:
+            shared_reasons[identity] = (reason, reason_key(reason))
+        reason, waiting_key = shared_reasons[identity]
+    return NodeState(
+        node=each["node"],
+        team=each["team"],
+        pools=shared_pools.setdefault(pools, pools),
+        wave=each["wave"],
+        phase=each["phase"],
+        outcome=each["outcome"],
+        attempt=each["attempt"],
+        isolated=each["isolated"],
+        since=parse_timestamp(each["since"]),
+        admitted_at=parse_timestamp(each["admitted_at"]),
+        reason=reason,
+        waiting_key=waiting_key,
+        failure=_failure_text(reason) if reason and reason["code"] == "failed" else "",
+    )
+
+
+def _failure_text(reason: wire.Reason) -> str:
+    """Return how a node failed, without its name."""
+    params = reason["params"]
+    return f"{params['step']}: {params['message']}" if params else reason["text"]
+
+
+def reason_key(reason: wire.Reason) -> str:
+    """Return a key that is equal for nodes with the same reason."""
+    return f"{reason['code']} {reason['subject']} {reason['params']!r}"
+
+
+def remedy_deadline(reason: wire.Reason) -> str | None:
+    """Return when time ends a reason at the latest, in RFC 3339."""
+    remedy = reason["remedy"]
+    return None if remedy is None else remedy["until"]
+
+
+def parse_pool(pool: wire.Pool) -> PoolState:
+    own = pool["in_flight"] + pool["failed"]
+    return PoolState(
+        pool=pool["pool"],
+        total=pool["total"],
+        done=pool["done"],
+        failed=pool["failed"],
+        in_flight=pool["in_flight"],
+        # An unobserved node may be up: it uses no slot yet.
+        other_down=max(0, pool["down"] - pool["unobserved"] - own),
+        max_unavailable=pool["max_unavailable"],
+    )
+
+
+def parse_in_flight_node(each: Mapping[str, Any]) -> InFlightNode:
+    return InFlightNode(
+        node=each["node"],
+        pools=tuple(each["pools"]),
+        phase=each["phase"],
+        since=parse_timestamp(each["since"]) or 0.0,
+        step=each["step"] or "",
+        percent=each["percent"],
+        task=each["task"] or "",
+    )

@@ -1,0 +1,303 @@
+"""Summaries of the model for the pages: sentences, groups, timelines, differences.
+
+Summaries neither store nor decide anything: the daemon's reasons keep its words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rolloutd.control import event_text, wire, wire_fleet
+from tui.formatting import formatting
+from tui.state import permissions
+from tui.state.model import Model
+from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
+
+RATE_WINDOW_S = 900.0
+"""Completions older than a quarter of an hour say little about the current rate."""
+
+MIN_RATE_WINDOW_S = 30.0
+"""A rate over a shorter time is noise."""
+
+STATE_GLYPHS: Mapping[str, tuple[str, str]] = {
+    "awaiting-approval": ("◆", "accent"),
+    "running": ("►", "run"),
+    "soaking": ("◷", "run"),
+    "paused": ("‖", "bad"),
+    "done": ("✓", "ok"),
+    "cancelled": ("✗", "dim"),
+}
+"""The glyph and the role of a rollout's state."""
+
+STATE_IN_SENTENCE = frozenset({"paused", "cancelled"})
+"""Reason codes whose sentences begin with the rollout's state."""
+
+GATE_REASONS = frozenset({"gate-start", "gate-continue"})
+"""Codes for which the console names the missing votes itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingGate:
+    """A gate that waits, and whether the user can open it."""
+
+    rollout: RolloutState
+    gate: wire.Gate
+    needs_my_vote: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.rollout.id}/{self.gate['gate']}/{self.gate['wave']}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGroup:
+    """Nodes that wait for the same reason."""
+
+    key: str
+    text: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """A rollout's nodes in one pass; completions are epoch seconds, `phase_counts` are by wave."""
+
+    failed: Sequence[NodeState]
+    waiting_groups: Sequence[WaitingGroup]
+    ready: Sequence[str]
+    recent_completions: Sequence[float]
+    phase_counts: Mapping[str, Counter[str]]
+    last_completion: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class WaveSegment:
+    """One wave on the timeline; `soak_remaining` is None unless the wave soaks now."""
+
+    wave: str
+    total: int
+    done: int
+    failed: int
+    busy: int
+    soak_s: float
+    soak_remaining: float | None
+    gate: wire.Gate | None
+    is_current: bool
+
+
+def sort_by_urgency(model: Model) -> list[RolloutState]:
+    """Return the rollouts, those that need a decision first, then the latest first."""
+    rank = {"paused": 0, "awaiting-approval": 1, "soaking": 2, "running": 2}
+
+    def urgency(each: RolloutState) -> tuple[int, float, str]:
+        is_mine = any(permissions.needs_my_vote(model, each, gate) for gate in each.status["gates"])
+        return (
+            0 if is_mine else rank.get(each.state, 3),
+            -(parse_timestamp(each.status["submitted_at"]) or 0.0),
+            each.id,
+        )
+
+    return sorted(model.rollouts.values(), key=urgency)
+
+
+def pending_gates(model: Model) -> list[PendingGate]:
+    """Return the gates that wait or were rejected, those that need the user's vote first."""
+    found = [
+        PendingGate(each, gate, permissions.needs_my_vote(model, each, gate))
+        for each in sort_by_urgency(model)
+        if not each.is_closed
+        for gate in each.status["gates"]
+        if gate["state"] in ("waiting", "rejected")
+    ]
+    return sorted(found, key=lambda each: not each.needs_my_vote)
+
+
+def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
+    """Return a rollout's status as a sentence, and its missing votes, which must not be cut."""
+    reason, moving = rollout.status["reason"], formatting.pluralize(len(rollout.in_flight), "node")
+    sentence = "" if reason is None else _describe_reason(reason, now)
+    waiting = [each for each in pending_gates(model) if each.gate["state"] == "waiting"]
+    gate = next((each for each in waiting if each.rollout.id == rollout.id), None)
+    if reason is not None and reason["code"] in GATE_REASONS and gate is not None:
+        return f"{event_text.gate_label(gate.gate)} waits for votes of {missing_votes(gate)}", ""
+    match rollout.state:
+        case "done":
+            return f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current", ""
+        case "cancelled":
+            finish = f"{moving} in flight will finish" if rollout.in_flight else ""
+            return "; ".join(filter(None, [sentence, finish])), ""
+        case "paused" | "awaiting-approval" | "soaking":
+            return sentence, _count_missing_votes(rollout)
+        case _:
+            text = f"{moving if rollout.in_flight else 'nothing'} in flight"
+            return f"{text}; {sentence}" if sentence else text, ""
+
+
+def describe_status_with_state(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
+    """Return the same with the rollout's state in front, unless the sentence begins with it."""
+    (sentence, missing), reason = describe_status(model, rollout, now), rollout.status["reason"]
+    if reason is not None and reason["code"] in STATE_IN_SENTENCE:
+        return sentence, missing
+    state = rollout.state.replace("-", " ")
+    return f"{state}: {sentence}" if sentence else state, missing
+
+
+def _describe_reason(reason: wire.Reason, now: float) -> str:
+    since = parse_timestamp(reason["since"])
+    if since is None or since > now:
+        return reason["text"]
+    when = (
+        formatting.format_age(since, now)
+        if reason["code"] == "node-failed"
+        else f"for {formatting.format_duration(now - since)}"
+    )
+    return f"{reason['text']} ({when})"
+
+
+def confirmed_holders(pool: wire_fleet.PoolSlots) -> list[wire_fleet.SlotHolder]:
+    """Return the nodes that are down for certain; an unobserved node may be up."""
+    return [each for each in pool["holders"] if not each.get("unobserved")]
+
+
+def missing_votes(pending: PendingGate) -> str:
+    """Return the votes that a gate lacks: `infra (owner), media, 2 of search`."""
+    gate, status = pending.gate, pending.rollout.status
+    needs = [(f"{status['owner']} (owner)", gate["needs"]["owner"])]
+    needs += [(need["team"], {"want": need["want"], "have": need["have"]}) for need in gate["needs"]["teams"]]
+    wanting = [(name, need["want"] - need["have"]) for name, need in needs if need["have"] < need["want"]]
+    return ", ".join(f"{number} of {name}" if number > 1 else name for name, number in wanting)
+
+
+def _count_missing_votes(rollout: RolloutState) -> str:
+    wanting = sum(
+        max(0, need["want"] - need["have"])
+        for gate in rollout.status["gates"]
+        if gate["state"] == "waiting"
+        for need in (gate["needs"]["owner"], *gate["needs"]["teams"])
+    )
+    return f"{formatting.pluralize(wanting, 'vote')} missing" if wanting else ""
+
+
+def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: float) -> float | None:
+    """Return the completed nodes per hour; None until two have completed recently."""
+    source: RolloutState | NodeSummary = rollout if summary is None else summary
+    recent = [at for at in source.recent_completions if now - at < RATE_WINDOW_S]
+    if len(recent) < 2 or rollout.is_closed:
+        return None
+    return len(recent) * 3_600 / max(MIN_RATE_WINDOW_S, now - min(recent))
+
+
+def format_eta(rollout: RolloutState, now: float) -> str:
+    """Return the remaining time by the daemon's estimate; empty without one."""
+    at = parse_timestamp(rollout.status["eta"])
+    return "" if at is None or rollout.is_closed else formatting.format_duration(at - now)
+
+
+def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
+    """Summarize all nodes in one pass: there may be ten thousand."""
+    waits: dict[str, tuple[str, list[str]]] = {}
+    failed: list[NodeState] = []
+    ready: list[str] = []
+    ends: list[float] = []
+    waves: dict[str, Counter[str]] = {}
+    last_end: dict[str, float] = {}
+    for node in nodes:
+        phase = node.phase
+        if phase == "failed":
+            failed.append(node)
+        elif phase == "pending" and node.reason is None:
+            ready.append(node.node)
+        elif phase == "pending" and node.reason is not None:
+            waits.setdefault(node.waiting_key, (node.reason["text"], []))[1].append(node.node)
+        elif phase == "done" and node.since is not None:
+            last_end[node.wave] = max(last_end.get(node.wave, 0.0), node.since)
+            if now - node.since < RATE_WINDOW_S:
+                ends.append(node.since)
+        if node.outcome != "left":
+            counts = waves.get(node.wave)
+            if counts is None:
+                counts = waves[node.wave] = Counter()
+            counts["busy" if phase in BUSY_PHASES else phase] += 1
+    groups = [WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items()]
+    groups.sort(key=lambda group: (-len(group.nodes), group.key))
+    return NodeSummary(failed, groups, ready, ends, waves, last_end)
+
+
+def wave_segments(
+    rollout: RolloutState, summary: NodeSummary, plan: Mapping[str, Any] | None, now: float
+) -> list[WaveSegment]:
+    """Return the waves in order; soaks are 0 until the plan is known."""
+    soaks = soak_by_wave(plan)
+    current = rollout.status["wave"]
+    gates = {gate["wave"]: gate for gate in rollout.status["gates"] if gate["gate"] == "continue"}
+    found = []
+    for name in dict.fromkeys([*summary.phase_counts, *soaks, *([current] if current else [])]):
+        counts, soak_s = summary.phase_counts.get(name, Counter()), soaks.get(name, 0.0)
+        is_current = name == current and not rollout.is_closed
+        left = summary.last_completion.get(name, 0.0) + soak_s - now
+        soaks_now = is_current and soak_s > 0 and 0 < counts.total() == counts["done"] and left > 0
+        found.append(
+            WaveSegment(
+                wave=name,
+                total=counts.total(),
+                done=counts["done"],
+                failed=counts["failed"],
+                busy=counts["busy"],
+                soak_s=soak_s,
+                soak_remaining=left if soaks_now else None,
+                gate=gates.get(name),
+                is_current=is_current,
+            )
+        )
+    return found
+
+
+def soak_by_wave(plan: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the soak of each wave in the plan, in seconds."""
+    if plan is None:
+        return {}
+    spec = plan["content"]["spec"]
+    named = {wave["name"]: float(wave["soak"] or 0) for wave in spec.get("waves") or ()}
+    return named or {"canary": float(spec.get("soak") or 0)}
+
+
+def diff_plans(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the changed paths of a plan's content as (path, before, after), in plan order."""
+    before = dict(_flatten(old["content"])) if old is not None else {}
+    after = dict(_flatten(new["content"]))
+    if old is not None:
+        before["source.pin"], after["source.pin"] = old["source"].get("pin", ""), new["source"].get("pin", "")
+    paths = [*after, *(path for path in before if path not in after)]
+    return [
+        (
+            path,
+            formatting.format_plan_value(path, before.get(path, "")),
+            formatting.format_plan_value(path, after.get(path, "")),
+        )
+        for path in paths
+        if path not in before or path not in after or before[path] != after[path]
+    ]
+
+
+def _flatten(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _flatten(inner, f"{path}[{number}]")
+    elif value not in (None, [], {}):
+        yield path, value
+
+
+def previous_rollout(rollouts: Sequence[wire.RolloutLine], current: wire.Rollout) -> wire.RolloutLine | None:
+    """Return the latest earlier rollout of the same plan that changed nodes."""
+    earlier = (
+        each
+        for each in rollouts
+        if each["plan"] == current["plan"] and each["submitted_at"] < current["submitted_at"]
+    )
+    return next((each for each in earlier if each["percent"] > 0), None)
