@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
+.PHONY: test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
 
 export PYTHON
 RUN := .venv/bin
@@ -28,6 +28,7 @@ help:
 	@echo "make check        style, types, import contracts, documents"
 	@echo "make test         all tests but the long ones (TESTS=tests/machines: only those)"
 	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
+	@echo "make test-failed  the tests that failed in the last run, one at a time"
 	@echo "make test-web     the console in a headless Chromium"
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
 	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
@@ -51,6 +52,10 @@ KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime tmux
 	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -rP -m long $(TESTS)
+
+# Only the tests that failed in the last run, one at a time; without one it fails too.
+test-failed: .venv-dev/installed
+	$(DEV)/python -m pytest -n 0 --last-failed --last-failed-no-failures none tests
 
 test-web: .venv-dev/installed
 	@.ci/packages chromium
