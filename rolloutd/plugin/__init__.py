@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
@@ -39,6 +39,7 @@ __all__ = [
     "ISOLATORS",
     "OBSERVERS",
     "PROBES",
+    "SETTINGS",
     "WATCHES",
     "Capability",
     "CheckParams",
@@ -51,9 +52,11 @@ __all__ = [
     "PositiveDuration",
     "Registration",
     "SelectorText",
+    "SettingsSection",
     "TemplateText",
     "duration_field",
     "installed_adapters",
+    "installed_sections",
 ]
 
 INVENTORIES = "rolloutd.inventories"
@@ -62,11 +65,14 @@ ISOLATORS = "rolloutd.isolators"
 CHECKS = "rolloutd.checks"
 PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
+SETTINGS = "rolloutd.settings"
 
 ABSENT: Any = None
 """The default of a key that a file may omit but not set to null."""
 
 log = logging.getLogger("rolloutd.plugin")
+
+T = TypeVar("T")
 
 
 class Params(BaseModel):
@@ -122,25 +128,47 @@ class Registration:
     capabilities: frozenset[Capability] = frozenset()
 
 
-@cache
+@dataclass(frozen=True, slots=True)
+class SettingsSection:
+    """A section of the settings that an adapter owns: outside systems by name.
+
+    The entry point's name is the section's key; `params` describes one system.
+    The adapter reads them with `context.settings.section(KEY)`.
+    """
+
+    params: type[Params]
+    description: str
+
+
 def installed_adapters(group: str) -> Mapping[str, Registration]:
-    """Return the registered adapters of a port by kind, sorted.
+    """Return the registered adapters of a port by kind, sorted."""
+    return _load_entry_points(group, Registration)
+
+
+def installed_sections() -> Mapping[str, SettingsSection]:
+    """Return the sections of the settings that adapters own, by key, sorted."""
+    return _load_entry_points(SETTINGS, SettingsSection)
+
+
+@cache
+def _load_entry_points(group: str, expected: type[T]) -> Mapping[str, T]:
+    """Return what the entry points of a group load, by name, sorted.
 
     One that cannot be loaded is logged and left out: a broken package must not
     stop the daemon, and a plan that names its kind is refused.
     """
-    adapters: dict[str, Registration] = {}
+    loaded: dict[str, T] = {}
     for point in sorted(entry_points(group=group)):
         try:
-            registration = point.load()
+            value = point.load()
         except Exception as error:  # third-party code: anything can be raised
             text = "adapter %s (%s): cannot be loaded: %r; reinstall its package"
             log.error(text, point.name, group, error, exc_info=True)
             continue
-        if not isinstance(registration, Registration):
-            log.error("adapter %s (%s): %s is not a Registration", point.name, group, point.value)
-        elif point.name in adapters:
+        if not isinstance(value, expected):
+            log.error("adapter %s (%s): %s is not a %s", point.name, group, point.value, expected.__name__)
+        elif point.name in loaded:
             log.error("adapter %s (%s): two packages register it; remove one", point.name, group)
         else:
-            adapters[point.name] = registration
-    return adapters
+            loaded[point.name] = value
+    return loaded

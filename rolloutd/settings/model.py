@@ -7,15 +7,24 @@ after reading.  Secrets are in files of their own; settings only name the files.
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr
+from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_model
 
 from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
 from rolloutd.planfile.steps import Step, VerifyStep, step_model
-from rolloutd.plugin import INVENTORIES, OBSERVERS, Params, duration_field
+from rolloutd.plugin import (
+    INVENTORIES,
+    OBSERVERS,
+    Params,
+    SettingsSection,
+    duration_field,
+    installed_sections,
+)
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     FilePath,
@@ -29,6 +38,8 @@ from rolloutd.plugin.field_types import (
 )
 
 JSON = Any
+
+log = logging.getLogger("rolloutd.settings")
 
 _MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%")
@@ -220,8 +231,8 @@ class Metrics(Params):
     path: OptionalPath = Field(default=None, description="Unix socket; its mode is 0660.")
 
 
-class Settings(Params):
-    """The settings of the daemon."""
+class CoreSettings(Params):
+    """The settings of the daemon, without the sections that adapters own."""
 
     state_dir: FilePath = Field(
         default=Path("/var/lib/rolloutd"), description="Directory of the database, the sources and the runs."
@@ -286,3 +297,33 @@ class Settings(Params):
     def files(self) -> tuple[Path, ...]:
         """The files that were read, in order; empty if all is default."""
         return self._files
+
+    def section(self, key: str) -> Mapping[str, Params]:
+        """Return the outside systems of a section that an adapter owns, by name."""
+        return getattr(self, f"{_SECTION}{key}", {})
+
+
+_SECTION = "section_"
+"""Prefix of the fields of adapters' sections: no field of ours begins like this."""
+
+
+def _with_sections(sections: Mapping[str, SettingsSection]) -> type[CoreSettings]:
+    """Return the model of a settings file; a section cannot take the place of a key of ours."""
+    taken = {field.alias or name for name, field in CoreSettings.model_fields.items()}
+    fields: dict[str, Any] = {}
+    for key, section in sections.items():
+        if key in taken:
+            log.error("settings section %s: rolloutd has this key; rename the section", key)
+            continue
+        fields[_SECTION + key] = (
+            dict[ShortName, section.params],  # type: ignore[name-defined]
+            Field(default={}, alias=key, max_length=MAX_ITEMS, description=section.description),
+        )
+    doc = "The settings of the daemon."
+    return create_model("Settings", __base__=CoreSettings, __doc__=doc, **fields)
+
+
+if TYPE_CHECKING:
+    Settings = CoreSettings
+else:
+    Settings = _with_sections(installed_sections())

@@ -28,10 +28,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     def replace(**points: str) -> None:
         found = [EntryPoint(name, value, ISOLATORS) for name, value in points.items()]
         monkeypatch.setattr(plugin, "entry_points", lambda *, group: found)
-        installed_adapters.cache_clear()
+        plugin._load_entry_points.cache_clear()
 
     yield replace
-    installed_adapters.cache_clear()
+    plugin._load_entry_points.cache_clear()
 
 
 def context() -> AdapterContext:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rolloutd.errors import Diagnostic, InvalidFile
+from rolloutd.plugin import Params, SettingsSection
 from rolloutd.settings import MAX_FILES, load
+from rolloutd.settings.model import _with_sections
 
 FULL = """\
 state_dir: state
@@ -201,3 +203,58 @@ def test_a_budget_is_a_number_or_a_percentage(tmp_path: Path, budget: str) -> No
 def test_a_member_is_a_user_or_a_group(tmp_path: Path, member: str) -> None:
     [mistake] = mistakes_of(write(tmp_path, f"admins: ['{member}']\n"))
     assert mistake.allowed == "a user name, or @group"
+
+
+SECTION = """\
+haproxy:
+  lb1: {socket: /run/haproxy/admin.sock}
+  lb2: {tcp: "127.0.0.1:9999"}
+  lb3: {node: lb3, socket: /run/haproxy/admin.sock}
+"""
+
+
+def test_section_of_an_adapter_is_read_by_name(tmp_path: Path) -> None:
+    settings = load(write(tmp_path, SECTION, more="haproxy: {lb4: {tcp: '[::1]:1'}}"))
+    section = settings.section("haproxy")
+    assert list(section) == ["lb1", "lb2", "lb3", "lb4"]
+    assert section["lb3"].model_dump(exclude_none=True) == {
+        "node": "lb3",
+        "socket": "/run/haproxy/admin.sock",
+    }
+    assert load(None).section("haproxy") == {}
+    assert settings.section("absent") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        ("haproxy: {lb1: {}}", "haproxy.lb1", "a balancer is reached in one way"),
+        ("haproxy: {lb1: {socket: /s, tcp: 'h:1'}}", "haproxy.lb1", "a balancer is reached in one way"),
+        ("haproxy: {lb1: {node: n, tcp: 'h:1'}}", "haproxy.lb1", "a balancer is reached in one way"),
+        (
+            "haproxy: {lb1: {sock: /s}}",
+            "haproxy.lb1.sock",
+            "there is no key `sock` here; did you mean `socket`?",
+        ),
+        ("haproxy: {lb1: {socket: s}}", "haproxy.lb1.socket", "the string should match pattern '^/.'"),
+        (
+            "haproksy: {lb1: {socket: /s}}",
+            "haproksy",
+            "there is no key `haproksy` here; did you mean `haproxy`?",
+        ),
+    ],
+)
+def test_mistake_in_section_of_an_adapter_is_found(
+    tmp_path: Path, text: str, path: str, message: str
+) -> None:
+    (mistake,) = mistakes_of(write(tmp_path, text))
+    assert (mistake.path, mistake.message) == (path, message)
+
+
+def test_section_cannot_replace_a_key_of_rolloutd(caplog: pytest.LogCaptureFixture) -> None:
+    section = SettingsSection(Params, "A section.")
+    model = _with_sections({"teams": section, "observe_within": section, "mine": section})
+    assert {field.alias for name, field in model.model_fields.items() if name.startswith("section_")} == {
+        "mine"
+    }
+    assert "settings section observe_within: rolloutd has this key; rename the section" in caplog.text
