@@ -200,6 +200,14 @@ def _require_git_url(text: str) -> str:
     return text
 
 
+def _require_http_url(text: str) -> str:
+    if _PASSWORD.match(text):
+        raise InvalidValue("a password does not belong in a plan, which many may read", "a URL without one")
+    if not re.match(r"https?://[^\s/]", text):
+        raise InvalidValue("this is not a URL", "https://host/path, or http://{{ node.address }}:8080/path")
+    return check_template(text)
+
+
 def _require_git_ref(text: str) -> str:
     bad = text.startswith(("-", "/")) or ".." in text or "@{" in text or re.search(r"[\s~^:?*\[\\]", text)
     if bad:
@@ -279,6 +287,7 @@ ClockText = Annotated[
 ]
 TimeZone = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(parse_time_zone)]
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(parse_pattern)]
+HttpUrl = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_require_http_url)]
 TemplateText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS), AfterValidator(check_template)]
 ExpectedOutput = Annotated[
     str,

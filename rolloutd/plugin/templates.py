@@ -1,8 +1,8 @@
 """Rendering of `{{ ... }}` templates in the parameters of a step.
 
 Statements and comments are disabled, so `${#x}` and `{%` in a shell command
-stay as they are.  The names are `node.name`, `node.labels.X` and `vars.X`.
-Calls, arithmetic and loops are refused, so a template cannot reach the daemon's
+stay as they are.  The names are `node.name`, `node.address`, `node.labels.X`
+and `vars.X`.  Calls, arithmetic and loops are refused, so a template cannot reach the daemon's
 objects or exhaust its memory.  Ansible renders the variables of a stage.
 """
 
@@ -27,7 +27,8 @@ MAX_EXPRESSIONS, MAX_DEPTH = 500, 20
 """Parts of one template and their nesting, limited because Jinja's compiler and Python's parser recurse."""
 
 ALLOWED = (
-    "{{ node.name }}, {{ node.labels.KEY }}, {{ vars.NAME }}, also with | default(...), quote, lower, trim"
+    "{{ node.name }}, {{ node.address }}, {{ node.labels.KEY }}, {{ vars.NAME }}, "
+    "also with | default(...), quote, lower, trim"
 )
 
 _NEVER_MATCHES = "\x01never"
@@ -53,7 +54,7 @@ _ALLOWED_NODES = (
     nodes.Or,
     nodes.Not,
 )
-_NODE_FIELDS = ("name", "labels")
+_NODE_FIELDS = ("name", "address", "labels")
 
 
 class TemplateInvalid(ValueError):
@@ -86,31 +87,37 @@ def validate_template(text: str) -> None:
         raise TemplateInvalid("the template is nested too deeply") from None
 
 
-def render(value: JSON, *, node: str, labels: Mapping[str, str], variables: Mapping[str, JSON]) -> JSON:
+def render(
+    value: JSON, *, node: str, address: str, labels: Mapping[str, str], variables: Mapping[str, JSON]
+) -> JSON:
     """Return the value with every text rendered, also in lists and mappings.
 
     Raises RenderFailed with the text and what it lacks.
     """
+    names = {
+        "node": {"name": node, "address": address, "labels": dict(labels)},
+        "vars": dict(variables),
+    }
+    return _render_value(value, names)
+
+
+def _render_value(value: JSON, names: Mapping[str, JSON]) -> JSON:
     match value:
         case str():
-            return _render_text(value, node, labels, variables)
+            return _render_text(value, names)
         case list() | tuple():
-            return [render(item, node=node, labels=labels, variables=variables) for item in value]
+            return [_render_value(item, names) for item in value]
         case Mapping():
-            return {
-                key: render(item, node=node, labels=labels, variables=variables)
-                for key, item in value.items()
-            }
+            return {key: _render_value(item, names) for key, item in value.items()}
         case _:
             return value
 
 
-def _render_text(text: str, node: str, labels: Mapping[str, str], variables: Mapping[str, JSON]) -> str:
+def _render_text(text: str, names: Mapping[str, JSON]) -> str:
     if "{{" not in text:
         return text
     validate_template(text)
-    names = {"node": {"name": node, "labels": dict(labels)}, "vars": dict(variables)}
-    rendered = ""
+    node, rendered = names["node"]["name"], ""
     try:
         for part in _compile_template(text).generate(names):
             rendered += part[: MAX_RENDERED_CHARS + 1]

@@ -61,6 +61,12 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
 
+    @property
+    def address(self) -> str:
+        """The node's address by its Ansible variables, else its name."""
+        variables = (self.connection.get(key) for key in ("ansible_host", "ansible_ssh_host"))
+        return str(next((value for value in variables if value), self.name))
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionDefaults:

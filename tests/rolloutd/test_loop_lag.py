@@ -99,7 +99,7 @@ async def test_no_template_holds_the_loop_up(number: int) -> None:
     async with watchdog():
         for check in (
             lambda: validate_template(TEMPLATES[number]),
-            lambda: render(TEMPLATES[number], node="n1", labels={}, variables=variables),
+            lambda: render(TEMPLATES[number], node="n1", address="", labels={}, variables=variables),
         ):
             try:
                 check()

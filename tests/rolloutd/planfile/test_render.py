@@ -19,7 +19,7 @@ VARIABLES = {"somaxconn": 65535, "net": {"mtu": 9000}, "ports": [80, 443]}
 
 
 def rendered(value: Any) -> Any:
-    return render(value, node="n1", labels=LABELS, variables=VARIABLES)
+    return render(value, node="n1", address="10.0.0.1", labels=LABELS, variables=VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def rendered(value: Any) -> Any:
     [
         ("uptime", "uptime"),
         ("host {{ node.name }}", "host n1"),
+        ("http://{{ node.address }}:80", "http://10.0.0.1:80"),
         ("{{ node.labels.site | upper }}", "AMS"),
         ("{{ node.labels['example.com/gpu'] }}", "a100"),
         ("{{ vars.somaxconn }}", "65535"),
@@ -57,7 +58,7 @@ def test_what_is_not_there_is_said(text: str) -> None:
     "text",
     [
         "{{ other }}",
-        "{{ node.address }}",
+        "{{ node.connection }}",
         "{{ node['_x'] }}",
         "{{ node.__class__ }}",
         "{{ vars.x.__class__ }}",
@@ -82,4 +83,10 @@ def test_what_a_template_may_not_do_is_refused(text: str) -> None:
 
 def test_a_text_that_grows_too_long_is_refused() -> None:
     with pytest.raises(RenderFailed, match="too long"):
-        render("{{ vars.long }}", node="n1", labels={}, variables={"long": "x" * (MAX_RENDERED_CHARS + 1)})
+        render(
+            "{{ vars.long }}",
+            node="n1",
+            address="10.0.0.1",
+            labels={},
+            variables={"long": "x" * (MAX_RENDERED_CHARS + 1)},
+        )

@@ -1,0 +1,1 @@
+"""Adapter of HTTP: a check of a URL."""
