@@ -30,8 +30,7 @@ class Diagnostic:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}:{self.column}: {self.path}"
-        # Do not repeat what the message contains.
-        allowed = "" if self.allowed in self.message else f"; allowed: {self.allowed}"
+        allowed = f"; allowed: {self.allowed}" if self.allowed else ""
         return f"{where}: {self.message} (found {self.found}{allowed})"
 
 

@@ -26,7 +26,7 @@ from rolloutd.ports import (
 )
 
 MAX_KEY_LENGTH = 80
-"""Kept of a key in a run's name: a rollout's id, of 69 characters at most, whole, as runs are told by it."""
+"""Characters of a key kept in a run's name: a whole rollout id (at most 69), because runs are found by it."""
 
 MIN_TIMEOUT_S = 60.0
 """A put-back whose deadline has passed is tried all the same, and a playbook starts in seconds."""
@@ -46,7 +46,7 @@ class PlaybookIsolator:
         self._clock = clock
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus:
-        """Say that nobody can tell."""
+        """Return that the result is unknown."""
         return IsolationStatus(
             is_isolated=None, prior=ctx.prior, text="a playbook cannot be asked: it is run in any case"
         )

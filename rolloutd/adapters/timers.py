@@ -1,12 +1,10 @@
-"""What happens at a time, on APScheduler: it pokes the daemon and decides nothing.
+"""Timers on APScheduler: they wake the daemon and decide nothing.
 
-A poke says only "look again"; one that is late, doubled or lost costs a moment,
-never a decision, so nothing is stored here.
+A wake-up that is late, doubled or lost costs a moment, never a decision, so nothing is stored here.
 
-APScheduler goes by the wall clock alone.  When that is set back by an hour nothing
-would ring for an hour, the watchdog's turn included; when it is set forth, what
-has become due would ring late.  So the monotonic clock is looked at beside it, and
-after a jump everybody is poked: whoever asked looks and asks again.
+APScheduler follows the wall clock only.  After a clock set back by an hour no timer would fire for an hour,
+the watchdog's included; after a clock set forward, due timers would fire late.  So the monotonic clock is
+compared with it, and after a jump every caller is woken and sets its timers again.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 log = logging.getLogger("rolloutd.adapters.timers")
 
 MAX_DELAY = timedelta(days=366)
-"""An instant farther away pokes after a year: whoever asked looks and asks again."""
+"""A later instant wakes its caller after a year, which then sets the timer again."""
 
 CLOCK_JUMP_S = 1.0
 """By how much the wall clock must have moved against the monotonic one: what a slewed clock never does."""

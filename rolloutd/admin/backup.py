@@ -72,7 +72,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
     """
     if not backup_file.is_file():
         raise StoreFailed(
-            f"{backup_file} is no file" if backup_file.exists() else f"there is no file {backup_file}"
+            f"{backup_file} is not a file" if backup_file.exists() else f"there is no file {backup_file}"
         )
     owner = _find_owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _open_backup(backup_file: Path) -> sqlite3.Connection:
     except StoreFailed as error:
         if error.__cause__ is None:
             raise
-        text = f"{backup_file} is no sound copy of a database, and nothing was changed ({error.__cause__})"
+        text = f"{backup_file} is not a valid backup; nothing was changed ({error.__cause__})"
         raise StoreFailed(text) from error
 
 

@@ -63,8 +63,8 @@ def check_database(path: Path) -> Iterator[CheckResult]:
     if not path.exists():
         yield _report_missing_database(path)
         return
-    beside = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
-    inaccessible = [str(file) for file in beside if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
+    database_files = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
+    inaccessible = [str(file) for file in database_files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
     if inaccessible:
         text = (
             f"the daemon's user may not write {', '.join(inaccessible)}: chown it to the "
@@ -108,7 +108,7 @@ def _describe_owner(uid: int) -> str:
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid {uid}'s, whom this machine does not know: chown -R it to the user of the daemon"
+        return f"uid {uid}, which is unknown on this machine; chown -R it to the daemon's user"
     return f"{name}'s: run this as root, or as {name}"
 
 

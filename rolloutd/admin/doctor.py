@@ -61,7 +61,7 @@ def check_settings(config: Path | None) -> CheckResult:
         settings = load(config)
     except InvalidFile as invalid:
         return CheckResult("settings", False, "; ".join(str(mistake) for mistake in invalid.diagnostics))
-    read = ", ".join(str(file) for file in settings.files) or "all default: there is no file"
+    read = ", ".join(str(file) for file in settings.files) or "all defaults; no settings file"
     if not settings.inventory:
         return CheckResult("settings", False, f"{read}; no inventory is named, so there is no node to walk")
     return CheckResult("settings", True, read)

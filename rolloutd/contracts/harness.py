@@ -43,10 +43,10 @@ class LocalShell:
         return ShellResult(process.returncode or 0, stdout.decode(), stderr.decode())
 
     async def disconnect(self, node: str) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing; the fake has no connection."""
 
     async def close(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing; the fake has no connection."""
 
 
 def step_context(host: Host, params: Mapping[str, JSON], clock: Clock, *, prior: JSON = None) -> StepContext:

@@ -110,7 +110,7 @@ def _describe_fleet_event(event: Event) -> str:
         case FreezeLifted():
             return f"freeze {event.freeze} lifted by {event.actor.name}"
         case NodesDiscovered():
-            return f"the inventory told of {pluralize(len(event.nodes), 'new or changed node')}"
+            return f"the inventory reported {pluralize(len(event.nodes), 'new or changed node')}"
         case NodesRemoved():
             return f"the inventory no longer has {pluralize(len(event.names), 'node')}"
         case RequestDenied():

@@ -51,7 +51,7 @@ class Metadata(Params):
 
 
 class Source(Params):
-    """Where the playbooks come from: a git ref, or a directory beside the plan."""
+    """Where the playbooks come from: a git ref, or a directory next to the plan."""
 
     git: field_types.GitUrl = Field(default=ABSENT, description="URL of the repository.")
     ref: field_types.GitRef = Field(
@@ -111,7 +111,7 @@ class Stage(Params):
     timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
     expected: PositiveDuration = duration_field("15m", "How long the run usually takes; at most `timeout`.")
     on_unknown: Literal["verify", "rerun", "pause"] = Field(
-        default="verify", description="What to do when nobody can say how the run ended."
+        default="verify", description="What to do when the result of the run is unknown."
     )
 
 
@@ -120,7 +120,7 @@ class Rollback(Params):
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
     vars: dict[field_types.VariableName, Any] = Field(
-        default={}, description="Extra variables of the run, beside and before those of `maintain`."
+        default={}, description="Extra variables of the run; they override those of `maintain`."
     )
     timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
     verify: list[VerifyStep] = Field(

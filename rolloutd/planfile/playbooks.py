@@ -115,7 +115,7 @@ def _structure_error(events: Iterable[yaml.Event]) -> _PlaybookError | None:
             if not empty:
                 return _error_at(event.start_mark, "a second document begins, and Ansible reads only one")
             if not isinstance(event, yaml.SequenceStartEvent):
-                return _error_at(event.start_mark, "it is no list of plays")
+                return _error_at(event.start_mark, "it is not a list of plays")
         elif opened[-1] is not None:
             if opened[-1] and collection:
                 return _error_at(event.start_mark, 'braces stand as a key: quote it, "{{ name }}"')

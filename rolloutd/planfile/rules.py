@@ -185,7 +185,7 @@ def text_is_not_blank(root: Value) -> Iterator[RuleViolation]:
     for path, value in walk(root):
         blank = isinstance(value.data, str) and value.data.isspace()
         if blank and "vars" not in path and path[-1:] not in (("targets",), ("select",)):
-            yield RuleViolation(path, "blanks only", "text", "there is no text between the quotes")
+            yield RuleViolation(path, "blanks only", "text", "the text is empty")
 
 
 def _seconds(value: Value | None) -> int | None:

@@ -140,7 +140,7 @@ class _DiagnosticBuilder:
             case "extra_forbidden":
                 return self._unknown_key(path)
             case _ if bad_key:
-                message = "this is no good name for a variable"
+                message = "this is not a valid variable name"
                 return _diagnostic(
                     self._key_location(path), path, str(path[-1]), _allowed_text(error, None), message
                 )
@@ -236,9 +236,9 @@ def _message(error: ErrorDetails, value: Value | None, schema: dict[str, JSON] |
         return str(getattr(cause, "message", cause))
     kind = error["type"]
     if kind == "string_type" and value is not None and isinstance(value.data, bool | int | float):
-        return "this is no text to YAML; put it in quotes"
+        return "YAML does not read this as text; put it in quotes"
     if kind in _SHAPE_NAMES:
-        return f"this must be {_expected_shape(kind, schema)}"
+        return "the value has the wrong type"
     message = (
         error["msg"].replace("Input", "value").replace("input", "value").replace(" after validation", "")
     )

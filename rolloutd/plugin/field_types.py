@@ -82,7 +82,7 @@ def parse_duration(text: object) -> int:
         raise InvalidValue("a plain number has no unit", _DURATION_ALLOWED)
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise InvalidValue("this is no duration", _DURATION_ALLOWED)
+        raise InvalidValue("this is not a duration", _DURATION_ALLOWED)
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total > MAX_DURATION_S:
@@ -107,7 +107,7 @@ def parse_days(value: object) -> list[str]:
 def _day_range(text: str) -> set[int]:
     first, dash, last = (part.strip() for part in text.partition("-"))
     if first not in DAYS or (dash and last not in DAYS):
-        raise InvalidValue(f"'{text}' is no day and no range of days", _DAYS_ALLOWED)
+        raise InvalidValue(f"'{text}' is neither a day nor a range of days", _DAYS_ALLOWED)
     start = DAYS.index(first)
     length = (DAYS.index(last) - start) % 7 if dash else 0
     return {(start + step) % 7 for step in range(length + 1)}
@@ -117,7 +117,7 @@ def parse_clock(value: object) -> str:
     """Return a time of day as `HH:MM`; 24:00 is the end of the day."""
     match = _CLOCK.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[2]) > 59 or clock_minute(match[0]) > MINUTES_PER_DAY:
-        raise InvalidValue("this is no time of day", _CLOCK_ALLOWED)
+        raise InvalidValue("this is not a time of day", _CLOCK_ALLOWED)
     return f"{int(match[1]):02d}:{match[2]}"
 
 
@@ -134,7 +134,7 @@ def parse_time_zone(name: str) -> str:
     except (KeyError, ValueError, OSError):
         near = get_close_matches(name, _zones(), n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
-        message = f"there is no such time zone{hint}"
+        message = f"unknown time zone{hint}"
         raise InvalidValue(
             message, "a name of the IANA time zones, such as UTC or Europe/Amsterdam"
         ) from None
@@ -153,7 +153,7 @@ def _parse_label_key(text: str) -> str:
     parsed = selector.parse_selector(text)
     exists = len(parsed.requirements) == 1 and parsed.requirements[0].operator is selector.Operator.EXISTS
     if not exists or text.strip() != text:
-        raise InvalidValue("this is no label key", "the key of a label, such as rack or example.com/rack")
+        raise InvalidValue("this is not a label key", "the key of a label, such as rack or example.com/rack")
     return text
 
 
@@ -211,7 +211,7 @@ def _require_http_url(text: str) -> str:
 def _require_git_ref(text: str) -> str:
     bad = text.startswith(("-", "/")) or ".." in text or "@{" in text or re.search(r"[\s~^:?*\[\\]", text)
     if bad:
-        raise InvalidValue("this is no name of a commit", "a tag, a branch or a commit, such as v1.4.2")
+        raise InvalidValue("this is not the name of a commit", "a tag, a branch or a commit, such as v1.4.2")
     return text
 
 
@@ -235,7 +235,7 @@ def _name_matching(pattern: str, allowed: str) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if not compiled.fullmatch(text):
-            raise InvalidValue("this is no good name", allowed)
+            raise InvalidValue("this is not a valid name", allowed)
         return text
 
     return check

@@ -171,14 +171,14 @@ def _all_nodes(tree: nodes.Node) -> Iterator[tuple[nodes.Node, int]]:
 def _check_node(node: nodes.Node) -> None:
     match node:
         case nodes.Name() if node.name not in ("node", "vars"):
-            raise TemplateInvalid(f"there is no name '{node.name}'")
+            raise TemplateInvalid(f"unknown name '{node.name}'")
         case nodes.Filter() if node.name not in _ALLOWED_FILTERS:
             raise TemplateInvalid(
-                f"there is no filter '{node.name}'", "the filters " + ", ".join(sorted(_ALLOWED_FILTERS))
+                f"unknown filter '{node.name}'", "the filters " + ", ".join(sorted(_ALLOWED_FILTERS))
             )
         case nodes.Test() if node.name not in _ALLOWED_TESTS:
             raise TemplateInvalid(
-                f"there is no test '{node.name}'", "the tests " + ", ".join(sorted(_ALLOWED_TESTS))
+                f"unknown test '{node.name}'", "the tests " + ", ".join(sorted(_ALLOWED_TESTS))
             )
         case nodes.Getattr() if node.attr.startswith("_"):
             raise TemplateInvalid(f"'{node.attr}' is not looked at")

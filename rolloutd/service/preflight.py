@@ -91,5 +91,5 @@ def _check_file(
 def _check_command(command: Path | None) -> Iterator[MissingPrerequisite]:
     if command is not None and shutil.which(command) is None:
         yield MissingPrerequisite(
-            "ansible.bin", f"{command} is no command that can be run, so no playbook can: name another"
+            "ansible.bin", f"{command} is not executable; name another ansible-playbook"
         )

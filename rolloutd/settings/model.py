@@ -169,7 +169,7 @@ class Ansible(Params):
 
     parallel: int = Field(default=16, ge=1, le=1000, description="Runs at once on this machine.")
     bin: OptionalPath = Field(
-        default=None, description="The ansible-playbook command; the one beside our interpreter if not given."
+        default=None, description="The ansible-playbook command; the one next to our interpreter if not given."
     )
     fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
         default="/var/lib/rolloutd-fence",
@@ -211,7 +211,7 @@ class ServiceAccount(Params):
 
 
 class Notify(Params):
-    """Whom to notify, and of what."""
+    """Who is notified, and of what."""
 
     urls_file: FilePath = Field(description="File with one apprise URL per line; only the daemon reads it.")
     events: list[NotifyEvent] = Field(
@@ -288,7 +288,7 @@ class CoreSettings(Params):
     service_accounts: dict[ServiceName, ServiceAccount] = Field(
         default={}, max_length=100, description="Services whose signed tokens are votes, by name."
     )
-    notify: Notify | None = Field(default=None, description="Whom to notify, and of what.")
+    notify: Notify | None = Field(default=None, description="Who is notified, and of what.")
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
 
     _files: tuple[Path, ...] = PrivateAttr(default=())

@@ -87,11 +87,11 @@ def check_files_unchanged(path: Path, opened: FileIdentities) -> None:
         return
     if _identify_file(str(path)) == opened[0]:
         raise StoreFailed(
-            f"nothing was written: somebody removed {path}-wal or {path}-shm, which belong to the database;"
+            f"nothing was written: {path}-wal or {path}-shm was removed, and both belong to the database;"
             " stop the daemon, which saves what they held, and start it again"
         )
     raise StoreFailed(
-        f"nothing was written: somebody moved, removed or replaced {path}; put it back and the daemon goes on"
+        f"nothing was written: {path} was moved, removed or replaced; restore it and the daemon resumes"
         f" by itself. What it held is in /proc/{os.getpid()}/fd as long as this daemon lives;"
         " only a restart takes up what is there now"
     )
@@ -156,7 +156,7 @@ def _advise(name: str, error: Exception, path: Path) -> str:
     match kind:
         case "FULL":
             return (
-                f"nothing was written: no space is left for {path}; free some, the daemon goes on by itself"
+                f"nothing was written: no space is left for {path}; free some and the daemon resumes"
             )
         case "BUSY" | "LOCKED":
             return f"nothing was written: another process keeps {path} locked; see `fuser {path}` and end it"

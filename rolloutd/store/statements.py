@@ -187,7 +187,7 @@ def _membership_statements(event: TargetsJoined | TargetChanged) -> Iterator[Sta
         return
     sql = "UPDATE target SET team = ?, pools = ?, needs_vote_of = ? WHERE rollout = ? AND node = ?"
     row = (event.team, encode_list(event.pools), event.needs_vote_of, event.rollout, event.node)
-    yield Statement(sql, (row,), 1, f"{event.node} is no target of {event.rollout}")
+    yield Statement(sql, (row,), 1, f"{event.node} is not a target of {event.rollout}")
 
 
 def _update_target(event: ChangeNeeded | NodeOrdered | NodeAdvanced) -> Statement:
@@ -204,7 +204,7 @@ def _update_target(event: ChangeNeeded | NodeOrdered | NodeAdvanced) -> Statemen
         sql = "UPDATE target SET order_kind = ?, order_by = ?, ordered_at = ? WHERE rollout = ? AND node = ?"
         by, at = (encode_actor(event.actor), event.at) if event.order else (None, 0.0)
         row = (event.order, by, at, event.rollout, event.node)
-    return Statement(sql, (row,), 1, f"{event.node} is no target of {event.rollout}")
+    return Statement(sql, (row,), 1, f"{event.node} is not a target of {event.rollout}")
 
 
 # -- steps ------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def _step_statements(event: StepRecorded) -> Iterator[Statement]:
             sql,
             ((event.isolated, record.rollout, record.node),),
             1,
-            f"{record.node} is no target of {record.rollout}",
+            f"{record.node} is not a target of {record.rollout}",
         )
 
 

@@ -261,7 +261,7 @@ class RunMarkers:
 def validate_run_id(run_id: str) -> str:
     """Return the run's id; raises ValueError for one that is not safe as a file name."""
     if not _RUN_ID.fullmatch(run_id):
-        raise ValueError(f"{run_id!r} is no name for a run: letters, digits and ._:@=- are")
+        raise ValueError(f"{run_id!r} is not a run id; use letters, digits and ._:@=-")
     return run_id
 
 

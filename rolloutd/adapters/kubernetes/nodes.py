@@ -43,7 +43,7 @@ MAX_REASON_LENGTH = 160
 class CordonOwner(StrEnum):
     """The client that last cordoned or uncordoned a node."""
 
-    NONE = "nobody"
+    NONE = "none"
     OURS = "ours"
     UNCORDONED_BY_OTHER = "lost"
     """rolloutd cordoned the node, and another client uncordoned it."""

@@ -453,7 +453,7 @@ def _add(memory: MemoryState, targets: Sequence[Target]) -> None:
 
 
 def _get_target(memory: MemoryState, rollout: str, node: str) -> Target:
-    _require((rollout, node) not in memory.targets, f"{node} is no target of {rollout}")
+    _require((rollout, node) not in memory.targets, f"{node} is not a target of {rollout}")
     return memory.targets[rollout, node]
 
 

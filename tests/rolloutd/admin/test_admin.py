@@ -187,7 +187,7 @@ def test_the_doctor_examines_a_state_directory_of_nobody(state_root: Path, ctl: 
     os.chown(state_root / "state", 4242, 4242)
     done = ctl("doctor")
     assert done.returncode == 1
-    assert "uid 4242's, whom this machine does not know: chown" in done.stdout, done.stderr
+    assert "uid 4242, which is unknown on this machine; chown" in done.stdout, done.stderr
     assert "ok    ansible" in done.stdout
 
 

@@ -79,10 +79,11 @@ def test_a_mistyped_key_is_one_mistake_also_where_it_must_be_given() -> None:
     assert {mistake.path for mistake in diagnostics_of(text)} == {"spec.zzz", "spec.targets"}
 
 
-def test_what_a_sentence_says_is_not_said_again_behind_it() -> None:
+def test_diagnostic_has_problem_found_and_allowed() -> None:
     [mistake] = diagnostics_of(SMALLEST_PLAN.replace("{playbook: site.yml}", "site.yml"))
     assert str(mistake).endswith(
-        "spec.maintain: this must be a mapping (key: value) or a list of them (found site.yml)"
+        "spec.maintain: the value has the wrong type (found site.yml; allowed: a mapping (key: value) or a"
+        " list of them)"
     )
     [mistake] = diagnostics_of(SMALLEST_PLAN.replace("targets:", "target:"))
     assert "; allowed: one of: " in str(mistake)
@@ -107,7 +108,7 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
         ("apiVersion: rolloutd/v1", "apiVersion: v1", "apiVersion", 1, "rolloutd/v1"),
         ("soak: 2h", "soak: 2 hours", "spec.soak", 10, "1h30m"),
         ("soak: 2h", "soak: 400d", "spec.soak", 10, "at most 366d"),
-        ("soak: 2h", 'soak: ""', "spec.soak", 10, "no duration"),
+        ("soak: 2h", 'soak: ""', "spec.soak", 10, "not a duration"),
         ("max_parallel: 8 ", "max_parallel: '8' ", "spec.max_parallel", 8, "whole number"),
         ("max_parallel: 8 ", "max_parallel: 0 ", "spec.max_parallel", 8, "at least 1"),
         ("max_parallel: 8 ", "max_parallel: yes ", "spec.max_parallel", 8, "true or false"),
@@ -149,7 +150,7 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
         ('equals: "65535"', "equals: 1.10", "spec.verify[1].ssh.equals", 18, "put it in quotes"),
         ('equals: "65535"', 'matches: "a("', "spec.verify[1].ssh.matches", 18, "does not compile"),
         ('equals: "65535"', "exit: 256", "spec.verify[1].ssh.exit", 18, "at most 255"),
-        ("sysctl -n net", "sysctl {{ nod.name }}", "spec.verify[1].ssh.run", 18, "no name 'nod'"),
+        ("sysctl -n net", "sysctl {{ nod.name }}", "spec.verify[1].ssh.run", 18, "unknown name 'nod'"),
         ("sysctl -n net", "sysctl {{ node.nam }}", "spec.verify[1].ssh.run", 18, "no 'nam'"),
         ("sysctl -n net", "sysctl {{ node.name }", "spec.verify[1].ssh.run", 18, "cannot be read"),
         ("sysctl -n net", "{{ 'x' * 9 }}", "spec.verify[1].ssh.run", 18, "mul is not allowed"),

@@ -191,7 +191,7 @@ async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: 
     for replacing in (False, True):
         if replacing:
             store.path.write_bytes((tmp_path / "moved").read_bytes())
-        with pytest.raises(StoreFailed, match=r"moved, removed or replaced .*; put it back"):
+        with pytest.raises(StoreFailed, match=r"moved, removed or replaced; restore it"):
             await write(store, HELD)
     (tmp_path / "moved").rename(store.path)
     await write(store, HELD)

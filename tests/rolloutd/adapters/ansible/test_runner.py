@@ -323,7 +323,7 @@ async def test_a_playbook_outside_its_tree_is_refused(real: AnsibleBackend, play
 
 @pytest.mark.parametrize("run", ["", "../r1", "a b", "a/b", ".hidden", "x" * 200])
 async def test_a_run_is_named_by_a_file_name(real: AnsibleBackend, run: str) -> None:
-    with pytest.raises(ValueError, match="is no name for a run"):
+    with pytest.raises(ValueError, match="is not a run id"):
         await real.runner().start(real.request("ok.yml", run))
 
 
