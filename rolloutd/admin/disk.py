@@ -64,7 +64,8 @@ def check_database(path: Path) -> Iterator[CheckResult]:
         yield _report_missing_database(path)
         return
     database_files = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
-    inaccessible = [str(file) for file in database_files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
+    existing = [file for file in database_files if file.exists()]
+    inaccessible = [str(file) for file in existing if not os.access(file, os.R_OK | os.W_OK)]
     if inaccessible:
         text = (
             f"the daemon's user may not write {', '.join(inaccessible)}: chown it to the "

@@ -169,7 +169,7 @@ class Ansible(Params):
 
     parallel: int = Field(default=16, ge=1, le=1000, description="Runs at once on this machine.")
     bin: OptionalPath = Field(
-        default=None, description="The ansible-playbook command; the one next to our interpreter if not given."
+        default=None, description="The ansible-playbook command; by default the one of the daemon's Python."
     )
     fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
         default="/var/lib/rolloutd-fence",
