@@ -155,9 +155,7 @@ def _advise(name: str, error: Exception, path: Path) -> str:
     kind = name.removeprefix("SQLITE_").partition("_")[0]
     match kind:
         case "FULL":
-            return (
-                f"nothing was written: no space is left for {path}; free some and the daemon resumes"
-            )
+            return f"nothing was written: no space is left for {path}; free some and the daemon resumes"
         case "BUSY" | "LOCKED":
             return f"nothing was written: another process keeps {path} locked; see `fuser {path}` and end it"
         case "READONLY" | "PERM" | "CANTOPEN" | "AUTH":
