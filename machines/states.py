@@ -13,18 +13,21 @@ path:
   no failure; the node waits a little longer after each abort.
 - `left` leads to done from every phase, because the inventory can lose a node at any time.
 
-EDGES below is the only place where a transition is defined.  The store, the index, the invariants and the
-diagram in ARCHITECTURE.md all read it; a transition that is not in the table raises IllegalTransition before
-anything is written. This file does not know when a legal transition is wise: the scheduler and the workflow
-decide that.
+MACHINE below is the only place where a transition is defined.  Legality, the next phase, the outcomes that a
+transition may end with, and the diagram in ARCHITECTURE.md all come from it; a transition that it does not
+have raises IllegalTransition before anything is written.  One machine serves all nodes, because binding a
+model to it costs as much as ten triggers or more.  This file does not know when a legal transition is wise:
+the scheduler and the workflow decide that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
+from typing import Any
 
-from transitions import Machine
+from transitions import Machine, MachineError, Transition
 
 
 class Phase(StrEnum):
@@ -85,66 +88,98 @@ class Edge:
     outcomes: frozenset[Outcome] = frozenset()
 
 
-# The order is that of the diagram; tests/sim requires that a long simulation takes every edge.
-EDGES: tuple[Edge, ...] = (
-    Edge(Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING),
-    Edge(Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, frozenset({Outcome.ALREADY_CURRENT})),
-    Edge(Trigger.SKIPPED, Phase.PENDING, Phase.DONE, frozenset({Outcome.SKIPPED})),
-    Edge(Trigger.LEFT, Phase.PENDING, Phase.DONE, frozenset({Outcome.LEFT})),
-    Edge(Trigger.ISOLATION_ABORTED, Phase.ISOLATING, Phase.PENDING),
-    Edge(Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING),
-    Edge(Trigger.MAINTAINED, Phase.MAINTAINING, Phase.VERIFYING),
-    Edge(Trigger.VERIFIED, Phase.VERIFYING, Phase.DONE, frozenset({Outcome.CHANGED, Outcome.ROLLED_BACK})),
-    Edge(Trigger.FAILED, Phase.ISOLATING, Phase.FAILED),
-    Edge(Trigger.FAILED, Phase.MAINTAINING, Phase.FAILED),
-    Edge(Trigger.FAILED, Phase.VERIFYING, Phase.FAILED),
-    Edge(Trigger.LEFT, Phase.ISOLATING, Phase.DONE, frozenset({Outcome.LEFT})),
-    Edge(Trigger.LEFT, Phase.MAINTAINING, Phase.DONE, frozenset({Outcome.LEFT})),
-    Edge(Trigger.LEFT, Phase.VERIFYING, Phase.DONE, frozenset({Outcome.LEFT})),
-    Edge(Trigger.RETRIED, Phase.FAILED, Phase.PENDING),
-    Edge(Trigger.ROLLBACK_ORDERED, Phase.FAILED, Phase.ISOLATING),
-    Edge(Trigger.SKIPPED, Phase.FAILED, Phase.DONE, frozenset({Outcome.SKIPPED})),
-    Edge(Trigger.LEFT, Phase.FAILED, Phase.DONE, frozenset({Outcome.LEFT})),
-    Edge(Trigger.ROLLED_BACK, Phase.FAILED, Phase.DONE, frozenset({Outcome.ROLLED_BACK})),
-    Edge(Trigger.SOAK_CHECK_FAILED, Phase.DONE, Phase.FAILED),
-    Edge(Trigger.DRIFTED, Phase.DONE, Phase.PENDING),
-)
+@dataclass(frozen=True, slots=True)
+class _EndsWith:
+    """Condition of a transition: it ends with one of these outcomes, or with none if there are none."""
 
-_EDGES_BY_TRIGGER = {(edge.trigger, edge.source): edge for edge in EDGES}
+    outcomes: frozenset[Outcome]
+
+    def __call__(self, outcome: Outcome | None) -> bool:
+        return outcome in self.outcomes if self.outcomes else outcome is None
+
+
+def _edge(trigger: Trigger, sources: list[Phase], target: Phase, *outcomes: Outcome) -> dict[str, Any]:
+    return {
+        "trigger": trigger.value,
+        "source": sources,
+        "dest": target,
+        "conditions": _EndsWith(frozenset(outcomes)),
+    }
+
 
 MACHINE = Machine(
     model=None,
     states=list(Phase),
     initial=Phase.PENDING,
-    transitions=[[edge.trigger.value, edge.source, edge.target] for edge in EDGES],
     auto_transitions=False,
-    send_event=False,
+    transitions=[
+        _edge(Trigger.ADMITTED, [Phase.PENDING], Phase.ISOLATING),
+        _edge(Trigger.FOUND_CURRENT, [Phase.PENDING], Phase.DONE, Outcome.ALREADY_CURRENT),
+        _edge(Trigger.ISOLATION_ABORTED, [Phase.ISOLATING], Phase.PENDING),
+        _edge(Trigger.ISOLATED, [Phase.ISOLATING], Phase.MAINTAINING),
+        _edge(Trigger.MAINTAINED, [Phase.MAINTAINING], Phase.VERIFYING),
+        _edge(Trigger.VERIFIED, [Phase.VERIFYING], Phase.DONE, Outcome.CHANGED, Outcome.ROLLED_BACK),
+        _edge(Trigger.FAILED, sorted(IN_FLIGHT_PHASES), Phase.FAILED),
+        _edge(Trigger.RETRIED, [Phase.FAILED], Phase.PENDING),
+        _edge(Trigger.ROLLBACK_ORDERED, [Phase.FAILED], Phase.ISOLATING),
+        _edge(Trigger.ROLLED_BACK, [Phase.FAILED], Phase.DONE, Outcome.ROLLED_BACK),
+        _edge(Trigger.SKIPPED, [Phase.PENDING, Phase.FAILED], Phase.DONE, Outcome.SKIPPED),
+        _edge(
+            Trigger.LEFT, [Phase.PENDING, *sorted(IN_FLIGHT_PHASES), Phase.FAILED], Phase.DONE, Outcome.LEFT
+        ),
+        _edge(Trigger.SOAK_CHECK_FAILED, [Phase.DONE], Phase.FAILED),
+        _edge(Trigger.DRIFTED, [Phase.DONE], Phase.PENDING),
+    ],
 )
-"""The table as a `transitions` machine; the tests compare the library's reading with find_edge()."""
 
 
 class IllegalTransition(ValueError):
     """A requested transition is not in the table."""
 
 
-def find_edge(trigger: Trigger, source: Phase, outcome: Outcome | None = None) -> Edge:
-    """Return the edge that `trigger` takes from `source`.
+@dataclass(slots=True)
+class _Node:
+    """What the machine moves; `state` is its name for a phase."""
 
-    Raises IllegalTransition when the table has no such edge, or when the edge does not end with `outcome`.
+    state: Phase
+
+
+def next_phase(trigger: Trigger, source: Phase, outcome: Outcome | None = None) -> Phase:
+    """Return the phase that `trigger` leads to from `source`.
+
+    Raises IllegalTransition when the machine has no such transition, or when it does not end with `outcome`.
     """
-    edge = _EDGES_BY_TRIGGER.get((trigger, source))
-    if edge is None:
-        raise IllegalTransition(f"a {source} node cannot be {trigger}")
-    if outcome not in (edge.outcomes or {None}):
-        allowed = ", ".join(sorted(edge.outcomes)) or "none"
+    node = _Node(source)
+    event = MACHINE.events.get(trigger)
+    try:
+        if event is not None and event.trigger(node, outcome):
+            return node.state
+    except MachineError:
+        pass
+    for transition in MACHINE.get_transitions(trigger.value, source):
+        allowed = ", ".join(sorted(_outcomes(transition))) or "none"
         raise IllegalTransition(f"{trigger} from {source} has outcome {allowed}, not {outcome}")
-    return edge
+    raise IllegalTransition(f"a {source} node cannot be {trigger}")
+
+
+def edges() -> tuple[Edge, ...]:
+    """Return the transitions of the machine, in the order of the diagram."""
+    return tuple(
+        Edge(Trigger(trigger), Phase[transition.source], Phase[str(transition.dest)], _outcomes(transition))
+        for trigger, event in MACHINE.events.items()
+        for transition in chain.from_iterable(event.transitions.values())
+    )
+
+
+def _outcomes(transition: Transition) -> frozenset[Outcome]:
+    (condition,) = (each.func for each in transition.conditions if isinstance(each.func, _EndsWith))
+    return condition.outcomes
 
 
 def mermaid_diagram() -> str:
-    """Return the table as a Mermaid state diagram for ARCHITECTURE.md."""
+    """Return the machine as a Mermaid state diagram for ARCHITECTURE.md."""
     lines = ["stateDiagram-v2", "    [*] --> pending"]
-    for edge in EDGES:
+    for edge in edges():
         outcomes = f" ({', '.join(sorted(edge.outcomes))})" if edge.outcomes else ""
         lines.append(f"    {edge.source} --> {edge.target}: {edge.trigger}{outcomes}")
     return "\n".join(lines) + "\n"

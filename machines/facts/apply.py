@@ -11,7 +11,7 @@ from typing import assert_never
 from machines.model import events
 from machines.model.plan import Plan
 from machines.model.rollout import GateOpening, Interruption, Rollout, Target
-from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, find_edge
+from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 
 
 def new_rollout(event: events.RolloutOpened, plan: Plan) -> Rollout:
@@ -77,12 +77,10 @@ def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
 
 def validate_transition(target: Target, event: events.PhaseMoved) -> None:
     """Raise IllegalTransition unless the table has this transition and the target is in its source phase."""
-    transition = find_edge(event.trigger, event.source, event.outcome)
+    target_phase = next_phase(event.trigger, event.source, event.outcome)
     name, trigger = f"{event.node} of {event.rollout}", event.trigger
-    if transition.target is not event.target:
-        raise IllegalTransition(
-            f"{trigger} leads from {event.source} to {transition.target}, not {event.target}"
-        )
+    if target_phase is not event.target:
+        raise IllegalTransition(f"{trigger} leads from {event.source} to {target_phase}, not {event.target}")
     if target.phase is not event.source:
         raise IllegalTransition(f"{name} is {target.phase}, not {event.source}")
     # A rollback may repeat the attempt that failed or begin the next one.

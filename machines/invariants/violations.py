@@ -29,7 +29,7 @@ from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
 from machines.model.windows import any_open
-from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, find_edge
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
 
 
 def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence[Event] = ()) -> str | None:
@@ -100,10 +100,10 @@ def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
     """Return the transition between two versions of a target, None when the table has none."""
     for trigger in Trigger:
         try:
-            taken_edge = find_edge(trigger, row.phase, target.outcome)
+            reached = next_phase(trigger, row.phase, target.outcome)
         except IllegalTransition:
             continue
-        if taken_edge.target is target.phase:
+        if reached is target.phase:
             return PhaseMoved(
                 target.rollout,
                 target.node,
@@ -128,13 +128,11 @@ def _transition_violation(
     name = f"{event.node} of {event.rollout}"
     target = facts.target(event.rollout, event.node)
     try:
-        taken_edge = find_edge(event.trigger, event.source, event.outcome)
+        reached = next_phase(event.trigger, event.source, event.outcome)
     except IllegalTransition as wrong:
         return f"{name}: {wrong}"
-    if taken_edge.target is not event.target or target.phase is not event.source:
-        return (
-            f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {taken_edge.target}"
-        )
+    if reached is not event.target or target.phase is not event.source:
+        return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {reached}"
     if event.trigger is Trigger.ADMITTED:
         return _admission_violation(facts, event, target, now, earlier)
     if event.trigger is Trigger.ROLLBACK_ORDERED:

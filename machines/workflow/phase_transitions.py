@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from machines.model.events import PhaseMoved
 from machines.model.rollout import Failure, Target
-from machines.states import NEW_ATTEMPT, Outcome, Phase, Trigger, find_edge
+from machines.states import NEW_ATTEMPT, Outcome, Phase, Trigger, next_phase
 
 
 def transition(
@@ -21,21 +21,21 @@ def transition(
 
     Raises IllegalTransition when the table has no such edge.
     """
-    edge = find_edge(trigger, target.phase, outcome)
+    target_phase = next_phase(trigger, target.phase, outcome)
     failure = None
-    if edge.target is Phase.FAILED:
+    if target_phase is Phase.FAILED:
         # A canary that fails during the soak fails a second time in one attempt; failure ids must differ.
         suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else ""
         failure = Failure(
             f"{target.node}#{target.attempt}{suffix}", target.node, target.attempt, step, text, at
         )
-    keeps_rolling_back = edge.target is not Phase.DONE and trigger is not Trigger.RETRIED
+    keeps_rolling_back = target_phase is not Phase.DONE and trigger is not Trigger.RETRIED
     return PhaseMoved(
         rollout=target.rollout,
         node=target.node,
         trigger=trigger,
         source=target.phase,
-        target=edge.target,
+        target=target_phase,
         attempt=target.attempt + (trigger in NEW_ATTEMPT),
         at=at,
         outcome=outcome,

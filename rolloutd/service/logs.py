@@ -45,7 +45,7 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), No
 }
 """Attributes of every record; all others came with `extra`."""
 
-_NOISY_LOGGERS = ("apscheduler", "asyncssh", "aiosqlite", "asyncio")
+_NOISY_LOGGERS = ("apscheduler", "asyncssh", "aiosqlite", "asyncio", "transitions")
 """Libraries that log every timer and connection; only their warnings are written."""
 
 

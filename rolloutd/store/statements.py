@@ -45,7 +45,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.rollout import Target
-from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, find_edge
+from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
@@ -126,7 +126,7 @@ _COUNT_AMENDMENT = "UPDATE rollout SET amendments = amendments + 1 WHERE id = ?"
 
 
 def _transition_statements(event: PhaseMoved) -> Iterator[Statement]:
-    if find_edge(event.trigger, event.source, event.outcome).target is not event.target:
+    if next_phase(event.trigger, event.source, event.outcome) is not event.target:
         raise IllegalTransition(f"{event.trigger} does not lead from {event.source} to {event.target}")
     if (event.failure is None) == (event.target is Phase.FAILED):
         raise IllegalTransition("a failure belongs to every move to failed and to no other")

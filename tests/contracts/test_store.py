@@ -45,7 +45,7 @@ from machines.model.events import (
 from machines.model.plan import Digest, GateName
 from machines.model.rollout import GateOpening, Hold, Interruption, NodeOrder, Target
 from machines.model.windows import Freeze
-from machines.states import EDGES, Edge, Outcome, Phase, Trigger
+from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.ports import Store
@@ -111,7 +111,7 @@ async def test_a_submit_is_loaded_as_it_was_made(store: Store) -> None:
     assert await store.load_rollout("r1") == snapshot.rollouts[0]
 
 
-@pytest.mark.parametrize("way", EDGES, ids=lambda way: f"{way.trigger}-{way.source}")
+@pytest.mark.parametrize("way", edges(), ids=lambda way: f"{way.trigger}-{way.source}")
 async def test_every_edge_of_the_table_is_kept(store: Store, way: Edge) -> None:
     start = target(
         "n1",
@@ -559,7 +559,7 @@ async def test_any_legal_history_is_loaded_as_the_core_sees_it(backend: StoreBac
     for at in range(100, 220):
         name = draw.choice(sorted(expected))
         before = expected[name]
-        way = draw.choice([way for way in EDGES if way.source is before.phase])
+        way = draw.choice([way for way in edges() if way.source is before.phase])
         begins = way.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
         attempt = before.attempt + begins
         move = phase_moved(

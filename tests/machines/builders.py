@@ -14,7 +14,7 @@ from machines.model.plan import Capability, Digest, GateName, Plan, Stage, StepD
 from machines.model.rollout import Actor, ActorKind, Failure, Target, Vote
 from machines.model.selector import Selector
 from machines.rules.waves import assign_waves
-from machines.states import Outcome, Phase, Trigger, find_edge
+from machines.states import Outcome, Phase, Trigger, next_phase
 
 T0 = 1_800_000_000.0
 """The first instant of every test."""
@@ -139,7 +139,7 @@ def transition(
 ) -> None:
     """Let a node take an edge of the table."""
     target = index.target(rollout, node)
-    edge_taken = find_edge(trigger, target.phase, outcome)
+    reached = next_phase(trigger, target.phase, outcome)
     starts_attempt = trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
     index.apply(
         PhaseMoved(
@@ -147,7 +147,7 @@ def transition(
             node,
             trigger,
             target.phase,
-            edge_taken.target,
+            reached,
             target.attempt + starts_attempt,
             at,
             outcome,

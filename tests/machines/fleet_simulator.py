@@ -53,7 +53,7 @@ from machines.model.windows import Freeze
 from machines.rules.gates import voting_blocker
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.scheduler.membership import membership_events
-from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, find_edge
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
 from tests.machines.builders import T0, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
 
@@ -156,21 +156,21 @@ class FleetSimulator:
     def move(self, target: Target, trigger: Trigger, outcome: Outcome | None = None, **fields: Any) -> None:
         """Let a node take an edge."""
         begins = trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED)
-        way = find_edge(trigger, target.phase, outcome)
-        rolling = target.rolling_back and way.target in (*IN_FLIGHT_PHASES, Phase.FAILED)
+        reached = next_phase(trigger, target.phase, outcome)
+        rolling = target.rolling_back and reached in (*IN_FLIGHT_PHASES, Phase.FAILED)
         event = PhaseMoved(
             rollout=target.rollout,
             node=target.node,
             trigger=trigger,
             source=target.phase,
-            target=way.target,
+            target=reached,
             attempt=target.attempt + begins,
             at=self.now,
             outcome=outcome,
             rolling_back=fields.pop("rolling_back", rolling),
             **fields,
         )
-        assert apply_to_target(target, event).phase is way.target
+        assert apply_to_target(target, event).phase is reached
         self.commit(event)
 
     # -- carrying out

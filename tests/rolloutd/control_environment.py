@@ -26,7 +26,7 @@ from machines.model.events import (
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Failure
-from machines.states import Outcome, Phase, Trigger, find_edge
+from machines.states import Outcome, Phase, Trigger, next_phase
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
@@ -193,7 +193,7 @@ class ControlEnvironment:
                 node=node,
                 trigger=trigger,
                 source=target.phase,
-                target=find_edge(trigger, target.phase, more.get("outcome")).target,
+                target=next_phase(trigger, target.phase, more.get("outcome")),
                 attempt=target.attempt + 1 if trigger is Trigger.ADMITTED else target.attempt,
                 at=self.clock.now(),
                 **more,

@@ -5,7 +5,7 @@ A fault that never occurs proves nothing, so its absence is a failure.
 
 from __future__ import annotations
 
-from machines.states import EDGES, Phase, Trigger
+from machines.states import Phase, Trigger, edges
 from tests.sim.fault_plan import EffectOutcome, RunFate
 from tests.sim.random_streams import Coverage
 
@@ -53,7 +53,9 @@ USER_ACTIONS = (
 def missing_coverage(coverage: Coverage) -> list[str]:
     """Return what should have happened and did not."""
     wanted = [
-        f"edge:{way.trigger}-{way.source}" for way in EDGES if (way.trigger, way.source) not in UNUSED_EDGES
+        f"edge:{edge.trigger}-{edge.source}"
+        for edge in edges()
+        if (edge.trigger, edge.source) not in UNUSED_EDGES
     ]
     wanted += [f"fault:{name}" for name in FAULTS]
     wanted += [f"fault:{fate}" for fate in RunFate if fate is not RunFate.ENDS]

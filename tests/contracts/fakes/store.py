@@ -56,7 +56,7 @@ from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.windows import Freeze
-from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, find_edge
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, next_phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
 from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
@@ -328,7 +328,7 @@ class MemoryStore:
                 _apply_to_fleet(memory, event)
 
     def _apply_transition(self, memory: MemoryState, event: PhaseMoved) -> None:
-        if find_edge(event.trigger, event.source, event.outcome).target is not event.target:
+        if next_phase(event.trigger, event.source, event.outcome) is not event.target:
             raise IllegalTransition(f"{event.trigger} does not lead to {event.target}")
         target = _get_target(memory, event.rollout, event.node)
         try:
