@@ -61,6 +61,8 @@ class Capability(StrEnum):
     """An isolator that can say beforehand, changing nothing, whether a node could be isolated."""
     JUDGES_LIVENESS = "judges-liveness"
     """A check that holds whatever change the node carries, and so after a rollback too."""
+    STARTS_RUN = "starts-run"
+    """A check that is a run, named by the step's key: it outlives the daemon, and a user can stop it."""
 
 
 @dataclass(frozen=True, slots=True)

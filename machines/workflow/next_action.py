@@ -40,7 +40,7 @@ from machines.model.actions import (
     retry_wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import OnUnknownPolicy, Plan, Stage, StepDef
+from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S, IsolationPlan
@@ -321,6 +321,9 @@ class _Reconciler:
 
     def _next_check_action(self, spec: StepDef, step: str) -> Action | None:
         record = self._latest_record(step, StepAction.CHECK)
+        is_new_run = record is None or record.state is StepState.UNKNOWN
+        if Capability.STARTS_RUN in spec.capabilities and self.has_unfinished_run and is_new_run:
+            return self._clean_up_stale_runs()
         if record is None:
             return RunCheck(spec, step, 1)
         match record.state:

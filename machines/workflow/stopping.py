@@ -25,7 +25,7 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
         return CompleteOrder(succeeded=False, text="there was nothing left to stop")
     requester = "a person" if target.order_by is None else target.order_by.name
     text = f"stopped while {target.phase} by order of {requester}"
-    running = [r for r in records if r.action is StepAction.RUN and r.state is StepState.INTENDED]
+    running = [r for r in records if r.handle and r.state is StepState.INTENDED]
     if running:
         return StopRun(running[-1], text)
     steps = [r.step for r in records if r.attempt == target.attempt]

@@ -1,4 +1,4 @@
-"""The contract of ports.Isolator, for its fake, `command` against a real sshd, and `playbook`."""
+"""The contract of ports.Isolator, for its fake and `command` against a real sshd."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.adapters.playbook_isolator import PlaybookIsolator, run_name
 from rolloutd.adapters.ssh.command import CommandIsolator
 from rolloutd.adapters.ssh.registration import COMMAND_ISOLATOR
 from rolloutd.adapters.ssh.shell import SshShell
@@ -18,7 +17,6 @@ from rolloutd.ports import (
     Busy,
     Failed,
     Host,
-    InventorySnapshot,
     Ok,
     Shell,
     ShellResult,
@@ -26,7 +24,6 @@ from rolloutd.ports import (
 )
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.isolator import FakeIsolator
-from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.shell import FakeShell
 from tests.contracts.ssh_fixtures import host_of, real_sshd, step_context
 from tests.support.sshd import Sshd
@@ -127,43 +124,3 @@ async def test_failed_command_fails_and_lost_command_unknown() -> None:
     assert (failed.text, failed.output) == ("`drain` on n1 ended with 5", "no such service\n")
     shell.down.add("n1")
     assert isinstance(await isolator.isolate(ctx), Unknown)
-
-
-# -- `playbook` alone ---------------------------------------------------------
-
-
-def playbook_isolator(backend: FakeRunHost) -> PlaybookIsolator:
-    """Return the isolator as a daemon that has just started makes it."""
-    return PlaybookIsolator(FakeRunner(backend), lambda: InventorySnapshot({"n1": {}}), FakeClock())
-
-
-PLAYBOOKS = {"file": "isolate.yml", "undo": "deisolate.yml"}
-
-
-async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> None:
-    backend = FakeRunHost({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
-    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
-    assert not (await playbook_isolator(backend).inspect(ctx)).is_isolated
-    for _ in range(2):
-        assert isinstance(await playbook_isolator(backend).isolate(ctx), Ok)
-    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Ok)
-    assert backend.started_runs == [
-        run_name(ctx.idempotency_key, "do"),
-        run_name(ctx.idempotency_key, "undo"),
-    ]
-
-
-async def test_a_playbook_that_fails_fails_the_step(tmp_path: Path) -> None:
-    backend = FakeRunHost({"isolate.yml": Script.FAIL})
-    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
-    assert isinstance(await playbook_isolator(backend).isolate(ctx), Failed)
-    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Failed)
-
-
-def test_run_names_are_safe_and_tell_keys_apart() -> None:
-    names = {
-        run_name(key, "do")
-        for key in ("r1/n1/1/isolate.0", "r1/n1/2/isolate.0", "r1-n1-1-isolate.0", "..//x")
-    }
-    assert len(names) == 4
-    assert all(name[0].isalnum() and "/" not in name and len(name) < 100 for name in names)

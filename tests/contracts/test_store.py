@@ -277,7 +277,12 @@ async def test_steps_come_oldest_first_and_by_attempt(store: Store) -> None:
 @pytest.mark.parametrize("state", [StepState.INTENDED, StepState.FAILED, StepState.UNKNOWN])
 async def test_unfinished_run_reported_until_cleared(store: Store, state: StepState) -> None:
     def ran(number: int, state: StepState) -> StepRecorded:
-        return StepRecorded(step(state, number=number, step="run.configure", action=StepAction.RUN))
+        run = step(state, number=number, step="run.configure", action=StepAction.RUN)
+        return StepRecorded(replace(run, handle="r.1"))
+
+    def checked(number: int, state: StepState) -> StepRecorded:
+        check = step(state, number=number, step="verify.0.playbook", action=StepAction.CHECK)
+        return StepRecorded(replace(check, handle="c.1"))
 
     def cleared(number: int, state: StepState) -> StepRecorded:
         return StepRecorded(step(state, number=number, step="clear", action=StepAction.CLEAN_UP))
@@ -290,6 +295,9 @@ async def test_unfinished_run_reported_until_cleared(store: Store, state: StepSt
         (2, (cleared, StepState.FAILED), True),
         (3, (cleared, StepState.OK), False),
         (3, (ran, state), True),
+        (4, (cleared, StepState.OK), False),
+        (5, (checked, state), True),
+        (5, (cleared, StepState.OK), False),
     ):
         make, ended = events
         await write(store, make(number, ended))

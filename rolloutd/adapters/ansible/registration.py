@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rolloutd.plugin import (
+    Capability,
+    CheckParams,
     Field,
     FilePath,
     LabelKey,
@@ -23,6 +25,13 @@ class PlaybookIsolatorParams(Params):
     timeout: PositiveDuration = duration_field("15m", "Limit of each playbook.")
 
 
+class PlaybookCheckParams(CheckParams):
+    """A playbook of the source runs on the node without a failed task."""
+
+    file: Playbook = Field(description="Playbook that verifies the node and changes nothing.")
+    timeout: PositiveDuration = duration_field("15m", "Limit of the run.")
+
+
 class AnsibleInventoryParams(Params):
     """Nodes from an Ansible inventory: a static file, a directory or a dynamic one."""
 
@@ -34,5 +43,10 @@ class AnsibleInventoryParams(Params):
     )
 
 
-PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_isolator:make", PlaybookIsolatorParams)
+PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_steps:make", PlaybookIsolatorParams)
+PLAYBOOK_CHECK = Registration(
+    "rolloutd.adapters.playbook_steps:make_check",
+    PlaybookCheckParams,
+    frozenset({Capability.STARTS_RUN}),
+)
 INVENTORY = Registration("rolloutd.adapters.ansible.inventory:make", AnsibleInventoryParams)

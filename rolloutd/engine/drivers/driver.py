@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from machines.model import actions
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.plan import Capability
 from machines.model.rollout import NodeOrder, Target
 from machines.scheduler.supersede import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
@@ -221,9 +222,15 @@ class Driver:
         check = self._session.adapters.checks[spec.kind]
         prior = self._journal.prior_of_kind(spec.kind)
         ctx = await self._session.step_context(spec, step=action.step, number=action.number, prior=prior)
-        # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.
+        # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.  A check that
+        # is a run is recorded with its handle, so that a user can stop it and no other run meets it.
+        if Capability.STARTS_RUN in spec.capabilities:
+            record = replace(record, handle=ctx.idempotency_key)
+            await self._journal.write(record)
         result = await self._capture_errors(self._check_until_passed(check, ctx, spec.team))
         await self._journal.finish(record, result)
+        if record.handle:
+            await self._journal.update_unfinished_run()
 
     async def _check_until_passed(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
         """Check until the check passes or its `within` is over; without `within`, check once."""

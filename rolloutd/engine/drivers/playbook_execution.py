@@ -76,7 +76,7 @@ class PlaybookExecution:
         if result is None:
             return
         await self._journal.finish(self._journal.recorded_version(record), result)
-        self._journal.has_unfinished_run = await self._state.store.has_unfinished_run(self._session.node)
+        await self._journal.update_unfinished_run()
 
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""

@@ -42,8 +42,12 @@ class StepJournal:
         if self._is_loaded:
             return
         self.records = tuple(await self._state.store.load_steps(self._session.rollout, self._session.node))
-        self.has_unfinished_run = await self._state.store.has_unfinished_run(self._session.node)
+        await self.update_unfinished_run()
         self._is_loaded = True
+
+    async def update_unfinished_run(self) -> None:
+        """Read again whether a run may have left processes on the node."""
+        self.has_unfinished_run = await self._state.store.has_unfinished_run(self._session.node)
 
     def invalidate(self) -> None:
         """Make the next load() read the store again: the last write may have failed or been cancelled."""

@@ -14,7 +14,19 @@ from enum import Enum
 
 from rolloutd.adapters.ansible.fence import CLOCK_SLACK_S
 from rolloutd.errors import NotFound
-from rolloutd.ports import Failed, Host, Ok, RunEvent, RunRequest, RunState, Unknown
+from rolloutd.ports import (
+    AdapterContext,
+    Failed,
+    Host,
+    InventorySnapshot,
+    Ok,
+    RunEvent,
+    RunRequest,
+    RunState,
+    Unknown,
+)
+from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.shell import FakeShell
 
 
 class Script(Enum):
@@ -182,3 +194,9 @@ class FakeRunner:
             return self._world.runs[handle]
         except KeyError:
             raise NotFound(f"there is no run {handle}") from None
+
+
+def playbook_context(host: FakeRunHost) -> AdapterContext:
+    """Return what a daemon that has just started gives to the adapters that run playbooks."""
+    inventory = InventorySnapshot({name: {} for name in ("n1", "p1")})
+    return AdapterContext(FakeShell(), FakeClock(), FakeRunner(host), lambda: inventory, None)

@@ -254,7 +254,7 @@ class MemoryStore:
     async def has_unfinished_run(self, node: str) -> bool:
         left = False
         for record in self.memory.steps.values():
-            if record.node == node and record.action is StepAction.RUN and record.state is not StepState.OK:
+            if record.node == node and record.handle and record.state is not StepState.OK:
                 left = True
             if record.node == node and record.action is StepAction.CLEAN_UP and record.state is StepState.OK:
                 left = False

@@ -1,0 +1,67 @@
+"""The isolator and the check `playbook`: runs that a restarted daemon finds again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rolloutd.adapters.playbook_steps import PlaybookIsolator, make, make_check, run_name
+from rolloutd.ports import Failed, Host, Ok
+from tests.contracts.fakes.runner import FakeRunHost, Script, playbook_context
+from tests.contracts.ssh_fixtures import step_context
+
+
+def playbook_isolator(backend: FakeRunHost) -> PlaybookIsolator:
+    return make(playbook_context(backend))
+
+
+PLAYBOOKS = {"file": "isolate.yml", "undo": "deisolate.yml"}
+
+
+async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> None:
+    backend = FakeRunHost({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    assert not (await playbook_isolator(backend).inspect(ctx)).is_isolated
+    for _ in range(2):
+        assert isinstance(await playbook_isolator(backend).isolate(ctx), Ok)
+    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Ok)
+    assert backend.started_runs == [
+        run_name(ctx, "do"),
+        run_name(ctx, "undo"),
+    ]
+
+
+async def test_a_playbook_that_fails_fails_the_step(tmp_path: Path) -> None:
+    backend = FakeRunHost({"isolate.yml": Script.FAIL})
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    assert isinstance(await playbook_isolator(backend).isolate(ctx), Failed)
+    assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Failed)
+
+
+def test_run_names_are_safe_and_tell_keys_apart() -> None:
+    names = {
+        run_name(step_context(Host("n1"), {}, key=key), "do")
+        for key in ("r1/n1/1/isolate.0", "r1/n1/2/isolate.0", "r1-n1-1-isolate.0", "..//x")
+    }
+    assert len(names) == 4
+    assert all(name[0].isalnum() and "/" not in name and len(name) < 100 for name in names)
+
+
+# -- the check `playbook` alone -------------------------------------------------
+
+
+async def test_failed_task_is_the_failure_of_a_playbook_check(tmp_path: Path) -> None:
+    backend = FakeRunHost({"verify.yml": Script.OK, "fails.yml": Script.FAIL})
+    check = make_check(playbook_context(backend))
+    ctx = replace(step_context(Host("n1"), {"file": "fails.yml"}, key="r1.n1.1.verify.0.1"), tree=tmp_path)
+    assert await check.check(ctx) == Failed('task "install package" failed on n1: no such package')
+    passing = replace(ctx, params={"file": "verify.yml"}, idempotency_key="r1.n1.1.verify.1.1")
+    assert isinstance(await check.check(passing), Ok)
+
+
+async def test_restarted_daemon_finds_the_run_of_a_playbook_check(tmp_path: Path) -> None:
+    backend = FakeRunHost({"verify.yml": Script.OK})
+    ctx = replace(step_context(Host("n1"), {"file": "verify.yml"}, key="r1.n1.1.verify.0.1"), tree=tmp_path)
+    for _ in range(2):
+        assert isinstance(await make_check(playbook_context(backend)).check(ctx), Ok)
+    assert backend.started_runs == ["r1.n1.1.verify.0.1"]
