@@ -44,13 +44,13 @@ demo: .venv/installed
 	@$(RUN)/rolloutctl demo $(DEMO)
 
 test: .venv-dev/installed
-	@.ci/packages --try sshd systemd faketime tmux
+	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux
 	$(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m "not long" $(TESTS)
 
 # Acceptance tests over many nodes, and a daemon that is killed fifty times.
 KILLS ?= 50
 test-long: .venv-dev/installed
-	@.ci/packages --try sshd systemd faketime tmux
+	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux
 	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -rP -m long $(TESTS)
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.

@@ -19,18 +19,23 @@ settings.register_profile(
 )
 settings.load_profile("rolloutd")
 
-SERVERS = {
+PROGRAMS = {
     "sshd": ("/usr/sbin/sshd", "openssh-server"),
     "ssh": ("/usr/bin/ssh", "openssh-client"),
     "ssh-keygen": ("/usr/bin/ssh-keygen", "openssh-client"),
+    "haproxy": ("/usr/sbin/haproxy", "haproxy"),
+    "prometheus": ("/usr/bin/prometheus", "prometheus"),
 }
-"""Programs that tests marked `servers` need, where they usually are, and their Debian packages."""
+"""Programs that tests need, where they usually are, and their Debian packages."""
+
+SSH_PROGRAMS = frozenset({"sshd", "ssh", "ssh-keygen"})
+"""Programs of each test marked `servers`; the mark's arguments name more."""
 
 _left_out: dict[str, str] = {}
 
 
-def _missing() -> list[str]:
-    return [name for name, (path, _) in SERVERS.items() if not (shutil.which(name) or Path(path).exists())]
+def _missing() -> set[str]:
+    return {name for name, (path, _) in PROGRAMS.items() if not (shutil.which(name) or Path(path).exists())}
 
 
 def pytest_configure() -> None:
@@ -48,13 +53,13 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs servers that are not here."""
     missing = _missing()
-    if not missing:
-        return
-    packages = ", ".join(sorted({SERVERS[name][1] for name in missing}))
-    skip = pytest.mark.skip(reason=f"needs {', '.join(missing)} (Debian: {packages})")
     for item in items:
-        if item.get_closest_marker("servers"):
-            item.add_marker(skip)
+        mark = item.get_closest_marker("servers")
+        lacking = sorted(missing & SSH_PROGRAMS.union(mark.args)) if mark else []
+        if lacking:
+            packages = ", ".join(sorted({PROGRAMS[name][1] for name in lacking}))
+            reason = f"needs {', '.join(lacking)} (Debian: {packages})"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -92,7 +92,7 @@ class Sshd:
         (directory / "authorized_keys").write_bytes((directory / "client_key.pub").read_bytes())
         wanted = self.port
         for _ in range(START_TRIES):
-            if self._try_start(wanted or _free_port()):
+            if self._try_start(wanted or free_port()):
                 host_key = (directory / "host_key.pub").read_text().split()
                 self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key[0]} {host_key[1]}\n")
                 return self
@@ -159,7 +159,7 @@ def _make_key(path: Path) -> None:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

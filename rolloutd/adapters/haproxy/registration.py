@@ -6,8 +6,18 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
-from rolloutd.plugin import ABSENT, Field, Params, SettingsSection
-from rolloutd.plugin.field_types import InvalidValue
+from rolloutd.plugin import (
+    ABSENT,
+    Capability,
+    Field,
+    Params,
+    PositiveDuration,
+    Registration,
+    SettingsSection,
+    TemplateText,
+    duration_field,
+)
+from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, ShortName
 
 
 class BalancerParams(Params):
@@ -33,4 +43,40 @@ class BalancerParams(Params):
         return self
 
 
+class _ServerParams(Params):
+    backend: TemplateText = Field(description="Backend of the server.")
+    server: TemplateText = Field(
+        description="The node's name as a server of that backend, such as `{{ node.name }}`."
+    )
+    balancers: list[ShortName] = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=MAX_ITEMS,
+        description="Balancers of the settings that have the server; all of them if not given.",
+    )
+
+
+class HaproxyIsolatorParams(_ServerParams):
+    """Takes a server out of HAProxy's rotation: drains it, waits for its sessions, and sets it to maint."""
+
+    drain_timeout: PositiveDuration = Field(
+        default=ABSENT,
+        description="Limit of the drain; after it the server is as it was before, and is tried later. "
+        "`limits.isolate` if not given.",
+    )
+
+
+class HaproxyProbeParams(_ServerParams):
+    """Sessions are traffic: more than `max` of the server, on all balancers together, make the node busy."""
+
+    max: int = Field(default=0, ge=0, description="Sessions, running or queued, that still count as idle.")
+    timeout: PositiveDuration = duration_field("30s", "Limit of one probe; after it the result is unknown.")
+
+
+ISOLATOR = Registration(
+    "rolloutd.adapters.haproxy.isolator:make",
+    HaproxyIsolatorParams,
+    frozenset({Capability.CORDON_ONLY}),
+)
+PROBE = Registration("rolloutd.adapters.haproxy.traffic_probe:make", HaproxyProbeParams)
 SETTINGS = SettingsSection(BalancerParams, "Balancers by name, which plans isolate nodes from and probe.")

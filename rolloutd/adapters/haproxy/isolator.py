@@ -1,0 +1,131 @@
+"""Isolator `haproxy`: takes a node's server out of rotation on every balancer, without cutting a session.
+
+Every pass reads the server on all balancers before it changes it on any: if one does not answer or does not
+know the server, nothing changes.  A server goes from `ready` to `drain`, and to `maint` when its sessions
+have ended.  The state and the weight from before are restored exactly; what others had drained stays drained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rolloutd.adapters.haproxy.runtime_api import (
+    AdminState,
+    Balancer,
+    BalancerUnreachable,
+    HaproxyFailed,
+    ServerState,
+    choose_balancers,
+    server_names,
+)
+from rolloutd.ports import JSON, AdapterContext, Busy, Failed, IsolationStatus, Ok, StepContext, StepResult
+from rolloutd.text import pluralize
+
+POLL_S = 0.5
+"""Interval between two counts of sessions: two short commands each."""
+
+POLLS = 40
+"""Counts of one `isolate`, some 20 s: the driver then repeats it at once, and reads commands in between."""
+
+
+def make(context: AdapterContext) -> HaproxyIsolator:
+    return HaproxyIsolator(context)
+
+
+class HaproxyIsolator:
+    """ports.Isolator by the admin state of a server."""
+
+    def __init__(self, context: AdapterContext, *, polls: int = POLLS) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._polls = polls
+
+    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+        """Raises HaproxyFailed if a balancer or the server on it is unknown."""
+        try:
+            found = await self._server(ctx).read()
+        except BalancerUnreachable as error:
+            return Busy(str(error))
+        prior = {name: {"state": str(each.admin), "weight": each.weight} for name, each in found.items()}
+        is_isolated = all(each.admin is AdminState.MAINT and not each.sessions for each in found.values())
+        return IsolationStatus(
+            is_isolated, prior if ctx.prior is None else ctx.prior, describe(ctx.host.name, found)
+        )
+
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        """Drain for one pass; Busy while sessions are left or a balancer does not answer."""
+        text = ""
+        try:
+            server = self._server(ctx)
+            for _ in range(self._polls):
+                found = await server.read()
+                text = describe(ctx.host.name, found)
+                states = {each.admin for each in found.values()}
+                if AdminState.READY in states:
+                    await server.set_state(found, AdminState.READY, AdminState.DRAIN)
+                elif count_sessions(found):
+                    await self._clock.sleep(POLL_S)
+                elif ctx.cordon_only or states == {AdminState.MAINT}:
+                    return Ok(text)
+                else:
+                    # Sessions are counted again afterwards: one may have come in meanwhile.
+                    await server.set_state(found, AdminState.DRAIN, AdminState.MAINT)
+            return Busy(text)
+        except BalancerUnreachable as error:
+            return Busy(str(error))
+        except HaproxyFailed as error:
+            return Failed(str(error))
+
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        try:
+            server = self._server(ctx)
+            found = await server.read()
+            await server.restore(found, ctx.prior)
+            return Ok(describe(ctx.host.name, await server.read()))
+        except BalancerUnreachable as error:
+            return Busy(str(error))
+        except HaproxyFailed as error:
+            return Failed(str(error))
+
+    def _server(self, ctx: StepContext) -> _Server:
+        # The balancers that the attempt began with: another one has no recorded state to restore.
+        names = () if ctx.prior is None else tuple(ctx.prior)
+        return _Server(choose_balancers(ctx.params, self._context, names=names), *server_names(ctx.params))
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """One server, as all balancers have it."""
+
+    balancers: Sequence[Balancer]
+    backend: str
+    server: str
+
+    async def read(self) -> dict[str, ServerState]:
+        return {each.name: await each.read(self.backend, self.server) for each in self.balancers}
+
+    async def set_state(self, found: Mapping[str, ServerState], old: AdminState, new: AdminState) -> None:
+        """Change the state on each balancer that has the old one."""
+        for balancer in self.balancers:
+            if found[balancer.name].admin is old:
+                await balancer.set_state(self.backend, self.server, new)
+
+    async def restore(self, found: Mapping[str, ServerState], prior: Mapping[str, JSON]) -> None:
+        """Restore weights and states; the weight first, because `ready` lets clients in."""
+        for balancer in self.balancers:
+            before, now = prior[balancer.name], found[balancer.name]
+            if now.weight != before["weight"]:
+                await balancer.set_weight(self.backend, self.server, before["weight"])
+            if now.admin != before["state"]:
+                await balancer.set_state(self.backend, self.server, AdminState(before["state"]))
+
+
+def count_sessions(found: Mapping[str, ServerState]) -> int:
+    return sum(each.sessions for each in found.values())
+
+
+def describe(node: str, found: Mapping[str, ServerState]) -> str:
+    """Return what was found, such as `n1: 12 sessions (lb1 drain 8, lb2 drain 4)`."""
+    parts = ", ".join(f"{name} {each.admin} {each.sessions}" for name, each in found.items())
+    return f"{node}: {pluralize(count_sessions(found), 'session')} ({parts})"
