@@ -65,6 +65,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
         rollback=_compile_rollback(spec["rollback"]),
         rollback_verify=_compile_rollback_checks(spec["rollback"], verify),
+        fallback_verify=compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
         gates={gate: _compile_vote_requirement(spec["gates"][gate.value]) for gate in GateName},
         windows=compile_windows(spec["windows"]),
         max_parallel=spec["max_parallel"],
@@ -119,11 +120,13 @@ def compile_steps(
         StepDef(
             name=f"{prefix}.{number}.{kind}",
             kind=kind,
-            params={key: value for key, value in params.items() if key != "in_service"},
+            params={key: value for key, value in params.items() if key not in ("in_service", "where")},
             timeout_s=max(float(params.get("within", 0) + params.get("timeout", 0)), MIN_TIMEOUT_S),
             in_service=bool(params.get("in_service", False)),
             team=team,
             capabilities=adapters[kind].capabilities if kind in adapters else frozenset(),
+            where=None if params.get("where") is None else parse_selector(params["where"]),
+            node_kinds=adapters[kind].node_kinds if kind in adapters else frozenset(),
         )
         for number, step in enumerate(steps)
         for kind, params in step.items()
@@ -213,8 +216,7 @@ def _compile_rollback_checks(
 ) -> tuple[StepDef, ...]:
     if rollback is not None and rollback["verify"] is not None:
         return compile_steps(CHECKS, rollback["verify"], "rollback.verify")
-    config_independent = tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
-    return config_independent or compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify")
+    return tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
 
 
 def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequirement:

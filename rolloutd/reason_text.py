@@ -249,6 +249,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     # A pending node.
     ReasonCode.EARLIER_WAVE: lambda wave, _: f"wave {wave} is not over",
     ReasonCode.NODE_GONE: lambda node, _: f"the inventory no longer has {node}",
+    ReasonCode.NO_ISOLATOR: lambda node, _: (
+        f"no isolator of the plan applies to {node}, and the plan does not say that it stays in service"
+    ),
+    ReasonCode.NO_CHECK: lambda node, _: f"no check of the plan applies to {node}",
     ReasonCode.BACKOFF: lambda node, p: (
         f"{node} is tried again at {format_rfc3339(p['until'])}{_detail(p['detail'])}"
     ),
@@ -270,7 +274,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.PEER_DOWN: _peer,
     ReasonCode.PEER_UNKNOWN: _peer,
     ReasonCode.MAX_PARALLEL: _max_parallel,
-    ReasonCode.TRAFFIC_BUSY: lambda _, p: str(p["detail"]),
+    ReasonCode.TRAFFIC: lambda _, p: str(p["detail"]),
     ReasonCode.TRAFFIC_UNKNOWN: lambda node, p: (
         f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
     ),

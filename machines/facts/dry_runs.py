@@ -92,7 +92,10 @@ class DeferredNodes:
 
 
 def needs_dry_run(plan: Plan, target: Target) -> bool:
-    """Return whether the node's order depends on a dry run, if another node could go first."""
+    """Return whether the node's order depends on a dry run, if another node could go first.
+
+    `plan` is the plan as it applies to the node.
+    """
     if target.isolated or target.rolling_back:
         return False
     return any(Capability.DRY_RUN in spec.capabilities for spec in plan.isolate)

@@ -18,7 +18,9 @@ from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation, pools_of
+from machines.model.plan import Plan
 from machines.model.rollout import Failure, Target
+from machines.model.target_plan import plan_for_target
 from machines.states import Phase
 
 
@@ -83,6 +85,10 @@ class Index(FleetFacts):
         seen = self._observations.get(node)
         expires = seen is not None and seen.at + self.limits.observe_within_s == at
         return expires or any(hold.until == at for hold in self.holds_on(node))
+
+    def plan_for(self, target: Target) -> Plan:
+        """Return the plan as it applies to the node of this target, which the inventory must have."""
+        return plan_for_target(self._rollouts[target.rollout].plan, target, self._nodes[target.node])
 
     def unresolved_failures(self, rollout: str) -> tuple[Failure, ...]:
         """Return the failures of a rollout that no sufficient vote covers."""

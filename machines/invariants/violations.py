@@ -27,6 +27,7 @@ from machines.model.limits import Limits
 from machines.model.node import UNLABELED, NodeHealth, Observation
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Hold, Rollout, Target
+from machines.model.target_plan import lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
 from machines.model.windows import any_open
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
@@ -164,6 +165,8 @@ def _admission_violation(
         return f"{subject}: attempt {event.attempt} does not follow {target.attempt}"
     if event.node not in facts.nodes:
         return f"{subject}: the inventory does not have it"
+    if lacks_isolator(rollout.plan, facts.nodes[event.node]):
+        return f"{subject}: no isolator of the plan applies to it"
     problem = (
         _votes_violation(facts, rollout)
         or _wave_violation(facts, rollout, target, now)
@@ -224,7 +227,7 @@ def _node_violation(
 
 
 def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
-    if not rollout.plan.traffic:
+    if not plan_for_target(rollout.plan, target, facts.nodes[target.node]).traffic:
         return None
     result = facts.traffic_of(target.rollout, target.node)
     if result is None or not 0.0 <= now - result.at < IDLE_MAX_AGE_S:

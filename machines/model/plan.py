@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from machines.model.node import NodeKind
 from machines.model.selector import Selector
 from machines.model.windows import Window
 
@@ -63,6 +64,8 @@ class Capability(StrEnum):
     """A check that holds whatever change the node carries, and so after a rollback too."""
     STARTS_RUN = "starts-run"
     """A check that is a run, named by the step's key: it outlives the daemon, and a user can stop it."""
+    STAYS_IN_SERVICE = "stays-in-service"
+    """An isolator that is only the plan's word that a node needs no isolation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class StepDef:
     """One traffic probe, isolator or check of a plan.
 
     `name` is unique in its list (`isolate.0.command`, `team.payments.0.ssh`).  Templates in `params`, such as
-    `{{ node.name }}`, are not yet rendered.
+    `{{ node.name }}`, are not yet rendered.  `where` and `node_kinds` (empty: any) limit the nodes that it is
+    for (target_plan.py).
     """
 
     name: str
@@ -80,6 +84,8 @@ class StepDef:
     in_service: bool = False
     team: str | None = None
     capabilities: frozenset[Capability] = frozenset()
+    where: Selector | None = None
+    node_kinds: frozenset[NodeKind] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,10 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One change: what is done, where, with whose approval, and how it is judged."""
+    """One change: what is done, where, with whose approval, and how it is judged.
+
+    `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
+    """
 
     name: str
     owner: str
@@ -131,6 +140,7 @@ class Plan:
     isolate: tuple[StepDef, ...] = ()
     rollback: Stage | None = None
     rollback_verify: tuple[StepDef, ...] = ()
+    fallback_verify: tuple[StepDef, ...] = ()
     gates: Mapping[GateName, VoteRequirement] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     max_parallel: int | None = None

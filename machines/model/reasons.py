@@ -36,6 +36,8 @@ class ReasonCode(StrEnum):
     # A pending node.
     EARLIER_WAVE = "earlier-wave"
     NODE_GONE = "node-gone"
+    NO_ISOLATOR = "no-isolator"
+    NO_CHECK = "no-check"
     BACKOFF = "backoff"
     NEEDS_VOTE = "needs-vote"
     FREEZE = "freeze"
@@ -52,7 +54,7 @@ class ReasonCode(StrEnum):
     PEER_DOWN = "peer-down"
     PEER_UNKNOWN = "peer-unknown"
     MAX_PARALLEL = "max-parallel"
-    TRAFFIC_BUSY = "traffic-busy"
+    TRAFFIC = "traffic"
     TRAFFIC_UNKNOWN = "traffic-unknown"
     STARTING = "starting"
     QUEUED = "queued"

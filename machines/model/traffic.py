@@ -123,7 +123,7 @@ def result_blocker(result: TrafficResult | None) -> Reason | None:
     """Return why the node's last result keeps it from starting; None without a result or for an idle node."""
     if result is None or result.busy is False:
         return None
-    code = ReasonCode.TRAFFIC_BUSY if result.busy else ReasonCode.TRAFFIC_UNKNOWN
+    code = ReasonCode.TRAFFIC if result.busy else ReasonCode.TRAFFIC_UNKNOWN
     kind = RemedyKind.WAIT_FOR_IDLE if result.busy else RemedyKind.WAIT_FOR_PROBE
     return Reason(
         code, result.node, {"detail": result.text}, result.since, Remedy(kind, until=result.reprobe_at)

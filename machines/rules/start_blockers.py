@@ -23,6 +23,7 @@ from machines.model.node import Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Rollout, Target
+from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools
 from machines.rules.waves import WaveProgress
@@ -119,13 +120,24 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
         return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)
     return (
-        gates.missing_team_vote(index, target)
+        _coverage_blocker(index, rollout, target)
+        or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
         or _window_blocker(index, rollout, target.team, now)
         or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
         or _other_rollout_blocker(index, target)
         or _observation_blocker(index, target)
     )
+
+
+def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
+    """Return that the plan does not say how to isolate or judge this node, as submit refuses it."""
+    node, remedy = index.nodes[target.node], Remedy(RemedyKind.CHANGE_INVENTORY)
+    if lacks_isolator(rollout.plan, node):
+        return Reason(ReasonCode.NO_ISOLATOR, target.node, since=target.since, remedy=remedy)
+    if lacks_check(rollout.plan, node):
+        return Reason(ReasonCode.NO_CHECK, target.node, since=target.since, remedy=remedy)
+    return None
 
 
 def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -191,11 +203,12 @@ def _availability_reason(code: ReasonCode, found: Unavailability | None) -> Reas
     return None if found is None else Reason(code, found.node, found.params, found.since, found.remedy)
 
 
-def traffic_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
+def traffic_blocker(index: Index, target: Target) -> Reason | None:
     """Return the traffic last seen on the node; a node that may be current is checked for that first."""
-    if not rollout.plan.traffic or target.maybe_current:
+    result = index.traffic_of(target.rollout, target.node)
+    if result is None or target.maybe_current or not index.plan_for(target).traffic:
         return None
-    return traffic.result_blocker(index.traffic_of(target.rollout, target.node))
+    return traffic.result_blocker(result)
 
 
 def state_reason(index: Index, target: Target) -> Reason:

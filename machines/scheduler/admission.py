@@ -149,7 +149,7 @@ class _WaveAdmission:
             )
             cursor.stays_active |= stale or pools.pool_without_slot(index, target) != blocked
             return blocked is None or target.isolated
-        if self.rollout.plan.traffic and not target.maybe_current:
+        if not target.maybe_current and index.plan_for(target).traffic:
             result = index.traffic_of(target.rollout, target.node)
             if result is None or not result.is_idle(self.now):
                 return self._request_probe(target, result, cursor)
@@ -174,9 +174,10 @@ class _WaveAdmission:
             builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
         else:
             # An earlier node of the pool awaits its probe and keeps its position until the answer.
-            if self.rollout.plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
+            plan = self.index.plan_for(target)
+            if plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
                 return False
-            if dry_runs.needs_dry_run(self.rollout.plan, target):
+            if dry_runs.needs_dry_run(plan, target):
                 is_next_eligible = self._request_dry_run(target)
                 if is_next_eligible is not None:
                     return is_next_eligible

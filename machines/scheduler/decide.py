@@ -97,7 +97,7 @@ def _pending_reason(
         start_blockers.node_blocker(index, rollout, target, now),
         pools.slot_blocker(index, target, now),
         start_blockers.capacity_blocker(index, rollout, wave, start_blockers.Capacity()),
-        start_blockers.traffic_blocker(index, rollout, target),
+        start_blockers.traffic_blocker(index, target),
         start_blockers.observe_only_blocker(index),
     )
     blockers = [reason for reason in reasons if reason is not None]

@@ -46,7 +46,6 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S, IsolationPlan
 from machines.workflow.records import (
     active_isolations,
-    checks_for,
     in_service_since,
     isolated_in_earlier_attempt,
     liveness_checks,
@@ -81,9 +80,10 @@ def next_action(
 ) -> Action:
     """Return what comes next for one node.
 
-    `records` are the node's step records in this rollout, oldest first.  `elapsed_s` is the time in its phase
-    during which a daemon was running.  `has_unfinished_run`: processes of an older run may still be on the
-    node. `abort_reason`: why its isolation should be aborted, "" for no reason.
+    `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
+    this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
+    `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
+    isolation should be aborted, "" for no reason.
     """
     isolation_plan = IsolationPlan.from_records(plan, target, records, now)
     reconciler = _Reconciler(
@@ -313,7 +313,7 @@ class _Reconciler:
         )
 
     def _checks(self, *, in_service: bool) -> tuple[StepDef, ...]:
-        return tuple(spec for spec in checks_for(self.plan, self.target) if spec.in_service is in_service)
+        return tuple(spec for spec in self.plan.verify if spec.in_service is in_service)
 
     def _next_of_checks(self, specs: Iterable[StepDef], prefix: str = "") -> Action | None:
         actions = (self._next_check_action(spec, prefix + spec.name) for spec in specs)
@@ -343,7 +343,7 @@ class _Reconciler:
         until = in_service_since(self.target, self.records) + self.plan.probation_s
         if self.now < until:
             return Wait(until, "probation")
-        specs = self._checks(in_service=True) or liveness_checks(checks_for(self.plan, self.target))
+        specs = self._checks(in_service=True) or liveness_checks(self.plan.verify)
         return self._next_of_checks(specs, "probation.")
 
     def _reisolate_failed_in_service(self) -> Action | None:
@@ -382,7 +382,7 @@ class _Reconciler:
         """Return a node to service by a person's order: revert the isolators, then check that it is alive."""
         if (action := self._return_to_service()) is not None:
             return action
-        for spec in liveness_checks(checks_for(self.plan, self.target)):
+        for spec in liveness_checks(self.plan.verify):
             step = f"return.{spec.name}"
             record = self._latest_record(step, StepAction.CHECK)
             if record is None or self._is_ordered_after(record):

@@ -1,4 +1,4 @@
-"""Questions about one node's step records, and about the checks of its plan."""
+"""Questions about one node's step records and checks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import Capability, Plan, StepDef
+from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
-
-
-def checks_for(plan: Plan, target: Target) -> tuple[StepDef, ...]:
-    """Return the checks that judge this node, in order: the infra team's, then the node's team's."""
-    infra = plan.rollback_verify if target.rolling_back else tuple(s for s in plan.verify if s.team is None)
-    return infra + tuple(s for s in plan.verify if s.team is not None and s.team == target.team)
 
 
 def liveness_checks(specs: Iterable[StepDef]) -> tuple[StepDef, ...]:

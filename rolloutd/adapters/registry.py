@@ -44,4 +44,9 @@ def create_adapter(group: str, kind: str, context: AdapterContext) -> Any:
             f"adapter {kind} ({group}): not installed; install its package and restart rolloutd"
             f" (installed: {known})"
         )
-    return resolve_name(registrations[kind].factory)(context)
+    factory = registrations[kind].factory
+    if factory is None:
+        raise AdapterNotFound(
+            f"adapter {kind} ({group}): a word of the plan, not an adapter; nothing calls it"
+        )
+    return resolve_name(factory)(context)

@@ -193,6 +193,8 @@ def print_traffic_probes(shown: Rollout | Preview) -> None:
         print_line(f"traffic probe: {sanitize(probe)}")
     if shown["not_probed"]:
         print_line(f"not probed: {sanitize(', '.join(shown['not_probed']))}")
+    if shown["not_isolated"]:
+        print_line(f"not isolated: {sanitize(', '.join(shown['not_isolated']))}")
 
 
 def format_down(down: int, unobserved: int) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
-from machines.model.node import Node, pools_of
+from machines.model.node import Node, natural_sort_key, pools_of
 from machines.model.plan import Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
+from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
@@ -28,6 +29,10 @@ from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.text import pluralize
+
+MAX_NAMED_NODES = 10
+"""Nodes that a refusal names: enough to recognise a label that they lack."""
 
 FIRST_REFRESH_TIMEOUT_S = 60.0
 """How long a submit waits for the first inventory after the daemon's start."""
@@ -86,6 +91,7 @@ async def submit(
 ) -> tuple[str, bool]:
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
     resolved = await resolve_plan(state, sources, file, text, upload)
+    _require_coverage(state, resolved)
     async with state.submit_lock:
         existing = await state.store.find_identical(
             resolved.digest.change, resolved.selector_digest, resolved.digest.policy
@@ -135,6 +141,33 @@ def _require_known_owner(plan_file: PlanFile, state: State) -> None:
                 ),
             )
         )
+
+
+def _require_coverage(state: State, resolved: ResolvedPlan) -> None:
+    """Refuse a plan that does not say how to isolate, or how to judge, one of its nodes."""
+    diagnostics = []
+    for lacks, key, allowed in (
+        (lacks_isolator, "isolate", "an isolator for each node, or `- none: {where: ...}`"),
+        (lacks_check, "verify", "a check for each node"),
+    ):
+        nodes = [target.node for target in resolved.targets]
+        missed = sorted(
+            (node for node in nodes if lacks(resolved.plan, state.index.nodes[node])), key=natural_sort_key
+        )
+        if missed:
+            message = (
+                f"no item applies to {len(missed)} of {pluralize(len(nodes), 'node')}: {_name_nodes(missed)}"
+            )
+            path = ("spec", key)
+            found = f"items for {len(nodes) - len(missed)} of {pluralize(len(nodes), 'node')}"
+            diagnostics.append(resolved.file.diagnostic(path, found=found, allowed=allowed, message=message))
+    if diagnostics:
+        raise InvalidFile(tuple(diagnostics))
+
+
+def _name_nodes(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_NAMED_NODES
+    return ", ".join(names[:MAX_NAMED_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _resolve_targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...]:

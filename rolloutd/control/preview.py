@@ -17,7 +17,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
 from rolloutd.commands.submit import ResolvedPlan
-from rolloutd.control import serializers, wire_plans
+from rolloutd.control import coverage, serializers, wire_plans
 from rolloutd.engine.state import State
 from rolloutd.text import pluralize
 
@@ -30,7 +30,7 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
     rollout = index.rollout(DRAFT_ROLLOUT_ID)
     targets = list(index.targets(DRAFT_ROLLOUT_ID))
     blockers = {target.node: _first_blocker(index, rollout, target, state.now()) for target in targets}
-    digest = draft.digest
+    digest, nodes = draft.digest, [index.nodes[target.node] for target in targets]
     return {
         "targets": [
             {
@@ -46,8 +46,9 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
         "gates": [_gate_preview(state, rollout, gate, targets) for gate in GateName],
-        "traffic_probes": serializers.traffic_probes(draft.plan),
-        "not_probed": serializers.not_probed(draft.plan),
+        "traffic_probes": coverage.traffic_probes(draft.plan),
+        "not_probed": coverage.not_probed(draft.plan, nodes),
+        "not_isolated": coverage.not_isolated(draft.plan, nodes),
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
         "warnings": [*_warnings(state, draft, targets), *_unopenable_gates(state, rollout, targets)],

@@ -14,7 +14,7 @@ from machines.facts import votes
 from machines.facts.availability import observed_unavailability
 from machines.facts.index import Index
 from machines.model.node import NodeHealth, Observation
-from machines.model.plan import Digest, GateName, Plan, StepDef
+from machines.model.plan import Digest, GateName
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Vote
 from machines.model.timefmt import format_rfc3339
@@ -23,7 +23,7 @@ from machines.scheduler import decide
 from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd import reason_text
-from rolloutd.control import wire, wire_plans
+from rolloutd.control import coverage, wire, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.ports import ClosedRollout
@@ -86,24 +86,6 @@ def hashes(digest: Digest) -> wire_plans.Hashes:
     return cast("wire_plans.Hashes", asdict(digest))
 
 
-def traffic_probes(plan: Plan) -> list[str]:
-    """Return what each traffic probe of a plan reads, in one line each."""
-    return [f"client traffic: {spec.kind} {_describe_params(spec)}" for spec in plan.traffic]
-
-
-def not_probed(plan: Plan) -> list[str]:
-    """Return what the user may expect to be probed, and is not."""
-    return [] if plan.traffic else ["client traffic (the plan has no traffic probe)"]
-
-
-def _describe_params(spec: StepDef) -> str:
-    return "; ".join(
-        f"{key} {', '.join(value) if isinstance(value, list) else value}"
-        for key, value in spec.params.items()
-        if key != "timeout"
-    )
-
-
 # -- rollouts -----------------------------------------------------------------
 
 
@@ -111,6 +93,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
     progress = rollout_progress(index, current.id, now)
+    nodes = [index.nodes[each.node] for each in index.targets(current.id) if each.node in index.nodes]
     return {
         "rollout": current.id,
         "plan": current.plan.name,
@@ -130,8 +113,9 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
         "submitted_by": current.submitted_by.name,
         "submitted_at": format_timestamp(current.submitted_at),
-        "traffic_probes": traffic_probes(current.plan),
-        "not_probed": not_probed(current.plan),
+        "traffic_probes": coverage.traffic_probes(current.plan),
+        "not_probed": coverage.not_probed(current.plan, nodes),
+        "not_isolated": coverage.not_isolated(current.plan, nodes),
         "owner": current.plan.owner,
         "expected_s": index.expected_s(current.id),
     }

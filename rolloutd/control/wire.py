@@ -140,6 +140,7 @@ class Rollout(TypedDict):
     submitted_at: str
     traffic_probes: list[str]
     not_probed: list[str]
+    not_isolated: list[str]
     owner: str
     expected_s: float
 

@@ -109,6 +109,7 @@ class Preview(TypedDict):
     gates: list[PreviewGate]
     traffic_probes: list[str]
     not_probed: list[str]
+    not_isolated: list[str]
     digest: str
     hashes: Hashes
     warnings: list[str]

@@ -18,7 +18,6 @@ from machines.model.rollout import NodeOrder, Target
 from machines.scheduler.decide import decide
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
-from machines.workflow.records import checks_for
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -197,11 +196,11 @@ class Daemon:
 
     async def _check_if_current(self, key: tuple[str, str]) -> None:
         """Run the plan's checks on a pending node: if all pass, it does not need the change."""
-        if key[0] not in self._state.index.rollouts:
-            return  # the rollout was deleted before the task began
+        if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
+            return  # the rollout was deleted, or the node left, before the task began
         target, problem = self._state.index.target(*key), ""
         try:
-            for spec in checks_for(self._state.index.rollout(key[0]).plan, target):
+            for spec in self._state.index.plan_for(target).verify:
                 result = await self._soak_monitor.run_check(key, spec)
                 if not isinstance(result, Ok):
                     problem = f"{spec.name}: {redact_for_team(result, spec.team).text}"

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, create_model, model_serializer
 
-from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, Params, Registration, installed_adapters
+from rolloutd.plugin import (
+    ABSENT,
+    CHECKS,
+    ISOLATORS,
+    PROBES,
+    Params,
+    Registration,
+    SelectorText,
+    installed_adapters,
+)
 
 JSON = Any
 
@@ -43,12 +52,22 @@ def usable_adapters(group: str) -> dict[str, Registration]:
     }
 
 
+class _Where(Params):
+    """The key that every step of a plan has beside its adapter's own."""
+
+    where: SelectorText = Field(
+        default=ABSENT,
+        description="Label selector of the nodes that the item is for; the key `kind` is the node's kind, "
+        "`host` or `kubernetes`. All nodes that the adapter can handle if not given.",
+    )
+
+
 def step_model(name: str, doc: str, group: str) -> type[Step]:
     """Return the model of a mapping whose one key is an installed kind of a port."""
     # Kinds are aliases: a third party's kind need not be a Python identifier.
     fields: dict[str, Any] = {
         f"kind_{number}": (
-            adapter.params,
+            _params_model(group, adapter),
             Field(default=None, alias=kind, description=(adapter.params.__doc__ or "").split("\n")[0]),
         )
         for number, (kind, adapter) in enumerate(usable_adapters(group).items())
@@ -57,6 +76,15 @@ def step_model(name: str, doc: str, group: str) -> type[Step]:
     model.model_config["json_schema_extra"] = {"minProperties": 1, "maxProperties": 1}
     model.model_rebuild(force=True)
     return model
+
+
+def _params_model(group: str, adapter: Registration) -> type[Params]:
+    assert adapter.params is not None
+    if group not in (PROBES, ISOLATORS, CHECKS):
+        return adapter.params
+    # Of the adapter's own name and description: people see one mapping with the keys of both.
+    bases = (adapter.params, _Where)
+    return create_model(adapter.params.__name__, __base__=bases, __doc__=adapter.params.__doc__)
 
 
 if TYPE_CHECKING:

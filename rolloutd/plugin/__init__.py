@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from machines.model.node import NodeKind
 from machines.model.plan import Capability
 from rolloutd.plugin.field_types import (
     Duration,
@@ -47,6 +48,7 @@ __all__ = [
     "Field",
     "FilePath",
     "LabelKey",
+    "NodeKind",
     "Params",
     "Playbook",
     "PositiveDuration",
@@ -121,11 +123,16 @@ class Registration:
     `rolloutd.ports.AdapterContext`.  The first sentence of the docstring of
     `params` describes the kind in the schemas.  Without `params` no file may
     name the kind: the daemon creates the adapter for each source of that kind.
+    `node_kinds` limits the steps of a plan to nodes of these kinds (empty: any).
+    `cannot_see` says for a traffic probe which traffic it misses, as a noun phrase.
+    Without a factory the kind is only a word of the plan, with its capabilities.
     """
 
-    factory: str
+    factory: str | None
     params: type[Params] | None = None
     capabilities: frozenset[Capability] = frozenset()
+    node_kinds: frozenset[NodeKind] = frozenset()
+    cannot_see: str = ""
 
 
 @dataclass(frozen=True, slots=True)

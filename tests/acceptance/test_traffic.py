@@ -85,10 +85,10 @@ async def test_busy_node_waits_for_job_while_others_run(
         assert nodes[mate]["phase"] == "done"
         assert (nodes[busy]["phase"], nodes[busy]["attempt"]) == ("pending", 0)
         reason = nodes[busy]["reason"]
-        assert (reason["code"], reason["text"]) == ("traffic-busy", busy_text(made, busy))
+        assert (reason["code"], reason["text"]) == ("traffic", busy_text(made, busy))
         assert reason["since"]
         status = await made.in_thread(made.daemon.status, rollout)
-        assert status["reason"]["code"] == "traffic-busy"
+        assert status["reason"]["code"] == "traffic"
         assert status["traffic_probes"] == [f"client traffic: kubernetes pods {PODS}"]
         assert status["not_probed"] == []
         assert busy_text(made, busy) in await made.rolloutctl("why", rollout, busy)

@@ -22,6 +22,7 @@ T0 = 1_800_000_000.0
 ALICE = Actor(ActorKind.PERSON, "alice", 1001)
 BOB = Actor(ActorKind.PERSON, "bob", 1002)
 CAROL = Actor(ActorKind.PERSON, "carol", 1003)
+CORDONS = frozenset({Capability.CORDON_ONLY, Capability.DRY_RUN})
 OPEN_GATES = {
     GateName.START: VoteRequirement(),
     GateName.CONTINUE: VoteRequirement(),

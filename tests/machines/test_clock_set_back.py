@@ -11,9 +11,9 @@ from machines.model.rollout import NodeOrder, Target
 from machines.states import Phase
 from machines.workflow.next_action import next_action
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
-from tests.machines.builders import T0, plan_of
+from tests.machines.builders import CORDONS, T0, plan_of
 
-CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability))
+CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
 ALIVE = StepDef("verify.0.reachable", "reachable", capabilities=frozenset(Capability))
 PLAN = plan_of(isolate=(CORDON,), verify=(ALIVE,), isolate_timeout_s=600.0)
 TARGET = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.ISOLATING, attempt=1, since=T0)

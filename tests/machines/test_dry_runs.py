@@ -6,13 +6,23 @@ from machines.facts.dry_runs import DRY_RUN_AHEAD, RESULT_MAX_AGE_S, DryRunResul
 from machines.facts.projection import Projection
 from machines.model.decision import DryRun
 from machines.model.limits import Budget, Limits, PoolRule
-from machines.model.plan import Capability, StepDef
+from machines.model.plan import StepDef
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Trigger
 from rolloutd.reason_text import describe
-from tests.machines.builders import T0, admit, finish, index_of, nodes_of, observed_up, submit, transition
+from tests.machines.builders import (
+    CORDONS,
+    T0,
+    admit,
+    finish,
+    index_of,
+    nodes_of,
+    observed_up,
+    submit,
+    transition,
+)
 
-CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability))
+CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
 HELD = "payments/api-7d9 is held by budget payments/api: needs 3 healthy, has 3"
 
 

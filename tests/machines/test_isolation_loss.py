@@ -12,9 +12,9 @@ from machines.states import Phase, Trigger
 from machines.workflow.next_action import NOT_ISOLATED_RETRY_S, next_action
 from machines.workflow.records import first_busy
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
-from tests.machines.builders import T0, plan_of
+from tests.machines.builders import CORDONS, T0, plan_of
 
-CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability))
+CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
 PLAN = plan_of(isolate=(CORDON,), isolate_timeout_s=600.0)
 MAINTAINING = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, attempt=1, since=T0)
 

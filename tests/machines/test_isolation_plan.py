@@ -9,15 +9,15 @@ import pytest
 from machines.facts.apply import apply_to_target
 from machines.model.actions import Action, Isolate, Probe, Revert, Transition, Wait
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import Capability, Plan, StepDef
+from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.states import Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S, UNKNOWN_RETRY_S
 from machines.workflow.next_action import RESUMED_ABORT_REASON, backoff_s, next_action
 from machines.workflow.phase_transitions import transition
-from tests.machines.builders import T0, plan_of
+from tests.machines.builders import CORDONS, T0, plan_of
 
-CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability))
+CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
 COMMAND = StepDef("isolate.1.command", "command")
 JOBS = StepDef("traffic.0.kubernetes", "kubernetes")
 CONNECTIONS = StepDef("traffic.1.ssh", "ssh")

@@ -12,7 +12,7 @@ from machines.invariants.violations import violation
 from machines.model.decision import CheckIfCurrent, ProbeTraffic
 from machines.model.events import RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
-from machines.model.plan import Capability, StepDef, WaveDef
+from machines.model.plan import StepDef, WaveDef
 from machines.model.traffic import (
     IDLE_MAX_AGE_S,
     PROBE_AHEAD,
@@ -25,7 +25,7 @@ from machines.scheduler.decide import decide, explain_node, rollout_reason
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition as moved
 from rolloutd.reason_text import describe, lifted_by
-from tests.machines.builders import ALICE, T0, admit, index_of, nodes_of, observed_up, submit
+from tests.machines.builders import ALICE, CORDONS, T0, admit, index_of, nodes_of, observed_up, submit
 
 JOBS = StepDef("traffic.0.kubernetes", "kubernetes", {"pods": "kind=job"})
 COMMAND = StepDef("isolate.0.command", "command")
@@ -77,7 +77,7 @@ def test_idle_node_admitted_before_busy_node() -> None:
     record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == ["n2"]
     reason = explain_node(index, "R", "n1", T0)
-    assert (reason.code, describe(reason), reason.since) == ("traffic-busy", f"n1 is busy: {TRAIN}", T0)
+    assert (reason.code, describe(reason), reason.since) == ("traffic", f"n1 is busy: {TRAIN}", T0)
     assert lifted_by(reason).startswith("the end of that traffic; the next probe is about 20")
 
 
@@ -192,7 +192,7 @@ def test_observe_mode_probes_and_starts_nothing() -> None:
     assert requested_probes(index) == ["n1", "n2", "n3"]
     record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == []
-    assert explain_node(index, "R", "n1", T0).code == "traffic-busy"
+    assert explain_node(index, "R", "n1", T0).code == "traffic"
     assert explain_node(index, "R", "n2", T0).code == "observe-only"
 
 
@@ -203,9 +203,7 @@ def test_two_slots_are_filled_by_idle_nodes() -> None:
 
 
 def test_only_idle_nodes_get_dry_run() -> None:
-    index = fleet(
-        isolate=(StepDef("isolate.0.kubernetes", "kubernetes", capabilities=frozenset(Capability)),)
-    )
+    index = fleet(isolate=(StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS),))
     record_probe(index, n1=True, n2=False, n3=False)
     assert [each.node for each in decide(index, T0).dry_runs] == ["n2", "n3"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from machines.model.events import (
     StepRecorded,
     StepState,
 )
-from machines.model.node import Node, NodeHealth, Observation
+from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, next_phase
@@ -90,6 +90,9 @@ NODES = tuple(
         ("s2", "search", "r2"),
     )
 )
+
+
+KUBERNETES_NODES = tuple(replace(node, kind=NodeKind.KUBERNETES) for node in NODES)
 
 
 class FakeNameService:

@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 
 from machines.model.limits import Budget
-from machines.model.plan import EnrolPolicy, GateName, OnUnknownPolicy, Plan, Stage, VoteRequirement
+from machines.model.node import NodeKind
+from machines.model.plan import (
+    Capability,
+    EnrolPolicy,
+    GateName,
+    OnUnknownPolicy,
+    Plan,
+    Stage,
+    VoteRequirement,
+)
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.planfile import canonical_json, read
 from rolloutd.settings import TeamSettings, load
@@ -98,7 +107,8 @@ def test_after_a_rollback_its_own_checks_count_else_those_that_can_hold() -> Non
     assert [step.name for step in compiled(FULL_PLAN).rollback_verify] == ["rollback.verify.0.ssh"]
     assert [step.name for step in compiled(DESIGN_PLAN).rollback_verify] == ["verify.0.reachable"]
     only_ssh = compiled(SMALLEST_PLAN.replace("{reachable: {}}", "{ssh: {run: is-new}}"))
-    assert [step.name for step in only_ssh.rollback_verify] == ["rollback.verify.0.reachable"]
+    assert only_ssh.rollback_verify == ()
+    assert [step.name for step in only_ssh.fallback_verify] == ["rollback.verify.0.reachable"]
 
 
 def test_a_teams_checks_follow_the_plans_and_carry_its_name() -> None:
@@ -131,3 +141,13 @@ def test_limits_are_the_settings(tmp_path: Path) -> None:
     assert [str(window) for window in limits.team_windows["infra"]] == ["mon 22:00-04:00 UTC"]
     assert "other" not in limits.team_windows
     assert (limits.max_parallel, limits.observe_within_s, limits.observe_only) == (64, 30.0, True)
+
+
+def test_where_and_kinds_of_nodes_reach_the_steps() -> None:
+    isolate = "isolate: [{kubernetes: {}}, {command: {do: a, undo: b, where: role=web}}, {none: {}}]"
+    plan = compiled(SMALLEST_PLAN.rstrip() + f"\n  {isolate}\n")
+    drain, command, none = plan.isolate
+    assert (drain.node_kinds, drain.where) == (frozenset({NodeKind.KUBERNETES}), None)
+    assert (command.node_kinds, str(command.where)) == (frozenset(), "role=web")
+    assert "where" not in command.params
+    assert Capability.STAYS_IN_SERVICE in none.capabilities

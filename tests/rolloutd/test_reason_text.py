@@ -69,6 +69,12 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.EARLIER_WAVE: ("canary", {}, "wave canary is not over"),
     ReasonCode.NODE_GONE: ("n1", {}, "the inventory no longer has n1"),
+    ReasonCode.NO_ISOLATOR: (
+        "n1",
+        {},
+        "no isolator of the plan applies to n1, and the plan does not say that it stays in service",
+    ),
+    ReasonCode.NO_CHECK: ("n1", {}, "no check of the plan applies to n1"),
     ReasonCode.BACKOFF: (
         "n1",
         {"until": AT, "detail": "a pod is held"},
@@ -133,7 +139,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"scope": "wave", "wave": "canary", "in_flight": 1, "max_parallel": 1},
         "1 node of wave canary of R is in flight, and max_parallel is 1",
     ),
-    ReasonCode.TRAFFIC_BUSY: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
+    ReasonCode.TRAFFIC: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
     ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),

@@ -256,6 +256,7 @@ class ReplayedFleet:
             "submitted_at": format_rfc3339(self.began),
             "traffic_probes": [],
             "not_probed": ["client traffic (the plan has no traffic probe)"],
+            "not_isolated": [],
             "owner": "infra",
             "expected_s": 240.0,
         }

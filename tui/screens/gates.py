@@ -250,6 +250,8 @@ class GatesPage(TwoPanes):
             yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
         for missing in rollout.status["not_probed"]:
             yield fixed_row(f"not-probed:{missing}", [(f"  not probed: {lines.sanitize(missing)}", "warn")])
+        for nodes in rollout.status["not_isolated"]:
+            yield fixed_row(f"not-isolated:{nodes}", [(f"  not isolated: {lines.sanitize(nodes)}", "warn")])
 
 
 def fixed_row(key: str, line: Line) -> Item:

@@ -12,6 +12,7 @@ from rolloutd.plugin import (
     Field,
     FilePath,
     LabelKey,
+    NodeKind,
     Params,
     PositiveDuration,
     Registration,
@@ -100,6 +101,8 @@ class KubernetesInventoryParams(Params):
     )
 
 
+_NODES = frozenset({NodeKind.KUBERNETES})
+
 INVENTORY = Registration("rolloutd.adapters.kubernetes.factory:make_inventory", KubernetesInventoryParams)
 WATCH = Registration("rolloutd.adapters.kubernetes.factory:make_watch")
 OBSERVER = Registration("rolloutd.adapters.kubernetes.factory:make_observer")
@@ -107,10 +110,14 @@ ISOLATOR = Registration(
     "rolloutd.adapters.kubernetes.factory:make_isolator",
     KubernetesIsolatorParams,
     frozenset({Capability.CORDON_ONLY, Capability.DRY_RUN}),
+    node_kinds=_NODES,
 )
 CHECK = Registration(
     "rolloutd.adapters.kubernetes.factory:make_check",
     KubernetesCheckParams,
     frozenset({Capability.JUDGES_LIVENESS}),
+    node_kinds=_NODES,
 )
-PROBE = Registration("rolloutd.adapters.kubernetes.factory:make_probe", KubernetesProbeParams)
+PROBE = Registration(
+    "rolloutd.adapters.kubernetes.factory:make_probe", KubernetesProbeParams, node_kinds=_NODES
+)

@@ -49,7 +49,7 @@ class DryRunner:
         session = NodeSession(self._state, self._adapters, request.rollout, request.node)
         try:
             async with asyncio.timeout(DRY_RUN_TIMEOUT_S):
-                for spec in session.plan.isolate:
+                for spec in session.node_plan().isolate:
                     isolator = self._adapters.isolators[spec.kind]
                     if not isinstance(isolator, SupportsDryRun):
                         continue

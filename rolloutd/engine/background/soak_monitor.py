@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 from machines.model.plan import StepDef
@@ -16,7 +15,6 @@ from machines.model.rollout import Target
 from machines.scheduler.progress import can_fail_soak, soaking_targets
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
-from machines.workflow.records import checks_for
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
@@ -55,8 +53,7 @@ class SoakMonitor:
         for target in soaking_targets(self._state.index, self._state.now()):
             if target.outcome is Outcome.CHANGED:
                 key = (target.rollout, target.node)
-                checks = checks_for(self._state.index.rollout(target.rollout).plan, target)
-                job = partial(self._check_node, target, checks)
+                job = partial(self._check_node, target)
                 self._jobs.start(tasks, job, key, name=f"soak {key[0]}/{key[1]}")
 
     async def run_check(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
@@ -72,9 +69,11 @@ class SoakMonitor:
         except (RolloutdError, TimeoutError) as error:
             return Unknown(str(error) or "no answer in time")
 
-    async def _check_node(self, target: Target, checks: Sequence[StepDef], key: tuple[str, str]) -> None:
+    async def _check_node(self, target: Target, key: tuple[str, str]) -> None:
+        if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
+            return  # the rollout was deleted, or the node left, before the task began
         try:
-            for spec in checks:
+            for spec in self._state.index.plan_for(target).verify:
                 result = await self._confirm_result(key, spec)
                 if not isinstance(result, Ok):
                     await self._fail_node(target, spec, redact_for_team(result, spec.team).text)

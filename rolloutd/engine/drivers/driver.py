@@ -16,12 +16,14 @@ from typing import TypeVar
 from machines.model import actions
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.model.plan import Capability
+from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder, Target
+from machines.model.target_plan import lacks_isolator
 from machines.scheduler.supersede import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow import next_action
 from machines.workflow.phase_transitions import transition
-from machines.workflow.records import first_busy
+from machines.workflow.records import active_isolations, first_busy
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
@@ -30,6 +32,7 @@ from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
+from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
 
 log = logging.getLogger("rolloutd.engine.drivers.driver")
@@ -157,14 +160,19 @@ class Driver:
         now = self._state.now()
         if self.node not in self._state.index.nodes:
             return self._next_action_if_removed(target, now)
+        plan = self._session.plan
+        in_effect = {spec.name for spec, _ in active_isolations(plan.isolate, self._journal.records)}
+        abort_reason = self._abort_reason
+        if not in_effect and lacks_isolator(plan, self._state.index.nodes[self.node]):
+            abort_reason = describe(Reason(ReasonCode.NO_ISOLATOR, self.node))
         return next_action.next_action(
-            self._session.plan,
+            self._session.node_plan(in_effect),
             target,
             self._journal.records,
             now,
             elapsed_s=self._elapsed_s(target, now),
             has_unfinished_run=self._journal.has_unfinished_run,
-            abort_reason=self._abort_reason,
+            abort_reason=abort_reason,
         )
 
     def _elapsed_s(self, target: Target, now: float) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
+from machines.model.target_plan import plan_for_target
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import NotFound
 from rolloutd.plugin.templates import render
@@ -47,7 +48,18 @@ class NodeSession:
 
     @property
     def plan(self) -> Plan:
+        """The rollout's whole plan, with the items for other nodes."""
         return self.state.index.rollout(self.rollout).plan
+
+    def node_plan(self, in_effect: Collection[str] = ()) -> Plan:
+        """Return the plan as it applies to this node; `in_effect` are its isolators that are not reverted.
+
+        Raises NotFound when the inventory lost the node.
+        """
+        node = self.state.index.nodes.get(self.node)
+        if node is None:
+            raise NotFound(f"{self.node}: the inventory no longer has it")
+        return plan_for_target(self.plan, self.target, node, in_effect=in_effect)
 
     @property
     def progress(self) -> StepProgress:

@@ -26,7 +26,7 @@ async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1)
 async def run_all_probes(session: NodeSession) -> None:
     """Run the plan's probes in order, until one finds traffic or is unknown."""
     state, began_at = session.state, session.state.now()
-    for spec in session.plan.traffic:
+    for spec in session.node_plan().traffic:
         if session.rollout not in state.index.rollouts:
             return  # the rollout was deleted during an earlier probe
         if not isinstance(await probe_traffic(session, spec), Ok):

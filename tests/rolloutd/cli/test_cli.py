@@ -78,6 +78,7 @@ ROLLOUT: dict[str, Any] = {
     "submitted_at": "2026-11-20T07:00:00Z",
     "traffic_probes": [],
     "not_probed": ["client traffic"],
+    "not_isolated": [],
 }
 
 Run = tuple[int, str, str]

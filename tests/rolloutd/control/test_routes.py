@@ -17,7 +17,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import json_schema, openapi_document
 from rolloutd.store import open_store
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.json_schema import schema_errors
 
 REASON = {"reason": "because"}
@@ -230,7 +230,7 @@ async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
 
 async def test_a_plan_with_probes_says_what_is_looked_at(tmp_path: Path) -> None:
     probe = 'traffic: [{kubernetes: {pods: "kind=job", namespaces: [batch, ml]}}]'
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         file = {**FILE, "text": FILE["text"].replace("  soak: 10m", f"  {probe}\n  soak: 10m")}
         shown = await inside.request("olga", "post", "/v1/plans/preview", file)
         said = ["client traffic: kubernetes pods kind=job; namespaces batch, ml"]

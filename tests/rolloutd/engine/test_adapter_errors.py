@@ -26,7 +26,7 @@ from rolloutd.ports import Busy, DiscoveredNode, Host, Ok, StepContext, Unknown
 from rolloutd.ports.guards import adapter_errors
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 UNEXPECTED_ERROR = KeyError("status")
 
@@ -87,7 +87,7 @@ async def test_an_inventory(tmp_path: Path) -> None:
 
 
 async def test_a_rehearsal(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         rollout = await inside.start(
             text=PLAN.replace(
                 'isolate: [{command: {do: "true", undo: "true"}}]', "isolate: [{kubernetes: {}}]"

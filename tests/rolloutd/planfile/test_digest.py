@@ -211,3 +211,12 @@ def test_a_harmless_edit_keeps_the_digest(seed: int) -> None:
         again = again.replace("\n", "\r\n")
     assert again != text
     assert digest(content_of(again), PIN, TARGETS) == digest(content_of(text), PIN, TARGETS)
+
+
+def test_where_counts_only_when_written() -> None:
+    plain = SMALLEST_PLAN.replace("{reachable: {}}", "{ssh: {run: is-new}}")
+    limited = plain.replace("run: is-new", 'run: is-new, where: "role = web"')
+    respelled = plain.replace("run: is-new", "run: is-new, where: role==web")
+    assert "where" not in content_of(plain)["spec"]["verify"][0]["ssh"]
+    hashes = [digest(content_of(text), PIN, TARGETS)["whole"] for text in (plain, limited, respelled)]
+    assert hashes[0] != hashes[1] == hashes[2]

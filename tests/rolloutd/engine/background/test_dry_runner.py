@@ -14,7 +14,7 @@ from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Busy, Ok, StepContext
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}\n  isolate: [{kubernetes: {}}]'
 CORDONED = PLAN.replace('isolate: [{command: {do: "true", undo: "true"}}]', CANARIES)
@@ -55,7 +55,7 @@ async def run_dry_runs(inside: ControlEnvironment, isolator: FakeIsolator) -> li
 
 
 async def test_dry_run_success_first_and_unknown_not_blocked(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=CORDONED)
         assert sorted(await run_dry_runs(inside, DryRunIsolator())) == ["p2", "s1"]
@@ -65,7 +65,7 @@ async def test_an_isolator_that_cannot_say_or_does_not_in_time_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rolloutd.engine.background.dry_runner.DRY_RUN_TIMEOUT_S", 0.01)
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=CORDONED)
         assert sorted(await run_dry_runs(inside, DryRunIsolator(asyncio.Event()))) == ["p1", "s1"]

@@ -15,7 +15,7 @@ from rolloutd.ports import Busy, Ok, StepContext, Unknown
 from rolloutd.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.traffic import FakeTrafficProbe
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}'
 PROBED = PLAN.replace("soak: 10m", f"{CANARIES}\n  traffic: [{{kubernetes: {{pods: kind=job}}}}]")
@@ -44,7 +44,7 @@ async def probe_all(inside: ControlEnvironment, probe: FakeTrafficProbe) -> list
 
 
 async def test_idle_nodes_start_and_the_others_say_why_not(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         rollout = await inside.start(text=PROBED)
         probe = FakeTrafficProbe()
@@ -54,7 +54,7 @@ async def test_idle_nodes_start_and_the_others_say_why_not(tmp_path: Path) -> No
         reasons = {
             node: explain_node(inside.state.index, rollout, node, inside.state.now()) for node in ("p1", "s1")
         }
-        assert (reasons["p1"].code, describe(reasons["p1"])) == ("traffic-busy", probe.busy["p1"])
+        assert (reasons["p1"].code, describe(reasons["p1"])) == ("traffic", probe.busy["p1"])
         assert reasons["s1"].code == "traffic-unknown"
 
 
@@ -82,7 +82,7 @@ class RaisingProbe(FakeTrafficProbe):
     ids=["error", "silence"],
 )
 async def test_an_error_and_silence_are_unknown(tmp_path: Path, trouble: OSError | None, words: str) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         rollout = await inside.start(text=PROBED.replace("pods: kind=job", "pods: kind=job, timeout: 1s"))
         assert await probe_all(inside, RaisingProbe(trouble)) == []
@@ -112,7 +112,7 @@ class SlowProbe(FakeTrafficProbe):
 
 async def test_a_few_are_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rolloutd.engine.background.traffic_prober.MAX_CONCURRENT", 3)
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=PROBED)
         probe = SlowProbe()
@@ -121,7 +121,7 @@ async def test_a_few_are_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_node_of_a_rollout_that_is_over_is_not_looked_at(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         probe = FakeTrafficProbe()
         async with asyncio.TaskGroup() as tasks:

@@ -1,0 +1,82 @@
+"""What a plan probes and isolates on its nodes, and what it leaves out, for people who vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+
+from machines.model.node import Node, natural_sort_key
+from machines.model.plan import Plan, StepDef
+from machines.model.target_plan import applicable, isolators_for, lacks_isolator
+from rolloutd.plugin import PROBES, installed_adapters
+from rolloutd.text import pluralize
+
+MAX_NAMED_NODES = 3
+"""Nodes named in one line; the preview and `why` show each node's own reason."""
+
+
+def traffic_probes(plan: Plan) -> list[str]:
+    """Return what each traffic probe of a plan reads, in one line each."""
+    return [f"client traffic: {spec.kind} {_describe_params(spec)}" for spec in plan.traffic]
+
+
+def not_probed(plan: Plan, nodes: Iterable[Node]) -> list[str]:
+    """Return what the user may expect to be probed, and is not."""
+    if not plan.traffic:
+        return ["client traffic (the plan has no traffic probe)"]
+    missed = _describe_nodes(_select(plan, nodes, lambda node: not applicable(plan.traffic, node)))
+    found = [f"client traffic on {missed} (no traffic probe applies)"] if missed else []
+    adapters = installed_adapters(PROBES)
+    kinds = dict.fromkeys(spec.kind for spec in plan.traffic)
+    blind = {kind: adapters[kind].cannot_see for kind in kinds if kind in adapters}
+    return found + [f"{text} (probe {kind})" for kind, text in blind.items() if text]
+
+
+def not_isolated(plan: Plan, nodes: Iterable[Node]) -> list[str]:
+    """Return which nodes stay in service while they are changed, and why."""
+    if not plan.isolate:
+        return ["all nodes (the plan has no isolator)"]
+    unisolated = _select(plan, nodes, lambda node: not isolators_for(plan, node))
+    lacking = [node for node in unisolated if lacks_isolator(plan, node)]
+    by_word = [node for node in unisolated if not lacks_isolator(plan, node)]
+    found = []
+    if lacking:
+        found.append(f"{_describe_nodes(lacking)} (no isolator applies, so they cannot start)")
+    if by_word:
+        found.append(f"{_describe_nodes(by_word)} (the plan says that they stay in service)")
+    return found
+
+
+def _select(plan: Plan, nodes: Iterable[Node], wanted: Callable[[Node], bool]) -> list[Node]:
+    """Return the nodes for which `wanted` holds; it is asked once for nodes that no item distinguishes."""
+    steps = (*plan.traffic, *plan.isolate)
+    keys = {need.key for spec in steps if spec.where is not None for need in spec.where.requirements}
+    known: dict[tuple[object, ...], bool] = {}
+    found = []
+    for node in nodes:
+        like = (node.kind, *(node.labels.get(key) for key in keys))
+        if like not in known:
+            known[like] = wanted(node)
+        if known[like]:
+            found.append(node)
+    return found
+
+
+def _describe_nodes(nodes: list[Node]) -> str:
+    names = sorted((node.name for node in nodes), key=natural_sort_key)
+    return (
+        f"{pluralize(len(names), 'node')}: {', '.join(names[:MAX_NAMED_NODES])}"
+        + (", ..." if len(names) > MAX_NAMED_NODES else "")
+        if names
+        else ""
+    )
+
+
+def _describe_params(spec: StepDef) -> str:
+    """Return the parameters that say what is read, and where."""
+    where = {} if spec.where is None else {"where": spec.where.text}
+    return "; ".join(
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in chain(spec.params.items(), where.items())
+        if key != "timeout"
+    )
