@@ -126,7 +126,7 @@ def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
         if wave_progress.soak_ends_at is not None and wave_progress.wave is not None:
             name = wave_progress.wave.name
             done = (t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE)
-            found += [target for target in done if not _is_out_of_service(index, target.node)]
+            found += [target for target in done if not is_out_of_service(index, target.node)]
     return tuple(found)
 
 
@@ -138,12 +138,12 @@ def can_fail_soak(index: Index, checked: Target) -> bool:
     rollout = index.rollouts.get(checked.rollout)
     if rollout is None or rollout.closed or checked.node not in index.nodes:
         return False
-    return index.target(checked.rollout, checked.node) == checked and not _is_out_of_service(
+    return index.target(checked.rollout, checked.node) == checked and not is_out_of_service(
         index, checked.node
     )
 
 
-def _is_out_of_service(index: Index, node: str) -> bool:
+def is_out_of_service(index: Index, node: str) -> bool:
     """Return whether any rollout works on the node, failed on it or has it isolated."""
     return any(
         t.phase in IN_FLIGHT_PHASES or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node)

@@ -19,13 +19,14 @@ from machines.scheduler.decide import decide
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.dry_runner import DryRunner
+from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import OnDemandObserver
 from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.drivers.driver import Driver
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import LeadershipLost, StoreFailed
@@ -201,7 +202,7 @@ class Daemon:
         target, problem = self._state.index.target(*key), ""
         try:
             for spec in self._state.index.plan_for(target).verify:
-                result = await self._soak_monitor.run_check(key, spec)
+                result = await run_check(NodeSession(self._state, self._adapters, *key), spec)
                 if not isinstance(result, Ok):
                     problem = f"{spec.name}: {redact_for_team(result, spec.team).text}"
                     break

@@ -148,6 +148,7 @@ def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
     """Return whether a run may have left processes on the node, and no cleanup has succeeded since."""
     row = connection.execute(
         "SELECT 1 FROM step AS run WHERE run.node = ? AND run.handle != '' AND run.state != 'ok'"
+        " AND (run.action != 'check' OR run.state != 'failed')"  # a check leaves nothing behind
         " AND NOT EXISTS (SELECT 1 FROM step AS clean_up WHERE clean_up.node = run.node"
         " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid) LIMIT 1",
         (node,),

@@ -15,12 +15,12 @@ from machines.model.rollout import Target
 from machines.scheduler.progress import can_fail_soak, soaking_targets
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
+from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
-from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
-from rolloutd.ports.guards import adapter_errors, validate_result
 from rolloutd.redaction import redact_for_team
 
 log = logging.getLogger("rolloutd.engine.background.soak_monitor")
@@ -56,19 +56,6 @@ class SoakMonitor:
                 job = partial(self._check_node, target)
                 self._jobs.start(tasks, job, key, name=f"soak {key[0]}/{key[1]}")
 
-    async def run_check(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
-        """Run one check once, outside any attempt; raises StoreFailed."""
-        try:
-            session = NodeSession(self._state, self._adapters, *key)
-            ctx = await session.step_context(spec, step=f"soak.{spec.name}")
-            with adapter_errors(f"check {spec.kind}"):
-                response = await self._adapters.checks[spec.kind].check(ctx)
-            return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)
-        except StoreFailed:
-            raise  # an error of the daemon's disk is not a result of the node
-        except (RolloutdError, TimeoutError) as error:
-            return Unknown(str(error) or "no answer in time")
-
     async def _check_node(self, target: Target, key: tuple[str, str]) -> None:
         if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
             return  # the rollout was deleted, or the node left, before the task began
@@ -86,7 +73,7 @@ class SoakMonitor:
         confirm_s = min(float(spec.params.get("within", 0) or 0), MAX_CONFIRM_S)
         until, checks_made = self._state.now() + confirm_s, 0
         while True:
-            result = await self.run_check(key, spec)
+            result = await run_check(NodeSession(self._state, self._adapters, *key), spec)
             checks_made += 1
             if isinstance(result, Ok) or (checks_made >= MIN_FAILED_CHECKS and self._state.now() >= until):
                 return result

@@ -254,7 +254,9 @@ class MemoryStore:
     async def has_unfinished_run(self, node: str) -> bool:
         left = False
         for record in self.memory.steps.values():
-            if record.node == node and record.handle and record.state is not StepState.OK:
+            is_failed_check = record.action is StepAction.CHECK and record.state is StepState.FAILED
+            is_over = record.state is StepState.OK or is_failed_check
+            if record.node == node and record.handle and not is_over:
                 left = True
             if record.node == node and record.action is StepAction.CLEAN_UP and record.state is StepState.OK:
                 left = False

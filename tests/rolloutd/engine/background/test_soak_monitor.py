@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from machines.model.events import RolloutCancelled, RolloutDeleted
+from machines.model.events import RolloutCancelled, RolloutDeleted, StepAction, StepRecorded, StepState
 from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
+from rolloutd.adapters.playbook_steps import make_check
+from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
 from rolloutd.engine.background.soak_monitor import CONFIRM_RETRY_S, SoakMonitor
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
-from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 UNREACHABLE = Unknown("no answer within 15 s")
@@ -123,3 +126,56 @@ async def test_a_canary_that_another_rollout_takes_meanwhile_is_not_red_for_that
         await check_canaries(inside, watching(inside, InterleavingCheck(taken)))
         assert inside.phase(rollout, "p1") is Phase.DONE
         assert inside.phase(rollout, "s1") is Phase.FAILED
+
+
+async def test_playbook_check_of_soaking_canary_is_found_again(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("verify: [{reachable: {}}]", "verify: [{playbook: {file: undo.yml}}]")
+        rollout = await inside.start(text=text)
+        await inside.finish(rollout, "p1")
+        inside.run_host.scripts = {"undo.yml": Script.LONG}
+        spec = inside.state.index.rollout(rollout).plan.verify[0]
+
+        async def tree(rollout: str) -> Path:
+            return tmp_path
+
+        checks = {"playbook": make_check(playbook_context(inside.run_host))}
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, tree)
+        session = NodeSession(inside.state, adapters, rollout, "p1")
+        first = asyncio.create_task(run_check(session, spec))
+        while not inside.run_host.has_work("p1"):
+            await asyncio.sleep(0)
+        first.cancel()  # the daemon stops, its run does not
+        await asyncio.wait({first})
+        (run,) = inside.run_host.runs.values()
+        run.end(Failed("the service answers 503"))
+        assert await run_check(session, spec) == Failed("the service answers 503")
+        assert len(inside.run_host.runs) == 1
+        inside.run_host.scripts = {"undo.yml": Script.OK}
+        for _ in range(2):
+            assert isinstance(await run_check(session, spec), Ok)
+        assert len(inside.run_host.runs) == 2, "a fresh pass stays valid"
+        inside.clock.advance(RUN_INTERVAL_S)
+        await run_check(session, spec)
+        assert len(inside.run_host.runs) == 3
+
+
+async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("verify: [{reachable: {}}]", "verify: [{playbook: {file: undo.yml}}]")
+        rollout = await inside.start(text=text)
+        await inside.finish(rollout, "p1")
+        lost = inside.step(rollout, "p1", "soak.verify.0.playbook", StepAction.CHECK, handle="lost")
+        await inside.commit(StepRecorded(replace(lost, state=StepState.UNKNOWN)))
+        inside.run_host.scripts = {"undo.yml": Script.OK}
+        spec = inside.state.index.rollout(rollout).plan.verify[0]
+
+        async def tree(rollout: str) -> Path:
+            return tmp_path
+
+        checks = {"playbook": make_check(playbook_context(inside.run_host))}
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, tree)
+        assert isinstance(await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec), Ok)
+        records = await inside.state.store.load_steps(rollout, "p1")
+        assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
+        assert not await inside.state.store.has_unfinished_run("p1")

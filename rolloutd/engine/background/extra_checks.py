@@ -1,0 +1,77 @@
+"""One check of a node outside its attempts: of a pending node, or of a canary that soaks.
+
+Only a check that is a run is recorded, so that a restarted daemon finds it and no second run meets it.
+"""
+
+from __future__ import annotations
+
+from machines.model.events import StepAction, StepState
+from machines.model.plan import Capability, StepDef
+from machines.scheduler.progress import is_out_of_service
+from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.playbook_execution import CLEANUP_TIMEOUT_S
+from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import Failed, Ok, Unknown
+from rolloutd.ports.guards import adapter_errors, validate_result
+
+RUN_INTERVAL_S = 300.0
+"""Interval between runs of a check that is a run: each costs processes here and a login on the node."""
+
+
+async def run_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknown:
+    """Run one check once; raises StoreFailed."""
+    step = f"soak.{spec.name}"
+    try:
+        if Capability.STARTS_RUN in spec.capabilities:
+            return await _run_recorded(session, spec, step)
+        return await _check(session, spec, step, 1)
+    except StoreFailed:
+        raise  # an error of the daemon's disk is not a result of the node
+    except (RolloutdError, TimeoutError) as error:
+        return Unknown(str(error) or "no answer in time")
+
+
+async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | Failed | Unknown:
+    """Run a check that is a run, or find the run that an earlier daemon started; a fresh pass stays valid."""
+    journal, target = StepJournal(session), session.target
+    await journal.load()
+    mine = [r for r in journal.records if r.step == step and r.attempt == target.attempt]
+    latest = mine[-1] if mine else None
+    age_s = 0.0 if latest is None else session.state.now() - latest.at
+    if latest is not None and latest.state is StepState.OK and 0.0 <= age_s < RUN_INTERVAL_S:
+        return Ok(latest.text)
+    is_started = latest is not None and latest.state is StepState.INTENDED
+    if journal.has_unfinished_run and not is_started:
+        cleared = await _clean_up_stale_runs(session, journal)
+        if not isinstance(cleared, Ok):
+            return Unknown(f"an earlier run may be active: {cleared.text}")
+    number = 1 if latest is None else latest.number + (not is_started)
+    handle = (await session.step_context(spec, step=step, number=number)).idempotency_key
+    record = journal.begin(step, StepAction.CHECK, number, handle=handle, visible_to=spec.team)
+    await journal.write(record)
+    result = await _check(session, spec, step, number)
+    await journal.finish(record, result)
+    return result
+
+
+async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok | Failed | Unknown:
+    if is_out_of_service(session.state.index, session.node):
+        return Unknown(f"{session.node} is at work in another rollout")
+    earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
+    record = journal.begin("clear", StepAction.CLEAN_UP, 1 + max(earlier, default=0))
+    await journal.write(record)
+    host = session.state.host(session.node)
+    with adapter_errors("runner"):
+        result = await session.adapters.runner.clean_up_stale_runs(
+            host, keep=None, timeout_s=CLEANUP_TIMEOUT_S
+        )
+    await journal.finish(record, result)
+    return result
+
+
+async def _check(session: NodeSession, spec: StepDef, step: str, number: int) -> Ok | Failed | Unknown:
+    ctx = await session.step_context(spec, step=step, number=number)
+    with adapter_errors(f"check {spec.kind}"):
+        response = await session.adapters.checks[spec.kind].check(ctx)
+    return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)
