@@ -296,6 +296,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     # A node in flight whose isolators or checks wait.
     ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
+    ReasonCode.INVENTORY_AWAITED: lambda node, p: (
+        f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "
+        "has not answered since the daemon started"
+    ),
 }
 
 COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
@@ -336,5 +340,6 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.WAIT_FOR_ISOLATION: lambda r: (
         f"its cause, or time: at {format_rfc3339(r.until or 0.0)} the isolation is aborted and tried later"
     ),
+    RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
     RemedyKind.WAIT_FOR_CHECK: lambda r: f"time: it may take until {format_rfc3339(r.until or 0.0)}",
 }

@@ -69,7 +69,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodesDiscovered:
-    """The inventory reported new nodes or changed ones."""
+    """The inventory reported new nodes or changed ones; `connections` are their variables without secrets."""
 
     nodes: tuple[Node, ...]
     connections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -72,6 +72,7 @@ class ReasonCode(StrEnum):
     # A node at work whose isolators or checks wait.
     NOT_ISOLATED_YET = "not-isolated-yet"
     NOT_PASSED_YET = "not-passed-yet"
+    INVENTORY_AWAITED = "inventory-awaited"
 
 
 class UnavailabilityCause(StrEnum):
@@ -113,6 +114,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_PROBE = "wait-for-probe"
     WAIT_FOR_ISOLATION = "wait-for-isolation"
     WAIT_FOR_CHECK = "wait-for-check"
+    WAIT_FOR_INVENTORY = "wait-for-inventory"
 
 
 @dataclass(frozen=True, slots=True)

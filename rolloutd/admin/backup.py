@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import sqlite3
 import tempfile
 import time
@@ -18,11 +17,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rolloutd import audit_chain
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
+from rolloutd.secret_variables import storable_variables
 from rolloutd.store import database, lock
 
 PAGES_PER_STEP = 4096
@@ -33,10 +32,6 @@ EPOCH_INCREMENT = 1_000_000
 
 Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyond every epoch ever used.
 """
-
-
-_SECRET_NAME = re.compile(r"pass(word|wd|phrase)?(_|$)|secret|token|api_?key|credential", re.IGNORECASE)
-"""Names of host variables that hold secrets, such as ansible_become_password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +136,11 @@ def _copy_database(source: sqlite3.Connection, temporary: Path) -> None:
 
 
 def _remove_secrets(temporary: Path) -> None:
-    """Remove the nodes' passwords from a copy; after a restore the inventory sources report them again."""
+    """Remove the nodes' passwords that a database of rolloutd 0.1 has."""
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
             connections = copy.execute("SELECT name, connection FROM node").fetchall()
-            cleaned = [(json.dumps(_without_secrets(json.loads(text))), name) for name, text in connections]
+            cleaned = [(json.dumps(storable_variables(json.loads(text))), name) for name, text in connections]
             copy.execute("BEGIN")
             copy.executemany("UPDATE node SET connection = ? WHERE name = ?", cleaned)
             copy.execute("COMMIT")
@@ -153,14 +148,6 @@ def _remove_secrets(temporary: Path) -> None:
             copy.execute("VACUUM")
     except database.DATABASE_ERRORS as error:
         raise database.explain_failure(error, temporary) from error
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: _without_secrets(item) for key, item in value.items() if not _SECRET_NAME.search(key)}
 
 
 def find_damage(connection: sqlite3.Connection) -> str:

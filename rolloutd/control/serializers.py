@@ -281,6 +281,9 @@ def node_reason(index: Index, target: Target, blocker: Reason | None, live: Step
         return blocker
     if target.phase not in IN_FLIGHT_PHASES:
         return None
+    if live.awaited_sources:
+        awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
+        return Reason(ReasonCode.INVENTORY_AWAITED, target.node, awaited, live.since, answer)
     if live.first_busy is not None:
         remedy = None
         if target.phase is Phase.ISOLATING:

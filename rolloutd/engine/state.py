@@ -21,7 +21,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from rolloutd.engine.transition_log import log_events
 from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import GROUPS, JSON, AuditEntry, Clock, Host, InventorySnapshot, Store
+from rolloutd.ports import GROUPS, JSON, WITHHELD, AuditEntry, Clock, Host, InventorySnapshot, Store
 from rolloutd.settings import Settings
 
 
@@ -54,6 +54,8 @@ class StepProgress:
     failing_check: str = ""
     """The result of a failing check; the driver repeats the check until `failing_check_until`."""
     failing_check_until: float = 0.0
+    awaited_sources: tuple[str, ...] = ()
+    """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 
 
 @dataclass(slots=True)
@@ -147,6 +149,14 @@ class State:
         if known is None:
             raise NotFound(f"the inventory no longer has {node}")
         return Host(node, known.kind, known.labels, self.connections.get(node, {}))
+
+    def awaited_sources(self, node: str) -> tuple[str, ...]:
+        """Return the sources that must answer before the node's secrets are known; empty if they are."""
+        if WITHHELD not in self.connections.get(node, {}):
+            return ()
+        sources = self.index.nodes[node].sources if node in self.index.nodes else ()
+        answered = {name for name, each in self.sources.items() if each.refreshed_at is not None}
+        return tuple(each for each in sources if each not in answered) or sources
 
     def update_connections(
         self, connections: Mapping[str, Mapping[str, JSON]], removed: Iterable[str] = ()

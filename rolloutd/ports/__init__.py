@@ -10,6 +10,7 @@ from rolloutd.ports.context import AdapterContext, InventorySnapshot
 from rolloutd.ports.nodes import (
     GROUPS,
     PROVIDER_ID,
+    WITHHELD,
     ConnectionDefaults,
     DiscoveredNode,
     Host,
@@ -42,6 +43,7 @@ __all__ = [
     "GROUPS",
     "JSON",
     "PROVIDER_ID",
+    "WITHHELD",
     "AdapterContext",
     "Artifact",
     "ArtifactStore",

@@ -16,6 +16,9 @@ GROUPS = "group_names"
 PROVIDER_ID = "provider_id"
 """Key of a connection with the cloud's id of the node, by which sources recognise the same node."""
 
+WITHHELD = "rolloutd_withheld"
+"""Key of a stored connection that lacks the node's secrets, until its sources report them again."""
+
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredNode:

@@ -32,6 +32,8 @@ STATEMENT_CACHE_SIZE = 256
 MIN_SQLITE_VERSION = (3, 38, 0)
 """STRICT tables need 3.37; the JSON functions are built in from 3.38 on."""
 
+SECRETS_REMOVED = 4
+"""The migration that removes passwords; the file of an older database is rewritten before."""
 
 FILE_SUFFIXES = ("", "-wal", "-shm")
 """Suffixes of the database's files while a daemon uses it."""
@@ -183,8 +185,14 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+        # What a statement deletes or replaces is overwritten, not only marked as free.
+        connection.execute("PRAGMA secure_delete = ON")
+        if 0 < version < SECRETS_REMOVED:
+            connection.execute("VACUUM")  # older versions only marked it: drop those pages
         for number, script in _migrations()[version:]:
             _migrate(connection, number, script)
+        # The WAL has old pages until it is emptied; if a reader prevents that, the next start does it.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except (*DATABASE_ERRORS, RolloutdError):
         connection.close()
         raise

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.adapters.ansible.inventory_cache import DIRECTORY_NAME
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
@@ -48,7 +47,7 @@ def test_runs_removed_after_retention_or_rollout_delete(tmp_path: Path) -> None:
 
 def names(runs: Path) -> list[str]:
     """Return what lies beside the inventory that runs share."""
-    return sorted(path.name for path in runs.iterdir() if path.name != DIRECTORY_NAME)
+    return sorted(path.name for path in runs.iterdir())
 
 
 def walked(made: DaemonEnvironment, name: str) -> str:

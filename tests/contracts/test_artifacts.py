@@ -144,7 +144,6 @@ async def test_interrupted_removal_completed_by_next_scan(tmp_path: Path) -> Non
     backend.put("a", NOW)
     half = tmp_path / f"{REMOVING_PREFIX}b"
     half.mkdir()
-    (tmp_path / ".inventories").mkdir()  # it is no run
     (half / "output").write_text("some")
     assert [each.name for each in await backend.shelf.list_artifacts()] == ["a"]
     assert not half.exists()

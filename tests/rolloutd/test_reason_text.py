@@ -159,6 +159,14 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"step": "verify.0.ssh", "detail": "refused"},
         "verify.0.ssh has not passed yet: refused",
     ),
+    ReasonCode.INVENTORY_AWAITED: (
+        "n1",
+        {"sources": ("ansible:/hosts.yml",)},
+        (
+            "n1 waits for its passwords, which are not stored: ansible:/hosts.yml has not answered "
+            "since the daemon started"
+        ),
+    ),
 }
 
 ARGS: dict[str, str | bool] = {

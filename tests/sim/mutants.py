@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "deadline-counts-downtime",
         Driver._elapsed_s,
-        "max(target.since, self._daemon_started_at)",
+        "max(target.since, self._counts_from)",
         "target.since",
     ),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABLE
-from rolloutd.ports import GROUPS, ConnectionDefaults
+from rolloutd.ports import GROUPS, WITHHELD, ConnectionDefaults
 
 CALLBACK_DIR = Path(__file__).parent / "callback"
 
@@ -45,8 +45,9 @@ RESERVED_HOST_VARIABLES = (
     "ansible_remote_tmp",
     "ansible_ssh_executable",
     GROUPS,
+    WITHHELD,
 )
-"""Host variables that would override the run's sockets and marks, and rolloutd's own variable for groups."""
+"""Host variables that would override the run's sockets and marks, and rolloutd's own variables."""
 
 SSH_WRAPPER_TEMPLATE = """\
 #!/bin/sh

@@ -58,9 +58,9 @@ def prepare_run(
         "run": request.run_id,
         "sockets": str(sockets),
         "remote_tmp": remote_tmp,
-        "connection": dict(host),
     }
     directory.write_metadata(metadata)
+    directory.write(directory.connection_file, dict(host))
     common_args = config.common_args
     build = partial(
         environment.build_inventory,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +55,11 @@ class RunDirectory:
     @property
     def inventory_file(self) -> Path:
         return self.path / "inventory.json"
+
+    @property
+    def connection_file(self) -> Path:
+        """The node's variables, by which an unfinished run is ended on the node."""
+        return self.path / "connection.json"
 
     @property
     def node_inventory_file(self) -> Path:
@@ -116,6 +120,11 @@ class RunDirectory:
         found = _read_json(self.path / "run.json")
         return found if isinstance(found, dict) else {}
 
+    def read_connection(self) -> Mapping[str, Any] | None:
+        """Return the node's variables while the run is not over."""
+        found = _read_json(self.connection_file) or self.read_metadata().get("connection")
+        return found if isinstance(found, dict) else None
+
     def take_claim(self) -> bool:
         """Claim the run for the daemon, so that no wrapper begins it; return whether the claim succeeded."""
         taken = wrapper.take_claim(str(self.path / "claim"), "daemon", os.getpid())
@@ -124,12 +133,13 @@ class RunDirectory:
         return taken
 
     def delete_secrets(self) -> None:
-        """Remove the fleet's variables and Ansible's temporary files, which only an active run needs."""
-        shutil.rmtree(self.local_tmp, ignore_errors=True)
-        for path in (self.inventory_file, self.variables_file, self.ssh_wrapper_file):
-            path.unlink(missing_ok=True)
+        """Remove the fleet's variables and Ansible's temporary files, which only an active run needs.
+
+        The wrapper has done it, unless it was killed or is of rolloutd 0.1.
+        """
+        wrapper.remove_secrets(str(self.path))
         metadata = self.read_metadata()
-        if "connection" in metadata:
+        if "connection" in metadata:  # a run of rolloutd 0.1
             draft = self.path / "run.json.new"
             self.write(draft, {name: value for name, value in metadata.items() if name != "connection"})
             draft.replace(self.path / "run.json")

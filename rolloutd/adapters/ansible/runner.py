@@ -384,8 +384,8 @@ def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
 
 def _unfinished_run_host(directory: RunDirectory) -> Host | None:
     """Return the host of a run that is not over, or None."""
-    facts = directory.read_metadata()
-    return to_host(str(facts["node"]), facts["connection"]) if "connection" in facts else None
+    connection = directory.read_connection()
+    return None if connection is None else to_host(str(directory.read_metadata()["node"]), connection)
 
 
 def _to_run_event(line: run_directory.RunEventLine) -> RunEvent:

@@ -10,6 +10,7 @@ DIR/command    NUL-separated: run id, limit in seconds, the directory of ssh's
                arguments, then NAME=VALUE for the whole environment
 DIR/claim      created first, atomically and only once, by the wrapper or by the
                daemon: `holder pid start-time boot-id`
+DIR/...        SECRET_FILES, removed when the command has ended
 DIR/output     the first HEAD_BYTES of the command's output; later output goes to
                output.0 and output.1 alternately, TAIL_BYTES each
 DIR/status     JSON, written last and atomically
@@ -34,6 +35,9 @@ TERM_GRACE_S = 3.0
 
 KILL_TIMEOUT_S = 15.0
 """Limit of the wait for killed processes; after it the status has their number."""
+
+SECRET_FILES = ("connection.json", "inventory.json", "own.json", "ssh", "tmp", "variables.json")
+"""Files with the fleet's variables, the playbook's variables, and Ansible's temporary files."""
 
 MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
 """Pause between two searches for processes that are being ended; it doubles from MIN to MAX."""
@@ -62,6 +66,7 @@ def main() -> int:
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not is_alive(pid) else -signal.SIGKILL
     remove_sockets(sockets)
+    remove_secrets(".")
     duration = time.monotonic() - began
     write_status(ended, code, began_at, duration, remaining)
     return 0
@@ -212,6 +217,25 @@ def remove_sockets(sockets: bytes) -> None:
         os.rmdir(sockets)  # noqa: PTH106 - as above
     except OSError:
         return  # a leftover directory is harmless, and must not prevent the status
+
+
+def remove_secrets(directory: str) -> None:
+    """Remove the files of a run that may hold secrets: all that only the active run needs."""
+    for name in SECRET_FILES:
+        remove_tree(os.path.join(directory, name))  # noqa: PTH118 - as above
+
+
+def remove_tree(path: str) -> None:
+    """Remove a file or directory; what cannot be removed stays, and must not prevent the status."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 - as above
+            for name in os.listdir(path):  # noqa: PTH208 - as above
+                remove_tree(os.path.join(path, name))  # noqa: PTH118 - as above
+            os.rmdir(path)  # noqa: PTH106 - as above
+        else:
+            os.unlink(path)  # noqa: PTH108 - as above
+    except OSError:
+        return
 
 
 def find_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from machines.model.events import Event, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeKind
@@ -16,8 +16,9 @@ from machines.scheduler.membership import membership_events
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.engine.state import SourceState, State
 from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
-from rolloutd.ports import DiscoveredNode, Inventory
+from rolloutd.ports import JSON, DiscoveredNode, Inventory
 from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.secret_variables import storable_variables
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
 
@@ -125,7 +126,7 @@ class InventoryRefresher:
         changed = tuple(
             node
             for name, node in nodes.items()
-            if known.get(name) != node or self._state.connections.get(name) != connections[name]
+            if known.get(name) != node or self._is_changed(name, connections[name])
         )
         removed = tuple(
             name
@@ -134,7 +135,8 @@ class InventoryRefresher:
         )
         events: list[Event] = []
         if changed:
-            events.append(NodesDiscovered(changed, {node.name: connections[node.name] for node in changed}))
+            stored = {node.name: storable_variables(connections[node.name]) for node in changed}
+            events.append(NodesDiscovered(changed, stored))
         if removed:
             events.append(NodesRemoved(removed))
         # No decision between the two commits: a target must have the team and pools of its node.
@@ -142,6 +144,13 @@ class InventoryRefresher:
             await commit(events, "inventory refreshed")
             self._state.update_connections(connections, removed)
             await commit(membership_events(self._state.index, self._state.now()), "inventory changed")
+
+    def _is_changed(self, node: str, connection: Mapping[str, JSON]) -> bool:
+        """Return whether the stored variables change; secrets change in memory only."""
+        known = self._state.connections.get(node)
+        if known is None or known == connection:
+            return known is None
+        return storable_variables(known) != storable_variables(connection)
 
     def _report_no_source(self) -> None:
         if self._state.index.nodes:

@@ -54,6 +54,9 @@ STUCK_RETRY_S = 60.0
 REMOVED_NODE_RETRY_S = 5.0
 """Pause after the inventory lost a node: the commit that moves its target out of flight follows soon."""
 
+INVENTORY_RETRY_S = 1.0
+"""Pause before a node whose secrets are not known yet is tried again: most sources answer within seconds."""
+
 STORE_RETRY_S = 5.0
 """Pause before the store is tried again: a user must first free a full disk."""
 
@@ -68,7 +71,7 @@ class Driver:
         self.node = node
         self._state = state
         self._session = session = NodeSession(state, adapters, rollout, node)
-        self._daemon_started_at = daemon_started_at
+        self._counts_from = daemon_started_at
         self._abort_reason = ""
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
@@ -176,11 +179,11 @@ class Driver:
         )
 
     def _elapsed_s(self, target: Target, now: float) -> float:
-        """Return how long the node has been in its phase, without the time before this daemon started.
+        """Return how long the node has been in its phase, without the time when this daemon could not act.
 
         If the clock was set back to before the phase began, time counts from when the driver notices it.
         """
-        began = max(target.since, self._daemon_started_at)
+        began = max(target.since, self._counts_from)
         if now >= began:
             return now - began
         if self._clock_set_back[0] != began or now < self._clock_set_back[1]:
@@ -198,6 +201,13 @@ class Driver:
 
     async def _execute(self, action: actions.Action) -> None:
         self._publish_step(action)
+        if self._session.progress.awaited_sources:
+            await self._pause(INVENTORY_RETRY_S)
+            self._counts_from = self._state.now()
+        else:
+            await self._carry_out(action)
+
+    async def _carry_out(self, action: actions.Action) -> None:
         match action:
             case actions.Isolate():
                 await self._isolation.isolate(action)
@@ -303,10 +313,11 @@ class Driver:
 
     def _publish_step(self, action: actions.Action) -> None:
         """Publish the node's current step to subscribers."""
-        step = actions.step_name(action)
+        progress, step = self._session.progress, actions.step_name(action)
+        reaches_node = step is not None and not isinstance(action, actions.StopRun | actions.Wait)
+        progress.awaited_sources = self._state.awaited_sources(self.node) if reaches_node else ()
         if step is None:
             return
-        progress = self._session.progress
         if progress.step != step:
             progress.step, progress.percent, progress.task, progress.since = step, 0.0, "", self._state.now()
             self._state.changes.notify_progress()

@@ -11,7 +11,7 @@ from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.errors import NotFound
+from rolloutd.errors import NotFound, SourceFailed
 from rolloutd.plugin.templates import render
 from rolloutd.ports import Check, Isolator, Runner, StepContext, TrafficProbe
 
@@ -82,6 +82,8 @@ class NodeSession:
         state = self.state
         if self.rollout not in state.index.rollouts:
             raise NotFound(f"{self.rollout}: the rollout was deleted")
+        if state.awaited_sources(self.node):
+            raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
         # Where two stages set the same variable, the earlier stage wins.
         variables = {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}

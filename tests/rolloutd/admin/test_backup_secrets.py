@@ -1,4 +1,4 @@
-"""Passwords of nodes in a backup: none, not even in pages that SQLite has freed."""
+"""A backup of a database that has passwords, as one of rolloutd 0.1 does: the copy has none, in no page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from machines.model.events import NodesDiscovered
 from machines.model.node import Node
 from machines.model.rollout import DAEMON
 from rolloutd.admin.backup import backup
+from rolloutd.ports import WITHHELD
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import open_store
 from rolloutd.store.database import FILE_NAME
@@ -41,4 +42,4 @@ async def test_backup_holds_no_password(tmp_path: Path) -> None:
     assert b"hunter2" not in (tmp_path / "copy.sqlite").read_bytes()
     with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
         kept = json.loads(copy.execute("SELECT connection FROM node WHERE name = 'n7'").fetchone()[0])
-    assert kept == {**PLAIN, "app": {"port": 5432}, "keys": [{}]}
+    assert kept == {**PLAIN, "app": {"port": 5432}, "keys": [{}], WITHHELD: True}

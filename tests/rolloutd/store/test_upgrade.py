@@ -22,7 +22,7 @@ from machines.states import Phase
 from rolloutd.audit_names import with_current_names
 from rolloutd.compile import compile_plan
 from rolloutd.control.event_text import describe_entry
-from rolloutd.ports import Ok, RunRequest
+from rolloutd.ports import WITHHELD, Ok, RunRequest
 from rolloutd.store import database, open_store
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRun, Script
@@ -167,3 +167,28 @@ async def test_the_rollout_goes_on_and_no_run_is_doubled(tmp_path: Path) -> None
         assert (await env.state.store.verify_audit()).ok
         actions = {step.action for step in await env.state.store.load_steps(ROLLOUT, "p1")}
         assert {StepAction.APPLY, StepAction.REVERT, StepAction.RUN} <= actions
+
+
+async def test_passwords_of_version_0_1_are_erased(tmp_path: Path) -> None:
+    """Neither the rows, nor pages that were freed before, nor the log have them after the migration."""
+    state_dir = old_state_dir(tmp_path)
+    file = state_dir / database.FILE_NAME
+    with closing(sqlite3.connect(file)) as connection:
+        for secret in ("hunter2-older", "hunter2"):
+            variables = {
+                "ansible_become_password": secret * 400,
+                "provider_id": "aws:///i-1",
+                "ansible_port": 22,
+            }
+            connection.execute("UPDATE node SET connection = ?", (json.dumps(variables),))
+            connection.commit()
+    assert b"hunter2" in file.read_bytes()
+    store = await open_store(state_dir, compile_plan=compile_content)
+    try:
+        files = [path for path in state_dir.iterdir() if path.is_file()]
+        assert [path.name for path in files if b"hunter2" in path.read_bytes()] == []
+        stored = await store.load_connections()
+        assert stored
+        assert all(each == {WITHHELD: True, "provider_id": "aws:///i-1"} for each in stored.values())
+    finally:
+        await store.close()

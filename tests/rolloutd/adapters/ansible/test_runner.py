@@ -145,10 +145,23 @@ async def test_secrets_are_in_no_argument_and_in_no_readable_file(real: AnsibleB
     ]
     assert holding
     assert [path for path in holding if path.stat().st_mode & 0o077] == []
-    assert {path.name for path in holding} == {"inventory.json", "run.json"}
+    assert {path.name for path in holding} == {"inventory.json", "connection.json"}
     await runner.cancel(handle)
     left = [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert left == []
+
+
+async def test_run_removes_its_secrets_without_the_daemon(real: AnsibleBackend) -> None:
+    secret = "correct-horse-battery"
+    real.connection["ansible_become_password"] = secret
+    runner = real.runner()
+    handle = await runner.start(real.request("ok.yml"))
+    await runner.close()
+    directory = RunDirectory(real.runs_dir / handle)
+    await wait_until(lambda: directory.read_status() is not None)
+    files = [path for path in real.runs_dir.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
 async def test_a_run_that_never_began_keeps_no_secret(real: AnsibleBackend) -> None:
