@@ -68,6 +68,12 @@ class Trigger(StrEnum):
     DRIFTED = "drifted"
 
 
+CARRIES_CHANGE = frozenset({Outcome.CHANGED, Outcome.ALREADY_CURRENT})
+"""Outcomes of a node that has the change."""
+
+EXCEPTIONS = frozenset({Outcome.SKIPPED, Outcome.ROLLED_BACK})
+"""Outcomes of a node that is done without the change, by a user's decision."""
+
 IN_FLIGHT_PHASES = frozenset({Phase.ISOLATING, Phase.MAINTAINING, Phase.VERIFYING})
 """Phases in which rolloutd works on the node, so that it counts as down."""
 

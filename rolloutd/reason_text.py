@@ -210,6 +210,23 @@ def _failure(node: str, params: Params) -> str:
     return f"{node} failed in {params['step']}: {params['message']}"
 
 
+def _exceptions(params: Params) -> str:
+    """Return how many nodes have the change, and by outcome which have not and why."""
+    parts = [f"{params['changed']} changed"]
+    named = params["nodes"]
+    for outcome in dict.fromkeys(each["outcome"] for each in named):
+        nodes = [f"{each['node']}{_by(each['detail'])}" for each in named if each["outcome"] == outcome]
+        parts.append(f"{len(nodes)} {outcome} ({'; '.join(nodes)})")
+    if (unnamed := params["skipped"] - len(named)) > 0:
+        parts.append(f"and {unnamed} more")
+    return ", ".join(parts)
+
+
+def _by(detail: str | None) -> str:
+    """Return who took a node out of a rollout and why, as the command recorded it."""
+    return f" {detail}" if detail else ""
+
+
 def _detail(text: str | None) -> str:
     return f": {text}" if text else ""
 
@@ -290,9 +307,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.DONE: lambda node, _: f"{node} is done",
     ReasonCode.CHANGED: lambda node, _: f"{node} is done: changed",
     ReasonCode.ALREADY_CURRENT: lambda node, _: f"{node} is done: already-current",
-    ReasonCode.SKIPPED: lambda node, _: f"{node} is done: skipped",
+    ReasonCode.SKIPPED: lambda node, p: f"{node} is done: skipped{_by(p.get('detail'))}",
     ReasonCode.LEFT: lambda node, _: f"{node} is done: left",
-    ReasonCode.ROLLED_BACK: lambda node, _: f"{node} is done: rolled-back",
+    ReasonCode.ROLLED_BACK: lambda node, p: f"{node} is done: rolled-back{_by(p.get('detail'))}",
+    ReasonCode.DONE_WITH_EXCEPTIONS: lambda _, p: f"done with exceptions: {_exceptions(p)}",
     # A node in flight whose isolators or checks wait.
     ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",

@@ -11,19 +11,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from machines.model.rollout import Target
-from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
+from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 
 EXPECTED_PERCENTILE = 90
 """Most nodes must fit the rest of a window, and one slow node must not close it for all."""
 
 
+def percent_done(done: int, total: int, skipped: int, *, ended: bool) -> float:
+    """Return the percentage of nodes that carry the change, of those that are to get it.
+
+    `total` has no node that left, and `skipped` nodes are not to get the change.  It is the only definition.
+    """
+    if total > skipped:
+        return 100.0 * done / (total - skipped)
+    return 100.0 if ended else 0.0
+
+
 @dataclass(slots=True)
 class PoolCounters:
-    """Counts of a rollout's targets in one pool, without those that left the inventory."""
+    """Counts of a rollout's targets in one pool; the words mean the same as for the whole rollout."""
 
     total: int = 0
     done: int = 0
     failed: int = 0
+    skipped: int = 0
     in_flight: int = 0
 
 
@@ -31,8 +42,8 @@ class PoolCounters:
 class RolloutCounters:
     """Counts of a rollout's targets: by phase, outcome, wave, team and pool.
 
-    `in_flight` and `failed` name the nodes of those phases; `durations` are the sorted seconds that changed
-    nodes took.
+    `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
+    change; `durations` are the sorted seconds that changed nodes took.
     """
 
     phases: Counter[Phase] = field(default_factory=Counter)
@@ -42,6 +53,7 @@ class RolloutCounters:
     pools: dict[str, PoolCounters] = field(default_factory=dict)
     in_flight: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    exceptions: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
 
     def add_all(self, targets: Iterable[Target]) -> None:
@@ -75,6 +87,8 @@ class RolloutCounters:
             (self.in_flight.add if delta > 0 else self.in_flight.discard)(target.node)
         elif target.phase is Phase.FAILED:
             (self.failed.add if delta > 0 else self.failed.discard)(target.node)
+        elif target.outcome in EXCEPTIONS:
+            (self.exceptions.add if delta > 0 else self.exceptions.discard)(target.node)
 
     @property
     def left(self) -> int:
@@ -84,12 +98,12 @@ class RolloutCounters:
     @property
     def skipped(self) -> int:
         """Targets that were skipped or rolled back."""
-        return self.outcomes[Outcome.SKIPPED] + self.outcomes[Outcome.ROLLED_BACK]
+        return sum(self.outcomes[outcome] for outcome in EXCEPTIONS)
 
     @property
     def done(self) -> int:
         """Targets that carry the change."""
-        return self.outcomes[Outcome.CHANGED] + self.outcomes[Outcome.ALREADY_CURRENT]
+        return sum(self.outcomes[outcome] for outcome in CARRIES_CHANGE)
 
     def expected_s(self, default: float) -> float:
         """Return how long a node takes (seconds): a percentile of those that are done."""
@@ -101,8 +115,10 @@ class RolloutCounters:
         for pool in target.pools:
             counters = self.pools.setdefault(pool, PoolCounters())
             counters.total += delta
-            if target.phase is Phase.DONE:
+            if target.outcome in CARRIES_CHANGE:
                 counters.done += delta
+            elif target.outcome in EXCEPTIONS:
+                counters.skipped += delta
             elif target.phase is Phase.FAILED:
                 counters.failed += delta
             elif target.phase in IN_FLIGHT_PHASES:

@@ -69,6 +69,8 @@ class ReasonCode(StrEnum):
     SKIPPED = Outcome.SKIPPED.value
     LEFT = Outcome.LEFT.value
     ROLLED_BACK = Outcome.ROLLED_BACK.value
+    # A rollout that is done although not every node has the change.
+    DONE_WITH_EXCEPTIONS = "done-with-exceptions"
     # A node at work whose isolators or checks wait.
     NOT_ISOLATED_YET = "not-isolated-yet"
     NOT_PASSED_YET = "not-passed-yet"

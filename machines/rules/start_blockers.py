@@ -27,7 +27,7 @@ from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools
 from machines.rules.waves import WaveProgress
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
 
 @dataclass(slots=True)
@@ -219,7 +219,8 @@ def state_reason(index: Index, target: Target) -> Reason:
         remedy = failure_remedy(target, rollout_closed=index.rollout(target.rollout).closed)
         return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
     outcome = target.outcome if target.phase is Phase.DONE else None
-    return Reason(ReasonCode((outcome or target.phase).value), target.node, since=target.since)
+    params = {"detail": target.last_text} if outcome in EXCEPTIONS and target.last_text else {}
+    return Reason(ReasonCode((outcome or target.phase).value), target.node, params, target.since)
 
 
 # -- capacity ------------------------------------------------------------------------

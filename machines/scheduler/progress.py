@@ -1,7 +1,8 @@
 """Progress of a rollout, computed from its targets and gates, stored nowhere.
 
-Counting: total = done + failed + skipped + pending + in flight.  Nodes that left are not in the total,
-rolled-back ones count as skipped, and percent is 100 * done / (total - skipped).
+Counting: total = done + failed + skipped + pending + in flight, for a rollout and for each of its pools.
+Nodes that left are not in the total, rolled-back ones count as skipped, and the percentage is
+machines.facts.counters.percent_done().
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from machines.facts.counters import percent_done
 from machines.facts.index import Index
 from machines.model.plan import WaveDef
-from machines.model.reasons import Reason, ReasonCode, RemedyKind
+from machines.model.reasons import Params, Reason, ReasonCode, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
@@ -35,6 +37,10 @@ TRANSIENT_REASONS: Final = frozenset(
 
 USER_REMEDIES: Final = frozenset({RemedyKind.RETRY, RemedyKind.SKIP, RemedyKind.RETURN})
 """What frees a slot only by a user's command; a person's hold ends by itself as a rule."""
+
+
+MAX_NAMED_EXCEPTIONS: Final = 20
+"""Nodes that the sentence of a rollout with exceptions can name; all of them are in the list of nodes."""
 
 
 class RolloutState(StrEnum):
@@ -60,6 +66,7 @@ class PoolProgress:
     total: int
     done: int
     failed: int
+    skipped: int
     in_flight: int
     down: int
     unobserved: int
@@ -92,14 +99,13 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     wave_progress = waves.wave_progress(index, rollout, now)
     state = _state(index, rollout, wave_progress, now)
     total = counters.phases.total() - counters.left
-    countable = total - counters.skipped
-    percent = 100.0 if state is RolloutState.DONE else 0.0
-    reason = None if state is RolloutState.DONE else decide.rollout_reason(index, rollout_id, now)
+    is_done = state is RolloutState.DONE
+    reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
     return RolloutProgress(
         rollout=rollout_id,
         state=state,
         wave=(wave_progress.wave or rollout.plan.waves[-1]).name,
-        percent=100.0 * counters.done / countable if countable > 0 else percent,
+        percent=percent_done(counters.done, total, counters.skipped, ended=is_done),
         total=total,
         done=counters.done,
         failed=counters.phases[Phase.FAILED],
@@ -110,6 +116,18 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         eta_s=_eta_s(index, rollout, wave_progress, state, reason, now),
         reason=reason,
     )
+
+
+def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
+    """Return how a rollout that is done fell short: the nodes that ended without the change."""
+    counters = index.counters(rollout.id)
+    if not counters.exceptions:
+        return None
+    named = sorted(counters.exceptions)[:MAX_NAMED_EXCEPTIONS]
+    targets = [index.target(rollout.id, node) for node in named]
+    nodes = tuple({"node": each.node, "outcome": each.outcome, "detail": each.last_text} for each in targets)
+    params: Params = {"changed": counters.done, "skipped": counters.skipped, "nodes": nodes}
+    return Reason(ReasonCode.DONE_WITH_EXCEPTIONS, rollout.id, params, rollout.ended_at)
 
 
 def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
@@ -173,6 +191,7 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
             total=each.total,
             done=each.done,
             failed=each.failed,
+            skipped=each.skipped,
             in_flight=each.in_flight,
             down=len(pool.down) + len(pool.unknown),
             unobserved=len(pool.unknown),
@@ -210,7 +229,9 @@ def _eta_s(
     rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
     for pool_id, each in counters.pools.items():
         budget = index.budget(index.pool(pool_id))
-        rounds = max(rounds, (each.total - each.done - each.failed) / budget if budget else math.inf)
+        rounds = max(
+            rounds, (each.total - each.done - each.failed - each.skipped) / budget if budget else math.inf
+        )
     if math.isinf(rounds):
         return None
     return math.ceil(rounds) * index.expected_s(rollout.id) + _remaining_soak_s(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rolloutd.cli.output import format_percent, print_now, sanitize
-from rolloutd.cli.queries import format_reason
+from rolloutd.cli.queries import format_fraction, format_reason
 from rolloutd.cli.watch_updates import WatchUpdate
 from rolloutd.control import event_text
 
@@ -70,5 +70,5 @@ def event_lines(update: WatchUpdate) -> Iterator[str]:
 def _state_line(rollout: Rollout) -> str:
     at = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
     reason = f": {format_reason(rollout['reason'])}" if rollout["reason"] else ""
-    done = f"{rollout['done']}/{rollout['total']} {format_percent(rollout['percent'])}"
+    done = f"{format_fraction(rollout)} {format_percent(rollout['percent'])}"
     return sanitize(f"{at}  {rollout['rollout']} {rollout['state']} {done}{reason}")

@@ -72,7 +72,7 @@ def _render_rollout(rollout: Rollout) -> Iterator[Text | Progress]:
     yield _pool_bars(rollout)
     for node in rollout["in_flight"][:MAX_IN_FLIGHT]:
         yield Text(_in_flight_line(node), style="cyan")
-    if rollout["reason"] is not None and state not in ("done", "cancelled"):
+    if rollout["reason"] is not None and state != "cancelled":
         yield Text(format_reason(rollout["reason"]), style="yellow")
 
 
@@ -86,12 +86,13 @@ def _pool_bars(rollout: Rollout) -> Progress:
     )
     pools = rollout["pools"]
     if len(pools) > MAX_POOLS:
-        pools = sorted(pools, key=lambda pool: pool["done"] >= pool["total"])[:MAX_POOLS]
+        pools = sorted(pools, key=lambda pool: pool["done"] + pool["skipped"] >= pool["total"])[:MAX_POOLS]
     for pool in pools:
         failed = f"[red]{pool['failed']} failed[/red]" if pool["failed"] else ""
         in_flight = f"[cyan]{pool['in_flight']} in flight[/cyan]" if pool["in_flight"] else ""
         note = " ".join(part for part in (failed, in_flight) if part)
-        bars.add_task(escape(sanitize(pool["pool"])), total=pool["total"], completed=pool["done"], note=note)
+        to_change = pool["total"] - pool["skipped"]
+        bars.add_task(escape(sanitize(pool["pool"])), total=to_change, completed=pool["done"], note=note)
     total = rollout["total"] - rollout["skipped"]
     bars.add_task(
         "[bold]all[/bold]", total=total, completed=rollout["done"], note=format_percent(rollout["percent"])

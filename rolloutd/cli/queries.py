@@ -25,7 +25,7 @@ from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node, Reason, Rollout
+    from rolloutd.control.wire import Node, Pool, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
 
 SHORT_DIGEST_CHARS = 12
@@ -176,7 +176,7 @@ def print_rollout(rollout: Rollout) -> None:
         (
             (
                 pool["pool"],
-                f"{pool['done']}/{pool['total']}",
+                format_fraction(pool),
                 str(pool["failed"]),
                 str(pool["in_flight"]),
                 format_down(pool["down"], pool.get("unobserved", 0)),
@@ -233,8 +233,14 @@ def _print_in_flight(rollout: Rollout) -> None:
     )
 
 
+def format_fraction(counts: Rollout | Pool | RolloutLine) -> str:
+    """Return the changed nodes of those that are to change, as in 7/11: skipped nodes are not."""
+    return f"{counts['done']}/{counts['total'] - counts['skipped']}"
+
+
 def _format_counts(rollout: Rollout) -> str:
-    parts = [f"{rollout['done']} of {pluralize(rollout['total'], 'node')} done"]
+    to_change = rollout["total"] - rollout["skipped"]
+    parts = [f"{rollout['done']} of {pluralize(to_change, 'node')} changed"]
     for name, number in (
         ("in flight", len(rollout["in_flight"])),
         ("pending", rollout["pending"]),
@@ -253,19 +259,20 @@ def _status_row(rollout: Rollout) -> tuple[str, ...]:
         rollout["plan"],
         rollout["state"],
         rollout["wave"] or "",
-        f"{rollout['done']}/{rollout['total']}",
+        format_fraction(rollout),
         str(rollout["failed"]),
         format_percent(rollout["percent"]),
         reason["text"] if reason else "",
     )
 
 
-def _rollout_row(rollout: dict[str, Any]) -> tuple[str, ...]:
+def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
+    has_exceptions = rollout["state"] == "done" and rollout["skipped"]
     return (
         rollout["rollout"],
         rollout["plan"],
-        rollout["state"],
-        format_percent(rollout["percent"]),
+        f"done, {rollout['skipped']} skipped" if has_exceptions else rollout["state"],
+        f"{format_fraction(rollout)} {format_percent(rollout['percent'])}",
         rollout["submitted_by"],
         timestamps.format_local(rollout["submitted_at"]),
         timestamps.format_local(rollout["ended_at"]) if rollout["ended_at"] else "",

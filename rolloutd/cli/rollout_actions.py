@@ -96,4 +96,6 @@ def return_node(call: Invocation) -> int:
     """Return a node to service."""
     path = api_path("nodes", call.args.node, "return")
     answer = call.client.post(path, without_none(reason=call.args.reason))
-    return call.report(answer, f"{call.args.node}: will be returned to service once its checks pass")
+    # Without the change: the rollout will be done with an exception.
+    then = "; then it is skipped, without the change" if answer["phase"] == "failed" else ""
+    return call.report(answer, f"{call.args.node}: will be returned to service once its checks pass{then}")

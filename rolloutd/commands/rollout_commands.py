@@ -198,7 +198,8 @@ def skip(
             f"{target.node} is {_describe_phase(target)}; only pending and failed nodes can be skipped",
         )
     _require_no_order(target)
-    skipped = transition(target, Trigger.SKIPPED, state.now(), outcome=Outcome.SKIPPED, text=reason)
+    text = f"by {who.actor.name}: {reason}"
+    skipped = transition(target, Trigger.SKIPPED, state.now(), outcome=Outcome.SKIPPED, text=text)
     if not target.isolated:
         return (skipped,)
     held = HoldTaken(_left_isolated_hold(state, who, target, reason))

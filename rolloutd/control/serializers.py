@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from machines.facts import votes
 from machines.facts.availability import observed_unavailability
+from machines.facts.counters import percent_done
 from machines.facts.index import Index
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Digest, GateName
@@ -21,7 +22,7 @@ from machines.model.timefmt import format_rfc3339
 from machines.rules import gates
 from machines.scheduler import decide
 from machines.scheduler.progress import rollout_progress
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
@@ -130,6 +131,9 @@ def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
         "digest": each.digest.whole,
         "state": progress.state.value,
         "percent": round(progress.percent, 2),
+        "total": progress.total,
+        "done": progress.done,
+        "skipped": progress.skipped,
         "submitted_by": each.submitted_by.name,
         "submitted_at": format_timestamp(each.submitted_at),
         "ended_at": format_optional_timestamp(_ended_at(each)),
@@ -139,16 +143,19 @@ def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
 def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
     """Return a closed rollout, which only the store has, as a list shows it."""
     counts = each.counts
-    total = sum(counts.values()) - counts.get("left", 0)
-    wanted = total - counts.get("skipped", 0) - counts.get("rolled-back", 0)
-    done = counts.get("changed", 0) + counts.get("already-current", 0)
-    percent = 100.0 * done / wanted if wanted else (0.0 if each.cancelled else 100.0)
+    total = sum(counts.values()) - counts.get(Outcome.LEFT, 0)
+    done = sum(counts.get(outcome, 0) for outcome in CARRIES_CHANGE)
+    skipped = sum(counts.get(outcome, 0) for outcome in EXCEPTIONS)
+    percent = percent_done(done, total, skipped, ended=each.cancelled is None)
     return {
         "rollout": each.id,
         "plan": each.name,
         "digest": each.digest.whole,
         "state": "done" if each.cancelled is None else "cancelled",
         "percent": round(percent, 2),
+        "total": total,
+        "done": done,
+        "skipped": skipped,
         "submitted_by": each.submitted_by.name,
         "submitted_at": format_timestamp(each.submitted_at),
         "ended_at": format_optional_timestamp(_ended_at(each)),

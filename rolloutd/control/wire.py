@@ -111,6 +111,7 @@ class Pool(TypedDict):
     total: int
     done: int
     failed: int
+    skipped: int
     in_flight: int
     down: int
     unobserved: int
@@ -161,6 +162,9 @@ class RolloutLine(TypedDict):
     digest: str
     state: RolloutState
     percent: float
+    total: int
+    done: int
+    skipped: int
     submitted_by: str
     submitted_at: str
     ended_at: str | None

@@ -21,6 +21,7 @@ from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.rules import gates
 from machines.scheduler import decide
+from machines.scheduler.progress import exceptions_reason
 from rolloutd import reason_text
 from rolloutd.audit_names import with_current_names
 from rolloutd.engine.state import State
@@ -174,10 +175,16 @@ class NotificationDispatcher:
                 text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
                 yield Notification(f"{entry['node']} failed in {rollout}", text)
             case "RolloutEnded" if ROLLOUT_ENDED in self._events:
-                yield Notification(f"{rollout} has ended", f"every node is done\nrolloutctl status {rollout}")
+                result = self._describe_result(rollout)
+                yield Notification(f"{rollout} has ended", f"{result}\nrolloutctl status {rollout}")
             case "RolloutCancelled" if ROLLOUT_ENDED in self._events:
                 by = entry["actor"]["name"]
                 yield Notification(f"{rollout} was cancelled by {by}", str(fields.get("reason", "")))
+
+    def _describe_result(self, rollout_id: str) -> str:
+        rollout = self._state.index.rollouts.get(rollout_id)
+        exceptions = None if rollout is None else exceptions_reason(self._state.index, rollout)
+        return "every node is done" if exceptions is None else reason_text.describe(exceptions)
 
     def _notifications_for_gates(self) -> Iterator[Notification]:
         """Yield a notification for each gate that waits for votes and did not at the last call."""

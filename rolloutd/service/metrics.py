@@ -181,6 +181,9 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
     reasons = _make_labelled_gauge(
         "rollout_waits", "1 for the reason a rollout waits for.", "rollout", "code"
     )
+    percent = _make_labelled_gauge(
+        "rollout_percent", "Percentage of nodes that carry the change, of those not skipped.", "rollout"
+    )
     last_progress = _make_labelled_gauge(
         "last_progress_timestamp_seconds", "When a node of the rollout last changed its phase.", "rollout"
     )
@@ -189,11 +192,12 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
         for phase in Phase:
             nodes.add_metric([rollout.id, phase.value], tally.phases[phase])
         states.add_metric([rollout.id, current.state.value], 1)
+        percent.add_metric([rollout.id], current.percent)
         if current.reason is not None:
             reasons.add_metric([rollout.id, current.reason.code], 1)
         latest = max((target.since for target in index.targets(rollout.id)), default=rollout.submitted_at)
         last_progress.add_metric([rollout.id], max(latest, rollout.submitted_at))
-    yield from (nodes, states, reasons, last_progress)
+    yield from (nodes, states, percent, reasons, last_progress)
 
 
 def _collect_pools(index: Index, live: Sequence[Rollout]) -> Iterator[Metric]:
@@ -208,9 +212,10 @@ def _collect_pools(index: Index, live: Sequence[Rollout]) -> Iterator[Metric]:
     )
     for rollout in live:
         for pool_id, tally in index.counters(rollout.id).pools.items():
-            counted[pool_id, Phase.DONE] += tally.done
+            is_done = tally.done + tally.skipped
+            counted[pool_id, Phase.DONE] += is_done
             counted[pool_id, Phase.FAILED] += tally.failed
-            counted[pool_id, Phase.PENDING] += tally.total - tally.done - tally.failed - tally.in_flight
+            counted[pool_id, Phase.PENDING] += tally.total - is_done - tally.failed - tally.in_flight
     for (pool_id, phase), number in sorted(counted.items()):
         nodes.add_metric([pool_id, phase.value], number)
     yield nodes

@@ -86,7 +86,7 @@ def _killed_and_returned(windows: tuple[Terminal, Terminal], stage: DemoEnvironm
     daemon = _start_process(stage, "daemon", "rolloutd", "--config", str(stage.directory / "config.yaml"))
     try:
         for window in windows:
-            window.wait_for_text("● live", "of 12 done", without="✗ offline")
+            window.wait_for_text("● live", "of 12 changed", without="✗ offline")
         assert Client(stage.socket).get(api_path("health"))["epoch"] == health["epoch"] + 1
         yield
     finally:
@@ -96,7 +96,7 @@ def _killed_and_returned(windows: tuple[Terminal, Terminal], stage: DemoEnvironm
 
 def _continue(asks: Terminal, sees: Terminal) -> None:
     for window in (asks, sees):
-        window.wait_for_text("4 of 12 done", "continue after canary", "yours")
+        window.wait_for_text("4 of 12 changed", "continue after canary", "yours")
     asks.press("a")
     asks.wait_for_text("Approve continue after canary?")
     asks.type("canaries are fine")

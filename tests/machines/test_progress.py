@@ -9,9 +9,10 @@ from machines.model.events import FreezeStarted, GateOpened, NodesRemoved, Rollo
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.selector import parse_selector
 from machines.model.windows import Freeze
+from machines.scheduler.decide import explain_node
 from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_progress, soaking_targets
 from machines.states import Outcome, Trigger
-from rolloutd.reason_text import lifted_by
+from rolloutd.reason_text import describe, lifted_by
 from tests.machines.builders import (
     ALICE,
     CANARY,
@@ -167,3 +168,30 @@ def test_covered_failure_keeps_rollout_open() -> None:
     assert (seen.state, seen.eta_s, seen.failed) == (RolloutState.RUNNING, None, 1)
     assert seen.reason is not None
     assert (seen.reason.code, lifted_by(seen.reason)) == ("failed", "rolloutctl retry, skip or rollback R n1")
+
+
+def test_pool_and_rollout_count_skipped_nodes_alike() -> None:
+    index = index_of(NODES)
+    submit(index)
+    finish(index, "n1")
+    transition(index, "n2", Trigger.SKIPPED, Outcome.SKIPPED)
+    seen = progress_of(index)
+    assert sum(pool.done for pool in seen.pools) == seen.done == 1
+    assert sum(pool.skipped for pool in seen.pools) == seen.skipped == 1
+    assert sum(pool.total for pool in seen.pools) == seen.total == 6
+
+
+def test_rollout_done_with_exceptions_names_them() -> None:
+    index = index_of(nodes_of({"a": ("n1", "n2")}))
+    submit(index)
+    finish(index, "n1")
+    transition(index, "n2", Trigger.SKIPPED, Outcome.SKIPPED, text="by root: its disk is broken")
+    index.apply(RolloutEnded("R", T0 + 1.0))
+    seen = progress_of(index, T0 + 1.0)
+    assert seen.state is RolloutState.DONE
+    assert seen.reason is not None
+    assert describe(seen.reason) == (
+        "done with exceptions: 1 changed, 1 skipped (n2 by root: its disk is broken)"
+    )
+    transition_reason = explain_node(index, "R", "n2", T0 + 1.0)
+    assert describe(transition_reason) == "n2 is done: skipped by root: its disk is broken"

@@ -85,6 +85,18 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"team": "a", "gate": "start", "joined": True, "known_team": True},
         "n1 joined after the start was approved; team a has not voted for it",
     ),
+    ReasonCode.DONE_WITH_EXCEPTIONS: (
+        "R",
+        {
+            "changed": 11,
+            "skipped": 3,
+            "nodes": (
+                {"node": "n7", "outcome": "skipped", "detail": "by root: returned"},
+                {"node": "n8", "outcome": "rolled-back", "detail": None},
+            ),
+        },
+        "done with exceptions: 11 changed, 1 skipped (n7 by root: returned), 1 rolled-back (n8), and 1 more",
+    ),
     ReasonCode.FREEZE: (
         "team/a",
         {"by": "alice", "until": AT, "reason": "sale"},

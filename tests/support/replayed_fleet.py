@@ -97,6 +97,7 @@ class ReplayedFleet:
                 "total": 0,
                 "done": 0,
                 "failed": 0,
+                "skipped": 0,
                 "in_flight": 0,
                 "down": 0,
                 "unobserved": 0,
@@ -106,6 +107,7 @@ class ReplayedFleet:
             pool["total"] += by * (outcome != "left")
             pool["done"] += by * (outcome in ("changed", "already-current"))
             pool["failed"] += by * (phase == "failed")
+            pool["skipped"] += by * (outcome in ("skipped", "rolled-back"))
             pool["in_flight"] += by * (phase in BUSY)
             pool["down"] += by * (phase in (*BUSY, "failed"))
             taken = self.used_slots.setdefault(name, set())

@@ -15,7 +15,7 @@ async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> Non
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (app, pilot, server):
         await pilot.press("enter")
-        await wait_for_text(pilot, "4 of 12 done, 3 in flight")
+        await wait_for_text(pilot, "4 of 12 changed, 3 in flight")
         server.close()
         await wait_for_text(pilot, "✗ offline", "stale: state of")
         last_seq = fleet.seq
@@ -24,7 +24,7 @@ async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> Non
         fleet.move("sea001-02", "isolating")
         again = ReplayServer(fleet, socket_dir / "s")
         try:
-            await wait_for_text(pilot, "● live", "5 of 12 done, 3 in flight")
+            await wait_for_text(pilot, "● live", "5 of 12 changed, 3 in flight")
             assert app.connection_count == 2
             assert again.stream_offsets == [last_seq], "the stream resumes after the last entry"
             await wait_until(pilot, lambda: app.model.last_received_seq == fleet.seq)

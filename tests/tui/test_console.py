@@ -42,7 +42,7 @@ async def test_rollout_page_shows_pools_in_flight_and_reasons(socket_dir: Path) 
     async with run_console(running_fleet(), socket_dir) as (app, pilot, _):
         await pilot.press("enter")
         await wait_for_text(
-            pilot, "IN FLIGHT 3", "POOLS 4", "WAITING 5", "Set the value", "4 of 12 done, 3 in flight"
+            pilot, "IN FLIGHT 3", "POOLS 4", "WAITING 5", "Set the value", "4 of 12 changed, 3 in flight"
         )
         waits = list_text(app, "#now")
         assert "pool team/payments is full: pay000-01 has its slot" in waits
@@ -57,7 +57,7 @@ async def test_event_updates_the_counts(socket_dir: Path) -> None:
         await pilot.press("enter")
         await wait_for_text(pilot, "3 in flight")
         fleet.move("sea001-01", "done", outcome="changed")
-        await wait_for_text(pilot, "5 of 12 done, 2 in flight")
+        await wait_for_text(pilot, "5 of 12 changed, 2 in flight")
 
 
 async def test_node_page_shows_steps_and_log(socket_dir: Path) -> None:

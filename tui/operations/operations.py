@@ -160,8 +160,15 @@ def _return_operation() -> Operation:
         return f"{node.node} is {node.phase}" if node.phase in {*BUSY_PHASES, "pending"} else ""
 
     def confirmation(selection: Selection) -> Confirmation:
+        node = _node(selection)
         text = "The daemon reverts its isolation, runs the checks, and returns the node to service."
-        return Confirmation(f"Return {_node(selection).node} to service?", (text,), (REASON_FIELD,), "return")
+        # Without the change: the rollout will be done with an exception.
+        consequence = (
+            ("It is then skipped: this rollout does not change it.",) if node.phase == "failed" else ()
+        )
+        return Confirmation(
+            f"Return {node.node} to service?", (text, *consequence), (REASON_FIELD,), "return"
+        )
 
     def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
         node = _node(selection).node

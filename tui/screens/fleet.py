@@ -58,7 +58,7 @@ class FleetPage(Page):
         ids = list(self.console.model.rollouts)
 
         def draw(width: int) -> Line:
-            glyph, role = summaries.STATE_GLYPHS.get(rollout.state, ("?", "warn"))
+            glyph, role = summaries.state_glyph(rollout.state, rollout.counts["skipped"])
             wide = width >= 110
             name_width = lines.column_width(ids, MIN_NAME_WIDTH, min(MAX_NAME_WIDTH, width // 4))
             state = "approval" if rollout.state == "awaiting-approval" and not wide else rollout.state
@@ -97,15 +97,19 @@ def _status_row(text: str, missing: str) -> Callable[[int], Line]:
 
 
 def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
-    glyph, role = summaries.STATE_GLYPHS[each["state"]]
+    glyph, role = summaries.state_glyph(each["state"], each["skipped"])
     percent = formatting.format_percent(each["percent"])
     ended = formatting.format_age(parse_timestamp(each["ended_at"]), now)
+    exceptions = f", {each['skipped']} skipped" if each["state"] == "done" and each["skipped"] else ""
 
     def draw(width: int) -> Line:
         left: Line = [
             (f"{glyph} ", role),
             (fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3))), ""),
-            (f" {each['state']:<10}{percent}  by {each['submitted_by']}", "dim"),
+            (
+                f" {each['state']}{exceptions}  {percent}  by {each['submitted_by']}",
+                role if exceptions else "dim",
+            ),
         ]
         return lines.justify(left, [(f"{ended} ", "dim")], width)
 

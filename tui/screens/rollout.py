@@ -132,7 +132,7 @@ class RolloutPage(RolloutScreen, TwoPanes):
         rollout, now, model = self.rollout, self.console.now(), self.console.model
         if rollout is None:
             return [[], [], []]
-        glyph, role = summaries.STATE_GLYPHS.get(rollout.state, ("?", "warn"))
+        glyph, role = summaries.state_glyph(rollout.state, rollout.counts["skipped"])
         sentence, missing_votes = summaries.describe_status_with_state(model, rollout, now)
         head: list[Line] = [
             [(f"   {text}", "") if number else (f" {glyph} {text}", role)]
@@ -144,7 +144,7 @@ class RolloutPage(RolloutScreen, TwoPanes):
         right = (f"{rate:,.0f}/h " if rate is not None else "") + (f"~{eta} left " if eta else "")
         status, counts = rollout.status, rollout.counts
         numbers = (
-            f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} done"
+            f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"
             + (f", {counts['failed']:,} failed" if counts["failed"] else "")
             + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
             + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
@@ -247,14 +247,14 @@ def pool_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
     name = fit(pool.pool, min(POOL_NAME_WIDTH, max(10, width // 4)))
     used = pool.in_flight + pool.failed + pool.other_down
     slots = f"{used}/{pool.max_unavailable}"
-    progress = f" {pool.done:,}/{pool.total:,} "
+    progress = f" {pool.done:,}/{pool.wanted:,} "
     room = width - lines.line_width([(name, "")]) - len(slots) - len(progress) - 4
     cells = node_strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
     role = "warn" if used >= pool.max_unavailable else "" if used else "dim"
     right: Line = [
         (" ✗" if pool.failed else "  ", "bad"),
         (fit(slots, 5, align_right=True), role),
-        (fit(progress, 10, align_right=True), "ok" if pool.done == pool.total else ""),
+        (fit(progress, 10, align_right=True), "ok" if pool.done == pool.wanted else ""),
     ]
     return justify([(name, ""), (" ", ""), *cells], right, width)
 
@@ -265,10 +265,10 @@ def timeline(segments: Sequence[WaveSegment]) -> Line:
     for number, segment in enumerate(segments):
         if number:
             line.append((" ─ ", "faint"))
-        is_done = segment.total > 0 and segment.done == segment.total
+        is_done = segment.total > 0 and segment.done + segment.skipped == segment.total
         role = "bad" if segment.failed else "ok" if is_done else "bold" if segment.is_current else "dim"
         mark = "✗ " if segment.failed else "✓ " if is_done else "▸ " if segment.is_current else ""
-        line.append((f"{mark}{segment.wave} {segment.done}/{segment.total}", role))
+        line.append((f"{mark}{segment.wave} {segment.done}/{segment.total - segment.skipped}", role))
         if segment.soak_remaining is not None:
             line.append((f" ─ ◷ soaks {formatting.format_clock(segment.soak_remaining)}", "run"))
         elif segment.soak_s:

@@ -338,7 +338,7 @@ class Model:
             known.counts[counter] += delta
         for name in pools:
             pool = known.pools.get(name)
-            if pool is not None and counter in ("done", "failed", "in_flight"):
+            if pool is not None and counter in ("done", "failed", "skipped", "in_flight"):
                 setattr(pool, counter, getattr(pool, counter) + delta)
 
     def _apply_progress(self, in_flight: Sequence[Mapping[str, Any]]) -> None:

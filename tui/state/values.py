@@ -76,11 +76,17 @@ class PoolState:
     total: int
     done: int
     failed: int
+    skipped: int
     in_flight: int
     other_down: int
     max_unavailable: int
     nodes: list[NodeState] = field(default_factory=list)
     version: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """The nodes that are to get the change."""
+        return self.total - self.skipped
 
 
 @dataclass(slots=True)
@@ -109,7 +115,7 @@ class RolloutState:
 
     @property
     def wanted(self) -> int:
-        """The nodes that count towards 100 percent."""
+        """The nodes that are to get the change: they count towards 100 percent."""
         return self.counts["total"] - self.counts["skipped"]
 
     @property
@@ -193,6 +199,7 @@ def parse_pool(pool: wire.Pool) -> PoolState:
         total=pool["total"],
         done=pool["done"],
         failed=pool["failed"],
+        skipped=pool["skipped"],
         in_flight=pool["in_flight"],
         # An unobserved node may be up: it uses no slot yet.
         other_down=max(0, pool["down"] - pool["unobserved"] - own),

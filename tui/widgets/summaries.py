@@ -13,7 +13,7 @@ from typing import Any
 from rolloutd.control import event_text, wire, wire_fleet
 from tui.formatting import formatting
 from tui.state import permissions
-from tui.state.model import Model
+from tui.state.model import COUNTER_BY_OUTCOME, Model
 from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
 
 RATE_WINDOW_S = 900.0
@@ -22,7 +22,7 @@ RATE_WINDOW_S = 900.0
 MIN_RATE_WINDOW_S = 30.0
 """A rate over a shorter time is noise."""
 
-STATE_GLYPHS: Mapping[str, tuple[str, str]] = {
+_STATE_GLYPHS: Mapping[str, tuple[str, str]] = {
     "awaiting-approval": ("◆", "accent"),
     "running": ("►", "run"),
     "soaking": ("◷", "run"),
@@ -30,9 +30,8 @@ STATE_GLYPHS: Mapping[str, tuple[str, str]] = {
     "done": ("✓", "ok"),
     "cancelled": ("✗", "dim"),
 }
-"""The glyph and the role of a rollout's state."""
 
-STATE_IN_SENTENCE = frozenset({"paused", "cancelled"})
+STATE_IN_SENTENCE = frozenset({"paused", "cancelled", "done-with-exceptions"})
 """Reason codes whose sentences begin with the rollout's state."""
 
 GATE_REASONS = frozenset({"gate-start", "gate-continue"})
@@ -81,11 +80,17 @@ class WaveSegment:
     total: int
     done: int
     failed: int
+    skipped: int
     busy: int
     soak_s: float
     soak_remaining: float | None
     gate: wire.Gate | None
     is_current: bool
+
+
+def state_glyph(state: str, skipped: int) -> tuple[str, str]:
+    """Return the glyph and the role of a rollout's state; one that is done with exceptions is no success."""
+    return ("✓", "warn") if state == "done" and skipped else _STATE_GLYPHS.get(state, ("?", "warn"))
 
 
 def sort_by_urgency(model: Model) -> list[RolloutState]:
@@ -125,7 +130,8 @@ def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[st
         return f"{event_text.gate_label(gate.gate)} waits for votes of {missing_votes(gate)}", ""
     match rollout.state:
         case "done":
-            return f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current", ""
+            changed = f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current"
+            return sentence or changed, ""
         case "cancelled":
             finish = f"{moving} in flight will finish" if rollout.in_flight else ""
             return "; ".join(filter(None, [sentence, finish])), ""
@@ -220,7 +226,8 @@ def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
             counts = waves.get(node.wave)
             if counts is None:
                 counts = waves[node.wave] = Counter()
-            counts["busy" if phase in BUSY_PHASES else phase] += 1
+            done_as = COUNTER_BY_OUTCOME.get(node.outcome or "", phase)
+            counts["busy" if phase in BUSY_PHASES else done_as if phase == "done" else phase] += 1
     groups = [WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items()]
     groups.sort(key=lambda group: (-len(group.nodes), group.key))
     return NodeSummary(failed, groups, ready, ends, waves, last_end)
@@ -238,13 +245,15 @@ def wave_segments(
         counts, soak_s = summary.phase_counts.get(name, Counter()), soaks.get(name, 0.0)
         is_current = name == current and not rollout.is_closed
         left = summary.last_completion.get(name, 0.0) + soak_s - now
-        soaks_now = is_current and soak_s > 0 and 0 < counts.total() == counts["done"] and left > 0
+        is_done = 0 < counts.total() == counts["done"] + counts["skipped"]
+        soaks_now = is_current and soak_s > 0 and is_done and left > 0
         found.append(
             WaveSegment(
                 wave=name,
                 total=counts.total(),
                 done=counts["done"],
                 failed=counts["failed"],
+                skipped=counts["skipped"],
                 busy=counts["busy"],
                 soak_s=soak_s,
                 soak_remaining=left if soaks_now else None,

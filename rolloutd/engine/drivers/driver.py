@@ -300,7 +300,8 @@ class Driver:
         assert by is not None
         events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
         if action.succeeded and target.phase is Phase.FAILED:
-            events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=action.text))
+            text = f"by {by.name}: {action.text}"
+            events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=text))
         if action.succeeded:
             events += [
                 HoldReleased(hold.node, hold.source, hold.id, by, now)

@@ -65,6 +65,7 @@ ROLLOUT: dict[str, Any] = {
             "total": 3,
             "done": 2,
             "failed": 0,
+            "skipped": 0,
             "in_flight": 1,
             "down": 3,
             "unobserved": 2,
@@ -177,7 +178,7 @@ def test_status_says_what_a_person_wants_to_know(
     for told in (
         "paused",
         "58 %",
-        "7 of 12 nodes done",
+        "7 of 12 nodes changed",
         "n3 failed while maintaining",
         "lifted by a proceed vote",
         "1 + 2 unobserved   1",
