@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from machines.model.node import NodeHealth, Observation
+from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.errors import NodeUnreachable, RolloutdError, SourceFailed
 from rolloutd.ports import (
     Busy,
@@ -201,8 +201,13 @@ class SimInventory:
         if world.source_fails:
             raise SourceFailed("hosts: the file cannot be read")
         return [
+            # Of the kind to which every item of the plans applies.
             DiscoveredNode(
-                machine.name, self.source, labels=machine.labels, connection={"ansible_host": machine.name}
+                machine.name,
+                self.source,
+                NodeKind.KUBERNETES,
+                labels=machine.labels,
+                connection={"ansible_host": machine.name},
             )
             for machine in world.listed()
         ]
