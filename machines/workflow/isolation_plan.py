@@ -21,6 +21,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
 from machines.workflow.records import isolated_in_earlier_attempt
+from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
 
 PROBE_MAX_AGE_S = 15.0
 """Maximum age of a probe result when work is evicted: the next step follows within a second, or some on a
@@ -29,12 +30,6 @@ slow day.
 
 REPROBE_S = 30.0
 """Delay before the next probe of a busy node that must stay isolated."""
-
-UNKNOWN_RETRY_S = 5.0
-"""Delay before a retry after a lost answer: most connections are back within seconds."""
-
-UNKNOWN_MAX_TRIES = 3
-"""Tries of a step whose answer was lost; after the last one, unknown traffic counts as busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +56,9 @@ class IsolationPlan:
         must_stay_isolated = bool(probes) and isolated_in_earlier_attempt(plan.isolate, target, records)
         return cls(plan.isolate, probes, attempt_records, now, must_stay_isolated)
 
-    def cordon_only_isolators(self) -> Sequence[StepDef]:
-        """Return the isolators that cordon before the first probe; none after the node was found idle."""
-        if self._was_idle_before(len(self.records)):
-            return ()
-        return [spec for spec in self.isolators if Capability.CORDON_ONLY in spec.capabilities]
+    def is_cordon_due(self) -> bool:
+        """Return whether the isolators that can cordon do only that, until the node was found idle."""
+        return not self._was_idle_before(len(self.records))
 
     def is_cordon_only(self, record: StepRecord) -> bool:
         """Return whether this APPLY came before the probe, and so evicted nothing."""

@@ -11,20 +11,16 @@ what the driver did before.  Three properties follow, and every change here must
 - A clock that was set back delays nothing: retry_wait() and _is_ordered_after() treat a record from the
   future as due.
 
-The order within the phases:
-
-- isolating: all isolators in the plan's order, with the traffic probes between them (isolation_plan.py);
-- maintaining: no process of an older run is left, every isolator is in effect; then each stage's playbook;
-- verifying: the infra team's checks, the node's team's checks, return to service (last isolator first),
-  in-service checks, probation.
-
-A step is a name, a kind and parameters here; this file does not know what an adapter does with it.
+What is done, in which order and how often is data: steps.py compiles the plan to a list of steps, and this
+file walks the steps of the phase until one is not done.  What a step needs before it starts, and what follows
+when it fails, is decided here, by its purpose.  This file does not know what an adapter does with a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from machines.model.actions import (
     Action,
@@ -37,26 +33,29 @@ from machines.model.actions import (
     RunPlaybook,
     Transition,
     Wait,
-    retry_wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.isolation_plan import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S, IsolationPlan
+from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
     in_service_since,
     isolated_in_earlier_attempt,
-    liveness_checks,
+)
+from machines.workflow.steps import (
+    CLEAN_UP,
+    RULES,
+    Purpose,
+    Step,
+    compile_steps,
+    judging_steps,
+    latest_record,
+    next_try,
+    stages_for,
 )
 from machines.workflow.stopping import next_stop_action, on_isolation_lost
-
-NOT_ISOLATED_RETRY_S = 20.0
-"""Shortest time between two starts of an isolator that answers "busy".
-
-It counts from the start, so a drain that worked for its whole pass continues without a pause.
-"""
 
 RESUMED_ABORT_REASON = "the daemon stopped while the isolation was being aborted; the reason was not recorded"
 """Reason of an abort that an earlier daemon process began."""
@@ -87,21 +86,21 @@ def next_action(
     """
     isolation_plan = IsolationPlan.from_records(plan, target, records, now)
     reconciler = _Reconciler(
-        plan, target, tuple(records), now, elapsed_s, has_unfinished_run, abort_reason, isolation_plan
+        plan,
+        target,
+        tuple(records),
+        now,
+        elapsed_s,
+        has_unfinished_run,
+        abort_reason,
+        isolation_plan,
+        compile_steps(plan, target),
     )
     if target.order is NodeOrder.STOP:
         return next_stop_action(target, records)
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
-    match target.phase:
-        case Phase.ISOLATING:
-            return reconciler.reconcile_isolating()
-        case Phase.MAINTAINING:
-            return reconciler.reconcile_maintaining()
-        case Phase.VERIFYING:
-            return reconciler.reconcile_verifying()
-        case Phase.PENDING | Phase.DONE | Phase.FAILED:
-            return NoAction()
+    return reconciler.reconcile_phase()
 
 
 def backoff_s(aborted_isolations: int) -> float:
@@ -118,41 +117,143 @@ class _Reconciler:
     has_unfinished_run: bool
     abort_reason: str
     isolation_plan: IsolationPlan
+    steps: tuple[Step, ...]
+
+    def reconcile_phase(self) -> Action:
+        match self.target.phase:
+            case Phase.ISOLATING:
+                return self._reconcile_isolating()
+            case Phase.MAINTAINING:
+                return self._walk_phase() or Transition(Trigger.MAINTAINED)
+            case Phase.VERIFYING:
+                outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
+                return (
+                    self._reisolate_failed_in_service()
+                    or self._walk_phase()
+                    or Transition(Trigger.VERIFIED, outcome)
+                )
+            case Phase.PENDING | Phase.DONE | Phase.FAILED:
+                return NoAction()
+
+    def reconcile_return(self) -> Action:
+        """Return a node to service by a person's order, then check that it is alive."""
+        returned = CompleteOrder(succeeded=True, text="returned")
+        return self._walk(Purpose.RETURN, Purpose.CONFIRM_RETURN) or returned
+
+    # the walk
+
+    def _walk_phase(self) -> Action | None:
+        return self._walk(*(purpose for purpose, rule in RULES.items() if rule.phase is self.target.phase))
+
+    def _walk(self, *purposes: Purpose) -> Action | None:
+        """Return what the first unfinished step of these purposes needs, None when all are done."""
+        actions = (self._next_of(step) for step in self.steps if step.purpose in purposes)
+        return next((action for action in actions if action is not None), None)
+
+    def _next_of(self, step: Step) -> Action | None:
+        """Return what one step needs now, None when it is done or not needed."""
+        match step.purpose:
+            case Purpose.CORDON if not self.isolation_plan.is_cordon_due():
+                return None
+            case Purpose.RETURN if step.id not in self._active_isolations():
+                return None
+            case Purpose.WATCH:
+                return self._watch(step)
+        latest = self._latest(step)
+        if self.has_unfinished_run and _needs_clean_node(step, latest):
+            return self._next_of(CLEAN_UP)
+        match self._next_try(step, latest):
+            case StepState.OK:
+                return None
+            case StepState():
+                assert latest is not None
+                return self._give_up(step, latest)
+            case Wait() as wait:
+                return wait
+            case number:
+                return self._required_before(step) or self._start(step, number)
+
+    def _next_try(self, step: Step, latest: StepRecord | None) -> int | Wait | StepState:
+        first = 1
+        if step.purpose is Purpose.RETURN:
+            applied = self._latest(step, StepAction.APPLY)
+            first = 1 if applied is None else applied.number
+            # A REVERT starts at the number of its APPLY, so a lower one belongs to an earlier APPLY.
+            latest = None if latest is None or latest.number < first else latest
+        is_ordered = latest is not None and step.rule.repeated_by_order and self._is_ordered_after(latest)
+        answer = next_try(step.rule, latest, self.now, first=first, is_ordered=is_ordered)
+        if step.purpose is Purpose.ISOLATE and answer is StepState.OK and latest is not None:
+            return latest.number + 1 if self.isolation_plan.is_cordon_only(latest) else answer
+        return answer
+
+    def _required_before(self, step: Step) -> Action | None:
+        """Return what must come before a step starts, or instead of it."""
+        match step.purpose, step.spec:
+            case Purpose.ISOLATE, StepDef() as spec if self.target.phase is Phase.ISOLATING:
+                return self.isolation_plan.required_probe(spec)
+            case Purpose.MAINTAIN, _:
+                run_record = self._latest(step)
+                is_started = run_record is not None and run_record.state is StepState.INTENDED
+                return self._ensure_isolated(run_record if is_started else None)
+            case _:
+                return None
+
+    def _start(self, step: Step, number: int) -> Action:
+        """Return the action of this try of a step."""
+        match step.rule.action, step.spec:
+            case StepAction.APPLY, StepDef() as spec:
+                action = self._apply_isolator(spec, number)
+                return replace(action, cordon_only=True) if step.purpose is Purpose.CORDON else action
+            case StepAction.REVERT, StepDef() as spec:
+                active = self._active_isolations()
+                return Revert(spec, number, active[step.id], is_last=len(active) == 1)
+            case StepAction.RUN, Stage() as stage:
+                latest = self._latest(step)
+                is_started = latest is not None and latest.state is StepState.INTENDED
+                return RunPlaybook(stage, number, is_started)
+            case StepAction.CHECK, StepDef() as spec:
+                return RunCheck(spec, step.id, number)
+            case _:
+                return CleanUpStaleRuns(number)
+
+    def _give_up(self, step: Step, latest: StepRecord) -> Action | None:
+        """Return what follows from a result that is final and not OK."""
+        match step.purpose, step.spec:
+            case Purpose.MAINTAIN, Stage() as stage if latest.state is StepState.UNKNOWN:
+                return self._resolve_unknown_run(step, stage, latest)
+            case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is not None:
+                return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
+            case Purpose.RETURN | Purpose.CLEAN_UP, _:
+                text = f"could not be returned to service: {latest.text}"
+                return Transition(Trigger.FAILED, step=step.id, text=text)
+            case Purpose.CONFIRM_RETURN, StepDef() as spec:
+                return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
+            case _:
+                return Transition(Trigger.FAILED, step=step.id, text=latest.text)
 
     # isolating
 
-    def reconcile_isolating(self) -> Action:
+    def _reconcile_isolating(self) -> Action:
         abort_begun = any(r.action is StepAction.REVERT for r in self._attempt_records)
         reason = self.abort_reason or self.isolation_plan.traffic_found() or self._timeout_reason()
         if reason or abort_begun:
             if isolated_in_earlier_attempt(self.plan.isolate, self.target, self.records) and not abort_begun:
                 # It failed then and has passed no check since: only a person may return it to service.
                 return Transition(Trigger.FAILED, step="isolate", text=reason)
-            return self._return_to_service() or Transition(
+            return self._walk(Purpose.RETURN) or Transition(
                 Trigger.ISOLATION_ABORTED,
                 text=reason or RESUMED_ABORT_REASON,
                 not_before=self.now + backoff_s(self.target.aborted_isolations),
             )
-        action = self._next_isolation_step() or Transition(Trigger.ISOLATED)
+        action = self._walk_phase()
+        if action is None and not self.plan.isolate:
+            # Without an isolator it is the playbook that disturbs traffic, so the probes come before it.
+            action = self.isolation_plan.required_probe(None)
         if not isinstance(action, Wait):
-            return action
+            return action or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
         left_s = max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
         return replace(action, until=min(action.until, self.now + left_s))
-
-    def _next_isolation_step(self) -> Action | None:
-        """Return what is left to do until the node is isolated, None when it is."""
-        for spec in self.isolation_plan.cordon_only_isolators():
-            action = self._next_isolator_action(spec, cordon_only=True)
-            if action is not None:
-                return replace(action, cordon_only=True) if isinstance(action, Isolate) else action
-        for spec in self.plan.isolate:
-            action = self._next_isolator_action(spec)
-            if action is not None:
-                probe = self.isolation_plan.required_probe(spec) if isinstance(action, Isolate) else None
-                return probe or action
-        # Without an isolator it is the playbook that disturbs traffic, so the probes come before it.
-        return None if self.plan.isolate else self.isolation_plan.required_probe(None)
 
     def _timeout_reason(self) -> str:
         if self.elapsed_s < self.plan.isolate_timeout_s:
@@ -160,55 +261,98 @@ class _Reconciler:
         busy = [f": {r.text}" for r in self._attempt_records if r.state is StepState.BUSY]
         return f"not isolated within {self.plan.isolate_timeout_s:.0f} s" + "".join(busy[-1:])
 
-    def _next_isolator_action(self, spec: StepDef, *, cordon_only: bool = False) -> Action | None:
-        """Return what one isolator still needs in this attempt, None when it is in effect."""
-        latest = self._latest_record(spec.name, StepAction.APPLY, StepAction.INSPECT)
-        if latest is None:
-            return self._apply_isolator(spec, 1)
-        again = self._apply_isolator(spec, latest.number + 1)
-        match latest.state:
-            case StepState.OK:
-                is_sufficient = cordon_only or not self.isolation_plan.is_cordon_only(latest)
-                return None if is_sufficient else again
-            case StepState.INTENDED:
-                return self._apply_isolator(spec, latest.number)
-            case StepState.BUSY:
-                return retry_wait(latest, NOT_ISOLATED_RETRY_S, self.now, since=latest.began_at) or again
-            case StepState.UNKNOWN if latest.number < UNKNOWN_MAX_TRIES:
-                return retry_wait(latest, UNKNOWN_RETRY_S, self.now) or again
-            case StepState.UNKNOWN | StepState.FAILED:
-                return Transition(Trigger.FAILED, step=spec.name, text=latest.text)
-
     def _apply_isolator(self, spec: StepDef, number: int) -> Isolate:
         for _, prior in active_isolations([spec], self.records):
             return Isolate(spec, number, is_prior_known=True, prior=prior)
         return Isolate(spec, number)
 
-    def _return_to_service(self) -> Action | None:
-        """Return the next step of the return to service, None when no isolator is in effect."""
-        active = active_isolations(self.plan.isolate, self.records)
-        if not active:
-            return None
+    # maintaining
+
+    def _ensure_isolated(self, run_record: StepRecord | None) -> Action | None:
+        """Return what must come before a run, or instead of it, when an isolator is not in effect.
+
+        `run_record` is the run that is in progress, None before a run.
+        """
+        for step in self.steps:
+            isolator_records = [r for r in self._attempt_records if r.step == step.id]
+            if step.purpose is Purpose.ISOLATE and isolator_records:
+                next_step = self._next_of(step)
+                if next_step is not None:
+                    times = (self.now, self.elapsed_s, self.plan.isolate_timeout_s)
+                    return on_isolation_lost(self.target, next_step, isolator_records, run_record, *times)
+        return None
+
+    def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
+        """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
+        if stage.on_unknown is OnUnknownPolicy.PAUSE:
+            return Transition(Trigger.FAILED, step=stage.step, text=latest.text)
         if self.has_unfinished_run:
-            return self._clean_up_stale_runs()
-        spec, prior = active[-1]
-        applied = self._latest_record(spec.name, StepAction.APPLY)
-        latest = self._latest_record(spec.name, StepAction.REVERT)
-        first_number = 1 if applied is None else applied.number
-        is_last = len(active) == 1
-        # A REVERT starts at the number of its APPLY, so a lower one belongs to an earlier APPLY.
-        if latest is None or latest.number < first_number:
-            return Revert(spec, first_number, prior, is_last)
-        again = Revert(spec, latest.number + 1, prior, is_last)
-        match latest.state:
-            case StepState.INTENDED:
-                return replace(again, number=latest.number)
-            case StepState.UNKNOWN | StepState.BUSY if latest.number < first_number + UNKNOWN_MAX_TRIES:
-                return retry_wait(latest, UNKNOWN_RETRY_S, self.now) or again
-            case _ if self._is_ordered_after(latest):
-                return again
-            case _:
-                return self._restore_failed(spec.name, latest.text)
+            return self._next_of(CLEAN_UP)
+        # The checks judge the whole change, so they can speak for the last stage only.
+        if stage.on_unknown is OnUnknownPolicy.VERIFY and stage is stages_for(self.plan, self.target)[-1]:
+            verdict = self._judge_run(latest.number)
+            if verdict is not False:
+                return None if verdict is True else verdict
+        if latest.number > 1:
+            text = f"{latest.text}; the rerun ended the same way"
+            return Transition(Trigger.FAILED, step=stage.step, text=text)
+        return self._required_before(step) or self._start(step, latest.number + 1)
+
+    def _judge_run(self, run: int) -> Action | bool:
+        """Return the next check of a run whose result is unknown, or the verdict of all checks."""
+        for step in judging_steps(self.plan, run):
+            match self._next_try(step, self._latest(step)):
+                case int() as number:
+                    return self._start(step, number)
+                case state if state is not StepState.OK:
+                    return False
+        return True
+
+    # verifying
+
+    def _watch(self, step: Step) -> Wait | None:
+        """Wait until the node has served for the time of the probation."""
+        during = {each.id for each in self.steps if each.purpose is Purpose.PROBATION}
+        until = in_service_since(self.target, self.records, during) + self.plan.probation_s
+        return Wait(until, step.id) if self.now < until else None
+
+    def _reisolate_failed_in_service(self) -> Action | None:
+        """Isolate a node again whose check failed in service, then fail it; None when no check failed."""
+        for step in self.steps:
+            if step.rule.in_service and step.rule.phase is Phase.VERIFYING:
+                latest = self._latest(step)
+                answer = self._next_try(step, latest)
+                if latest is not None and answer is latest.state and answer is not StepState.OK:
+                    return self._reisolate(latest, self.records[self.records.index(latest) :])
+        return None
+
+    # Cordon only: a failed check is no reason to evict the work that runs there.
+    def _reisolate(self, failed_check: StepRecord, later: Sequence[StepRecord]) -> Action:
+        text = failed_check.text
+        for step in self.steps:
+            if step.purpose is not Purpose.ISOLATE or not isinstance(step.spec, StepDef):
+                continue
+            latest = latest_record(step, later, self.target.attempt)
+            if latest is None or latest.state is StepState.INTENDED:
+                applied = self._latest(step, StepAction.APPLY)
+                number = latest.number if latest else 1 if applied is None else applied.number + 1
+                return replace(self._apply_isolator(step.spec, number), cordon_only=True)
+            if latest.state is not StepState.OK:
+                text += f"; and it could not be isolated again: {latest.text}"
+        return Transition(Trigger.FAILED, step=failed_check.step, text=text)
+
+    # the records
+
+    @property
+    def _attempt_records(self) -> Sequence[StepRecord]:
+        return [record for record in self.records if record.attempt == self.target.attempt]
+
+    def _active_isolations(self) -> Mapping[str, Any]:
+        """Return the isolators that are in effect, each with the state that it found."""
+        return {spec.name: prior for spec, prior in active_isolations(self.plan.isolate, self.records)}
+
+    def _latest(self, step: Step, *actions: StepAction) -> StepRecord | None:
+        return latest_record(step, self.records, self.target.attempt, *actions)
 
     def _is_ordered_after(self, record: StepRecord) -> bool:
         """Return whether a person ordered the node's return after this record was made."""
@@ -216,188 +360,18 @@ class _Reconciler:
         tried_before = record.at < self.target.ordered_at <= self.now or self.now < record.at
         return self.target.order is not None and tried_before
 
-    def _restore_failed(self, step: str, text: str) -> Action:
-        if self.target.order is not None:
-            return CompleteOrder(succeeded=False, text=f"{step} could not be reverted: {text}")
-        return Transition(Trigger.FAILED, step=step, text=f"could not be returned to service: {text}")
 
-    def _clean_up_stale_runs(self) -> Action:
-        latest = self._latest_record("clear", StepAction.CLEAN_UP)
-        if latest is None or latest.state is StepState.INTENDED:
-            return CleanUpStaleRuns(1 if latest is None else latest.number)
-        if latest.state is StepState.OK or self._is_ordered_after(latest):
-            return CleanUpStaleRuns(latest.number + 1)
-        return self._restore_failed("clear", latest.text)
-
-    # maintaining
-
-    def reconcile_maintaining(self) -> Action:
-        for stage in self._stages():
-            action = self._next_run_action(stage)
-            if isinstance(action, RunPlaybook):
-                if self.has_unfinished_run and not action.is_started:
-                    return self._clean_up_stale_runs()
-                return self._ensure_isolated(action) or action
-            if action is not None:
-                return action
-        return Transition(Trigger.MAINTAINED)
-
-    def _ensure_isolated(self, run: RunPlaybook) -> Action | None:
-        """Return what must come before a run, or instead of it, when an isolator is not in effect."""
-        run_record = self._latest_record(run.stage.step, StepAction.RUN) if run.is_started else None
-        for spec in self.plan.isolate:
-            next_step = self._next_isolator_action(spec)
-            isolator_records = [r for r in self._attempt_records if r.step == spec.name]
-            if next_step is not None and isolator_records:
-                times = (self.now, self.elapsed_s, self.plan.isolate_timeout_s)
-                return on_isolation_lost(self.target, next_step, isolator_records, run_record, *times)
-        return None
-
-    def _stages(self) -> tuple[Stage, ...]:
-        if not self.target.rolling_back:
-            return self.plan.stages
-        return () if self.plan.rollback is None else (self.plan.rollback,)
-
-    def _next_run_action(self, stage: Stage) -> Action | None:
-        latest = self._latest_record(stage.step, StepAction.RUN)
-        if latest is None:
-            return RunPlaybook(stage, 1, is_started=False)
-        match latest.state:
-            case StepState.OK:
-                return None
-            case StepState.INTENDED:
-                return RunPlaybook(stage, latest.number, is_started=True)
-            case StepState.FAILED | StepState.BUSY:
-                return Transition(Trigger.FAILED, step=stage.step, text=latest.text)
-            case StepState.UNKNOWN:
-                return self._resolve_unknown_run(stage, latest)
-
-    def _resolve_unknown_run(self, stage: Stage, latest: StepRecord) -> Action | None:
-        """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
-        if stage.on_unknown is OnUnknownPolicy.PAUSE:
-            return Transition(Trigger.FAILED, step=stage.step, text=latest.text)
-        if self.has_unfinished_run:
-            return self._clean_up_stale_runs()
-        # The checks judge the whole change, so they can speak for the last stage only.
-        if stage.on_unknown is OnUnknownPolicy.VERIFY and stage is self._stages()[-1]:
-            verdict = self._check_unknown_run(latest.number)
-            if verdict is not False:
-                return None if verdict is True else verdict
-        if latest.number > 1:
-            text = f"{latest.text}; the rerun ended the same way"
-            return Transition(Trigger.FAILED, step=stage.step, text=text)
-        return RunPlaybook(stage, latest.number + 1, is_started=False)
-
-    def _check_unknown_run(self, run: int) -> Action | bool:
-        """Return the next check of a run whose result is unknown, or the verdict of all checks."""
-        for spec in self._checks(in_service=False):
-            step = f"probe.{run}.{spec.name}"
-            record = self._latest_record(step, StepAction.CHECK)
-            if record is None:
-                return RunCheck(spec, step, 1)
-            if record.state is not StepState.OK:
-                return False
-        return True
-
-    # verifying
-
-    def reconcile_verifying(self) -> Action:
-        outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
-        return (
-            self._reisolate_failed_in_service()
-            or self._next_of_checks(self._checks(in_service=False))
-            or self._return_to_service()
-            or self._next_of_checks(self._checks(in_service=True))
-            or self._next_probation_action()
-            or Transition(Trigger.VERIFIED, outcome)
-        )
-
-    def _checks(self, *, in_service: bool) -> tuple[StepDef, ...]:
-        return tuple(spec for spec in self.plan.verify if spec.in_service is in_service)
-
-    def _next_of_checks(self, specs: Iterable[StepDef], prefix: str = "") -> Action | None:
-        actions = (self._next_check_action(spec, prefix + spec.name) for spec in specs)
-        return next((action for action in actions if action is not None), None)
-
-    def _next_check_action(self, spec: StepDef, step: str) -> Action | None:
-        record = self._latest_record(step, StepAction.CHECK)
-        is_new_run = record is None or record.state is StepState.UNKNOWN
-        if Capability.STARTS_RUN in spec.capabilities and self.has_unfinished_run and is_new_run:
-            return self._clean_up_stale_runs()
-        if record is None:
-            return RunCheck(spec, step, 1)
-        match record.state:
-            case StepState.OK:
-                return None
-            case StepState.UNKNOWN if record.number < UNKNOWN_MAX_TRIES:
-                return RunCheck(spec, step, record.number + 1)
-            case StepState.INTENDED:
-                return RunCheck(spec, step, record.number)
-            case StepState.FAILED | StepState.BUSY | StepState.UNKNOWN:
-                return Transition(Trigger.FAILED, step=step, text=record.text)
-
-    def _next_probation_action(self) -> Action | None:
-        """Wait until the probation is over, then repeat the in-service checks."""
-        if self.plan.probation_s <= 0:
-            return None
-        until = in_service_since(self.target, self.records) + self.plan.probation_s
-        if self.now < until:
-            return Wait(until, "probation")
-        specs = self._checks(in_service=True) or liveness_checks(self.plan.verify)
-        return self._next_of_checks(specs, "probation.")
-
-    def _reisolate_failed_in_service(self) -> Action | None:
-        """Isolate a node again whose check failed in service, then fail it; None when no check failed."""
-        in_service = {spec.name for spec in self._checks(in_service=True)}
-        for position, record in enumerate(self._attempt_records):
-            if record.action is not StepAction.CHECK:
-                continue
-            if record.step not in in_service and not record.step.startswith("probation."):
-                continue
-            retries_exhausted = record.state is StepState.UNKNOWN and record.number >= UNKNOWN_MAX_TRIES
-            if record.state is StepState.FAILED or retries_exhausted:
-                return self._reisolate(record, self._attempt_records[position:])
-        return None
-
-    # Cordon only: a failed check is no reason to evict the work that runs there.
-    def _reisolate(self, failed_check: StepRecord, later: Sequence[StepRecord]) -> Action:
-        text = failed_check.text
-        for spec in self.plan.isolate:
-            attempts = [
-                r for r in later if r.step == spec.name and r.action in (StepAction.APPLY, StepAction.INSPECT)
-            ]
-            if not attempts:
-                latest = self._latest_record(spec.name, StepAction.APPLY)
-                number = 1 if latest is None else latest.number + 1
-                return replace(self._apply_isolator(spec, number), cordon_only=True)
-            if attempts[-1].state is StepState.INTENDED:
-                return replace(self._apply_isolator(spec, attempts[-1].number), cordon_only=True)
-            if attempts[-1].state is not StepState.OK:
-                text += f"; and it could not be isolated again: {attempts[-1].text}"
-        return Transition(Trigger.FAILED, step=failed_check.step, text=text)
-
-    # returning, by a person's order
-
-    def reconcile_return(self) -> Action:
-        """Return a node to service by a person's order: revert the isolators, then check that it is alive."""
-        if (action := self._return_to_service()) is not None:
-            return action
-        for spec in liveness_checks(self.plan.verify):
-            step = f"return.{spec.name}"
-            record = self._latest_record(step, StepAction.CHECK)
-            if record is None or self._is_ordered_after(record):
-                return RunCheck(spec, step, 1 if record is None else record.number + 1)
-            if record.state is not StepState.OK:
-                return CompleteOrder(succeeded=False, text=f"{spec.name}: {record.text}")
-        return CompleteOrder(succeeded=True, text="returned")
-
-    @property
-    def _attempt_records(self) -> Sequence[StepRecord]:
-        return [record for record in self.records if record.attempt == self.target.attempt]
-
-    def _latest_record(self, step: str, *actions: StepAction) -> StepRecord | None:
-        """Return the last record of a step in this attempt."""
-        for record in reversed(self.records):
-            if record.step == step and record.action in actions and record.attempt == self.target.attempt:
-                return record
-        return None
+def _needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
+    """Return whether no process of an older run may be on the node for the next try of this step."""
+    is_new_run = latest is None or (
+        step.rule.action is StepAction.CHECK and latest.state is StepState.UNKNOWN
+    )
+    match step.purpose, step.spec:
+        case Purpose.RETURN, _:
+            return True
+        case Purpose.MAINTAIN, _:
+            return is_new_run
+        case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, StepDef() as spec:
+            return is_new_run and Capability.STARTS_RUN in spec.capabilities
+        case _:
+            return False

@@ -1,19 +1,14 @@
-"""Questions about one node's step records and checks."""
+"""Questions about one node's step records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import Capability, StepDef
+from machines.model.plan import StepDef
 from machines.model.rollout import Target
-
-
-def liveness_checks(specs: Iterable[StepDef]) -> tuple[StepDef, ...]:
-    """Return the infra checks that hold whatever change the node carries."""
-    return tuple(s for s in specs if Capability.JUDGES_LIVENESS in s.capabilities and s.team is None)
 
 
 def active_isolations(
@@ -47,15 +42,20 @@ def isolated_in_earlier_attempt(
     return all(active_isolations(specs, subset) for subset in (earlier, records))
 
 
-def in_service_since(target: Target, records: Sequence[StepRecord]) -> float:
-    """Return when a node was back in service and had passed its checks in this attempt (epoch seconds)."""
+def in_service_since(
+    target: Target, records: Sequence[StepRecord], probation_steps: Collection[str]
+) -> float:
+    """Return when a node was back in service and had passed its checks in this attempt (epoch seconds).
+
+    The checks of the probation itself do not count.
+    """
     passed = [
         record.at
         for record in records
         if record.attempt == target.attempt
         and record.action in (StepAction.REVERT, StepAction.CHECK)
         and record.state is StepState.OK
-        and not record.step.startswith("probation.")
+        and record.step not in probation_steps
     ]
     return max(passed, default=target.since)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from machines.model import actions
 from machines.model.events import StepAction, StepRecord
 from machines.states import IN_FLIGHT_PHASES
+from machines.workflow.steps import CLEAN_UP
 from rolloutd.engine.drivers.isolation import ErrorCapture, Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
@@ -49,7 +50,7 @@ class PlaybookExecution:
 
     async def clean_up_stale_runs(self, action: actions.CleanUpStaleRuns) -> None:
         """End all processes that older runs left on the node."""
-        record = self._journal.begin("clear", StepAction.CLEAN_UP, action.number)
+        record = self._journal.begin(CLEAN_UP.id, StepAction.CLEAN_UP, action.number)
         host = self._state.host(self._session.node)
         await self._journal.write(record)
         result = await self._capture_errors(

@@ -71,8 +71,9 @@ class StepJournal:
 
     def prior_of_kind(self, kind: str) -> Any:
         """Return the state that the isolator of this kind found before it changed anything, else None."""
+        steps = {spec.name for spec in self._session.plan.isolate if spec.kind == kind}
         for record in reversed(self.records):
-            if record.action is StepAction.APPLY and record.step.rpartition(".")[2] == kind:
+            if record.action is StepAction.APPLY and record.step in steps:
                 return record.prior
         return None
 

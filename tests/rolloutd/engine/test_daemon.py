@@ -21,8 +21,8 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
-from machines.workflow.next_action import NOT_ISOLATED_RETRY_S
 from machines.workflow.phase_transitions import transition
+from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.driver import Driver

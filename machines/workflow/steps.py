@@ -1,0 +1,199 @@
+"""The steps of one node as data, and when each is tried again.
+
+A plan compiles to an ordered list of Step rows, and a step record refers to its row by id.  The purpose of a
+row says why the step is done; RULES has one line per purpose: what is recorded, in which phase the step is
+due, and which results are tried again.  next_try() applies it, for every kind of step.  next_action.py walks
+the list.
+
+A new kind of step is a purpose, its rule, and its rows in compile_steps().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from machines.model.actions import Wait, retry_wait
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.plan import Capability, Plan, Stage, StepDef
+from machines.model.rollout import Target
+from machines.states import Phase
+
+NOT_ISOLATED_RETRY_S = 20.0
+"""Shortest time between two starts of an isolator that answers "busy".
+
+It counts from the start, so a drain that worked for its whole pass continues without a pause.
+"""
+
+UNKNOWN_RETRY_S = 5.0
+"""Delay before a retry after a lost answer: most connections are back within seconds."""
+
+UNKNOWN_MAX_TRIES = 3
+"""Tries of a step whose answer was lost; after the last one, unknown traffic counts as busy."""
+
+
+class Purpose(StrEnum):
+    """Why a step is done."""
+
+    CORDON = "cordon"
+    """Keep new work away, before the traffic probes."""
+    ISOLATE = "isolate"
+    CLEAN_UP = "clean-up"
+    """End what older runs left on the node."""
+    MAINTAIN = "maintain"
+    JUDGE_RUN = "judge-run"
+    """Find out whether a run whose result is unknown made its change."""
+    VERIFY = "verify"
+    RETURN = "return"
+    VERIFY_IN_SERVICE = "verify-in-service"
+    WATCH = "watch"
+    """Let the node serve for the time of the probation."""
+    PROBATION = "probation"
+    CONFIRM_RETURN = "confirm-return"
+    """Check a node that a person ordered back to service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A result after which a step is tried again; `tries` None: without limit."""
+
+    delay_s: float = 0.0
+    tries: int | None = None
+    from_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What holds for all steps of one purpose.
+
+    `phase`: when they are due; None means on demand.  A step with the result OK is done, and any other result
+    is final, unless `retries` has it.  `in_service`: the node takes traffic meanwhile.
+    `repeated_by_order`: a person's order makes a final result void.
+    """
+
+    action: StepAction
+    phase: Phase | None = None
+    retries: Mapping[StepState, Retry] = field(default_factory=dict)
+    in_service: bool = False
+    repeated_by_order: bool = False
+
+    @property
+    def recorded_actions(self) -> tuple[StepAction, ...]:
+        """The actions of its records: an inspection that fails is recorded in the place of its APPLY."""
+        return (self.action, StepAction.INSPECT) if self.action is StepAction.APPLY else (self.action,)
+
+
+_LOST_CHECK = {StepState.UNKNOWN: Retry(tries=UNKNOWN_MAX_TRIES)}
+_LOST_ISOLATION = {
+    StepState.BUSY: Retry(NOT_ISOLATED_RETRY_S, from_start=True),
+    StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES),
+}
+_LOST_RETURN = {
+    # The isolation was undone, and is in effect again.
+    StepState.OK: Retry(),
+    StepState.BUSY: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES + 1),
+    StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES + 1),
+}
+
+RULES: Mapping[Purpose, Rule] = {
+    Purpose.CORDON: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
+    Purpose.ISOLATE: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
+    Purpose.CLEAN_UP: Rule(StepAction.CLEAN_UP, retries={StepState.OK: Retry()}, repeated_by_order=True),
+    Purpose.MAINTAIN: Rule(StepAction.RUN, Phase.MAINTAINING),
+    Purpose.JUDGE_RUN: Rule(StepAction.CHECK),
+    Purpose.VERIFY: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK),
+    Purpose.RETURN: Rule(StepAction.REVERT, Phase.VERIFYING, _LOST_RETURN, repeated_by_order=True),
+    Purpose.VERIFY_IN_SERVICE: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK, in_service=True),
+    Purpose.WATCH: Rule(StepAction.CHECK, Phase.VERIFYING),
+    Purpose.PROBATION: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK, in_service=True),
+    Purpose.CONFIRM_RETURN: Rule(StepAction.CHECK, in_service=True, repeated_by_order=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row; its records carry `id` and the action of its rule."""
+
+    id: str
+    purpose: Purpose
+    spec: StepDef | Stage | None = None
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.purpose]
+
+
+CLEAN_UP = Step("clear", Purpose.CLEAN_UP)
+
+
+def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
+    """Return the steps of one node in the order in which they are due, then those on demand.
+
+    `plan` is the plan as it applies to this node (plan_for_target).
+    """
+    isolated = [spec for spec in plan.verify if not spec.in_service]
+    in_service = [spec for spec in plan.verify if spec.in_service]
+    # These hold whatever change the node carries.
+    liveness = [s for s in plan.verify if Capability.JUDGES_LIVENESS in s.capabilities and s.team is None]
+    cordons = [spec for spec in plan.isolate if Capability.CORDON_ONLY in spec.capabilities]
+    rows = [
+        *_rows(Purpose.CORDON, cordons),
+        *_rows(Purpose.ISOLATE, plan.isolate),
+        *(Step(stage.step, Purpose.MAINTAIN, stage) for stage in stages_for(plan, target)),
+        *_rows(Purpose.VERIFY, isolated),
+        *_rows(Purpose.RETURN, reversed(plan.isolate)),
+        *_rows(Purpose.VERIFY_IN_SERVICE, in_service),
+    ]
+    if plan.probation_s > 0:
+        rows.append(Step("probation", Purpose.WATCH))
+        rows += _rows(Purpose.PROBATION, in_service or liveness, "probation.")
+    return (*rows, *_rows(Purpose.CONFIRM_RETURN, liveness, "return."))
+
+
+def judging_steps(plan: Plan, run: int) -> list[Step]:
+    """Return the checks that find out whether this run, whose result is unknown, made its change."""
+    isolated = (spec for spec in plan.verify if not spec.in_service)
+    return _rows(Purpose.JUDGE_RUN, isolated, f"probe.{run}.")
+
+
+def stages_for(plan: Plan, target: Target) -> tuple[Stage, ...]:
+    if not target.rolling_back:
+        return plan.stages
+    return () if plan.rollback is None else (plan.rollback,)
+
+
+def latest_record(
+    step: Step, records: Sequence[StepRecord], attempt: int, *only: StepAction
+) -> StepRecord | None:
+    """Return the last record of a step in this attempt, of all its actions or of `only` some."""
+    actions = only or step.rule.recorded_actions
+    for record in reversed(records):
+        if record.step == step.id and record.action in actions and record.attempt == attempt:
+            return record
+    return None
+
+
+def next_try(
+    rule: Rule, latest: StepRecord | None, now: float, *, first: int = 1, is_ordered: bool = False
+) -> int | Wait | StepState:
+    """Return the number of a step's next try, the wait before it, or the result that is final.
+
+    `latest` is its last record; tries count from `first`.  `is_ordered`: a person ordered it since.  After an
+    INTENDED record the same try is due again, because it may or may not have happened.
+    """
+    if latest is None:
+        return first
+    if latest.state is StepState.INTENDED:
+        return latest.number
+    retry = rule.retries.get(latest.state)
+    if retry is not None and (retry.tries is None or latest.number < first + retry.tries - 1):
+        since = latest.began_at if retry.from_start else latest.at
+        return retry_wait(latest, retry.delay_s, now, since=since) or latest.number + 1
+    if is_ordered:
+        return latest.number + 1
+    return latest.state
+
+
+def _rows(purpose: Purpose, specs: Iterable[StepDef], prefix: str = "") -> list[Step]:
+    return [Step(prefix + spec.name, purpose, spec) for spec in specs]
