@@ -1,8 +1,31 @@
-"""Formatting of counts, shared by daemon, command line and console."""
+"""Formatting of counts and suggestions, shared by daemon, command line and console."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+MAX_COMPARED_NAMES = 2_000
+"""Names that a suggestion compares: some ten milliseconds of the daemon's time."""
+
+SUGGESTION_CUTOFF = 0.7
+"""Minimum similarity of a suggestion, as difflib counts: `lgos` is near `logs`."""
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:
     """Return `1 node`, `2 nodes`; `plural` is for words that take no s."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like a mistyped one, None if none is near."""
+    import difflib  # the command line loads it after a mistake only
+
+    compared = islice(known, MAX_COMPARED_NAMES)
+    return next(iter(difflib.get_close_matches(name[:100], compared, n=1, cutoff=SUGGESTION_CUTOFF)), None)
+
+
+def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return what to do about an unknown name: the nearest known one, else `otherwise`."""
+    near = nearest_name(name, known)
+    return otherwise if near is None else f"did you mean {near}?"

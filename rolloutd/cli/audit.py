@@ -21,7 +21,7 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
-from rolloutd.cli.output import print_json, print_json_line, print_line, print_message, print_now, sanitize
+from rolloutd.cli.output import print_json_line, print_line, print_message, print_now, sanitize
 from rolloutd.cli.reconnect import follow_events
 from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path
@@ -120,7 +120,7 @@ def audit(call: Invocation) -> int:
         return _follow_entries(call)
     entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)
     if args.json:
-        print_json({"entries": list(entries)})
+        call.print_data({"entries": list(entries)})
         return exits.OK
     printed = 0
     for printed, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
@@ -216,7 +216,7 @@ def _verify_chain(call: Invocation) -> int:
     else:
         verdict = call.get(api_path("audit", "verify"), head=call.args.head)
     if call.args.json:
-        print_json(verdict)
+        call.print_data(verdict)
     else:
         print_line(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {sanitize(verdict['message'])}")
         if verdict["ok"] or verdict["entries"]:
@@ -233,7 +233,7 @@ def _print_head(call: Invocation) -> int:
         if not verdict["ok"]:
             raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verdict['message']}")
         found = {"seq": verdict["entries"], "hash": verdict["head"], "at": None}
-    print_json(found) if call.args.json else print_line(f"{found['hash']} {found['seq']}")
+    call.print_data(found) if call.args.json else print_line(f"{found['hash']} {found['seq']}")
     return exits.OK
 
 

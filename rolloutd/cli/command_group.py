@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rolloutd.cli import exits, timestamps
-from rolloutd.cli.output import print_json, print_message
+from rolloutd.cli.output import FORMATS, print_json, print_message, print_names, print_yaml
 from rolloutd.control.client import DEFAULT_SOCKET, Client
+from rolloutd.text import nearest_name
 
-SUGGESTION_CUTOFF = 0.7
-"""Minimum similarity of a suggestion, as difflib counts: `lgos` is near `logs`."""
+SHELLS = ("bash", "zsh", "fish")
+"""Shells that `rolloutctl completion` knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,19 @@ class Invocation:
     def report(self, answer: Any, text: str) -> int:
         """Print the answer of a command that changed something: JSON if asked for, and a sentence."""
         if self.args.json:
-            print_json(answer)
+            self.print_data(answer)
         print_message(text)
         return exits.OK
+
+    def print_data(self, value: Any) -> None:
+        """Print a value in the format that `--json` or `-o` asked for."""
+        match self.args.json:
+            case "yaml":
+                print_yaml(value)
+            case "name":
+                print_names(value)
+            case _:
+                print_json(value)
 
 
 Handler = Callable[[Invocation], int]
@@ -82,6 +93,13 @@ class CommandGroup:
         )
         if json:
             parser.add_argument("--json", action="store_true", help="print JSON (stable)")
+            parser.add_argument(
+                "-o",
+                dest="json",
+                metavar="FORMAT",
+                choices=FORMATS,
+                help="json, yaml, or name (only the names of what is listed)",
+            )
         parser.set_defaults(handler=handler)
         return parser
 
@@ -111,16 +129,30 @@ def shared_options() -> argparse.ArgumentParser:
 
 
 def add_rollout_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument(
+    argument = parser.add_argument(
         "rollout",
         metavar="ROLLOUT",
         nargs="?" if optional else None,
         help="rollout id, its prefix, or its plan's name",
     )
+    complete_with(argument, "rollouts")
 
 
-def add_node_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="the node's name")
+def add_node_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    argument = parser.add_argument(
+        "node", metavar="NODE", nargs="?" if optional else None, help="the node's name"
+    )
+    complete_with(argument, "nodes")
+
+
+def complete_with(argument: argparse.Action, kind: str) -> None:
+    """Let a shell complete an argument with the daemon's names of a kind (`rolloutctl names`)."""
+    function = f"_rolloutctl_{kind}"
+    argument.complete = {  # type: ignore[attr-defined]
+        "bash": function,
+        "zsh": function,
+        "fish": f"({function})",
+    }
 
 
 def add_reason_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -182,23 +214,16 @@ def _suggest_command(message: str) -> str:
     mistyped = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     if mistyped is None:
         return ""
-    import difflib
-
-    known = [word.strip(" '\"") for word in mistyped[2].split(",")]
-    near = difflib.get_close_matches(mistyped[1], known, n=1, cutoff=SUGGESTION_CUTOFF)
-    return f"'{mistyped[1]}' is unknown; did you mean '{near[0]}'?" if near else ""
+    near = nearest_name(mistyped[1], (word.strip(" '\"") for word in mistyped[2].split(",")))
+    return f"'{mistyped[1]}' is unknown; did you mean '{near}'?" if near else ""
 
 
 def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
     unknown = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
     if unknown is None:
         return ""
-    import difflib
-
-    near = difflib.get_close_matches(
-        unknown[1], sorted(_known_options(parser)), n=1, cutoff=SUGGESTION_CUTOFF
-    )
-    return f"{unknown[1]} is unknown; did you mean {near[0]}?" if near else ""
+    near = nearest_name(unknown[1], sorted(_known_options(parser)))
+    return f"{unknown[1]} is unknown; did you mean {near}?" if near else ""
 
 
 def _known_options(parser: argparse.ArgumentParser) -> set[str]:

@@ -17,7 +17,7 @@ from rolloutd.cli.command_group import (
     add_until_option,
     without_none,
 )
-from rolloutd.cli.output import print_json, print_line, print_table, sanitize
+from rolloutd.cli.output import print_line, print_table, sanitize
 from rolloutd.cli.queries import format_down
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
@@ -56,7 +56,7 @@ def show_locks(call: Invocation) -> int:
     """Show pools with their holders, holds and freezes."""
     answer: Locks = call.get(api_path("locks"))
     if call.args.json:
-        print_json(answer)
+        call.print_data(answer)
         return exits.OK
     print_table(
         ("POOL", "DOWN", "BUDGET", "MEMBERS", "HOLDERS"), [_pool_row(lock) for lock in answer["pools"]]

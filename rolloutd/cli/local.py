@@ -16,10 +16,21 @@ from typing import NoReturn
 
 import rolloutd
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation
-from rolloutd.cli.output import print_line
+from rolloutd.cli.command_group import SHELLS, CommandGroup, Invocation
+from rolloutd.cli.output import print_line, sanitize
+from rolloutd.control.client import api_path
 
-SHELLS = ("bash", "zsh")
+NAME_KINDS = ("rollouts", "nodes", "teams", "pools")
+
+_PREAMBLES = {
+    "bash": '_rolloutctl_{kind}() {{ compgen -W "$(rolloutctl names {kind} 2>/dev/null)" -- "$1"; }}\n',
+    "zsh": (
+        "_rolloutctl_{kind}() {{ local -a names;"
+        ' names=(${{(f)"$(rolloutctl names {kind} 2>/dev/null)"}}); compadd -a names }}\n'
+    ),
+    "fish": "function _rolloutctl_{kind}; rolloutctl names {kind} 2>/dev/null; end\n",
+}
+"""A function for each kind of name, in each shell: shells ask the daemon when they complete."""
 
 
 def register(commands: CommandGroup) -> None:
@@ -43,9 +54,11 @@ def register(commands: CommandGroup) -> None:
         parser.add_argument("--config", metavar="FILE", help="the daemon's settings (its default)")
         if file_help:
             parser.add_argument("file", metavar="FILE", help=file_help)
+    parser = commands.add_command("names", names, "print the names that completion offers", json=False)
+    parser.add_argument("kind", metavar="KIND", choices=NAME_KINDS, help=", ".join(NAME_KINDS))
     complete = partial(completion, commands.root_parser)
     parser = commands.add_command("completion", complete, "print shell completion", json=False)
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash or zsh")
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     _register_console(commands)
 
 
@@ -106,7 +119,25 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
     """Print a completion script of the whole command line."""
     import shtab
 
-    print_line(shtab.complete(root_parser, call.args.shell))
+    shell = call.args.shell
+    preamble = "".join(_PREAMBLES[shell].format(kind=kind) for kind in NAME_KINDS)
+    print_line(shtab.complete(root_parser, shell, preamble=preamble))
+    return exits.OK
+
+
+def names(call: Invocation) -> int:
+    """Print the names of one kind, one per line."""
+    match call.args.kind:
+        case "rollouts":
+            lines = call.get(api_path("rollouts"))["rollouts"]
+            found = [name for each in lines for name in (each["rollout"], each["plan"])]
+        case "pools":
+            found = [lock["pool"] for lock in call.get(api_path("locks"))["pools"]]
+        case kind:
+            key = "node" if kind == "nodes" else "team"
+            found = [node[key] or "" for node in call.get(api_path("inventory"))["nodes"]]
+    for name in dict.fromkeys(filter(None, found)):
+        print_line(sanitize(name))
     return exits.OK
 
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rolloutd import __version__
@@ -71,9 +72,17 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
     commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
+    help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
+    help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
     for module in (plans, queries, watch, voting, rollout_actions, holds, teams, audit, local):
         module.register(commands)
     return top
+
+
+def _help(top: Parser, call: Invocation) -> int:
+    """Print the help of a command as --help does."""
+    top.parse_args([*call.args.words, "--help"])
+    return exits.OK
 
 
 def _run(args: argparse.Namespace) -> int:

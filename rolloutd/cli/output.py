@@ -13,6 +13,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+FORMATS = ("json", "yaml", "name")
+"""Values of `-o`; a table, without it, always has all its columns."""
+
+_NAME_KEYS = ("node", "pool", "gate", "rollout", "team", "id")
+"""The key that names an object, the most special first: a node has its team too."""
+
 COLUMN_GAP = "   "
 BAR_CELLS = 24
 """Width of a bar that leaves room for its numbers in 80 columns."""
@@ -45,6 +51,20 @@ def print_line(text: str = "") -> None:
 def print_json(value: Any) -> None:
     """Print a value as JSON: indented on a terminal, one line otherwise."""
     print_line(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+
+
+def print_yaml(value: Any) -> None:
+    import yaml  # rolloutctl's start-up counts
+
+    print_line(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip())
+
+
+def print_names(value: Any) -> None:
+    """Print the names of a list of nodes, pools, gates, rollouts or teams, or of one of them."""
+    if isinstance(value, dict):
+        value = next((each for each in value.values() if isinstance(each, list)), [value])
+    for each in value:
+        print_line(next((str(each[key]) for key in _NAME_KEYS if key in each), "-"))
 
 
 def print_json_line(value: Any) -> None:

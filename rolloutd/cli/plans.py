@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
-from rolloutd.cli.output import print_json, print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.errors import Diagnostic
@@ -69,7 +69,7 @@ def validate(call: Invocation) -> int:
     name, text = _read_plan(call.args.file)
     diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
     if call.args.json:
-        print_json({"valid": not diagnostics, "errors": diagnostics})
+        call.print_data({"valid": not diagnostics, "errors": diagnostics})
     else:
         for mistake in diagnostics:
             print_line(sanitize(format_diagnostic(mistake)))
@@ -95,7 +95,7 @@ def schema(call: Invocation) -> int:
 def preview(call: Invocation) -> int:
     """Show what a plan would do."""
     answer = _post_plan(call, "preview", _request_body(call))
-    print_json(answer) if call.args.json else _print_preview(answer)
+    call.print_data(answer) if call.args.json else _print_preview(answer)
     return exits.OK
 
 
@@ -104,7 +104,7 @@ def submit(call: Invocation) -> int:
     body = _request_body(call) | {"again": call.args.again, "supersede": call.args.supersede}
     answer = _post_plan(call, "submit", body)
     if call.args.json:
-        print_json(answer)
+        call.print_data(answer)
     else:
         print_line(answer["rollout"])
     if answer["existing"]:
@@ -169,7 +169,7 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:
     """Print the mistakes as JSON if asked for, and return the command's end with them as text."""
     if call.args.json:
-        print_json({"valid": False, "errors": diagnostics})
+        call.print_data({"valid": False, "errors": diagnostics})
     text = "\n".join(format_diagnostic(mistake) for mistake in diagnostics)
     return exits.Exit(exits.REFUSED, f"{text}\n{name}: {pluralize(len(diagnostics), 'mistake')}")
 

@@ -13,7 +13,6 @@ from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argume
 from rolloutd.cli.output import (
     colorize,
     format_percent,
-    print_json,
     print_line,
     print_message,
     print_table,
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 
 SHORT_DIGEST_CHARS = 12
 """Digits of a digest that a person compares."""
+
+
+MAX_NAMES_SHOWN = 5
+"""Nodes with the same reason that `why` names; `nodes` lists all of them."""
 
 
 def register(commands: CommandGroup) -> None:
@@ -49,9 +52,13 @@ def register(commands: CommandGroup) -> None:
     )
     parser = commands.add_command("nodes", nodes, "list the nodes of a rollout")
     add_rollout_argument(parser)
-    parser = commands.add_command("why", why, "explain why a node does not move, and what can change that")
+    parser = commands.add_command("gates", gates, "list the gates, their votes and which are missing")
+    add_rollout_argument(parser, optional=True)
+    parser = commands.add_command(
+        "why", why, "explain why a rollout or a node waits, and what can change that"
+    )
     add_rollout_argument(parser)
-    add_node_argument(parser)
+    add_node_argument(parser, optional=True)
     parser = commands.add_command("inventory", inventory, "list the known nodes and their last observation")
     parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
 
@@ -61,11 +68,11 @@ def status(call: Invocation) -> int:
     args = call.args
     if args.rollout is not None:
         found = call.get(api_path("rollouts", args.rollout))
-        print_json(found) if args.json else print_rollout(found)
+        call.print_data(found) if args.json else print_rollout(found)
         return exits.OK
     answer = call.get(api_path("status"), all=args.all or None)
     if args.json:
-        print_json(answer)
+        call.print_data(answer)
         return exits.OK
     if answer["trouble"]:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
@@ -90,12 +97,12 @@ def rollouts(call: Invocation) -> int:
             raise exits.Exit(exits.USAGE, "rolloutctl rollouts delete: no ROLLOUT; name one")
         answer = call.client.delete(api_path("rollouts", args.rollout))
         if args.json:
-            print_json(answer)
+            call.print_data(answer)
         print_message(f"{args.rollout}: deleted, with the output of its runs; its audit stays")
         return exits.OK
     answer = call.get(api_path("rollouts"))
     if args.json:
-        print_json(answer)
+        call.print_data(answer)
     elif not answer["rollouts"]:
         print_message("there are no rollouts")
     else:
@@ -109,7 +116,7 @@ def rollouts(call: Invocation) -> int:
 def nodes(call: Invocation) -> int:
     found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
     if call.args.json:
-        print_json(found)
+        call.print_data(found)
     else:
         print_table(
             ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON"), map(_node_row, found)
@@ -117,11 +124,28 @@ def nodes(call: Invocation) -> int:
     return exits.OK
 
 
+def gates(call: Invocation) -> int:
+    """List the gates of one rollout, or of all live ones."""
+    name = call.args.rollout
+    found = (
+        call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
+    )
+    if call.args.json:
+        call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]])
+    else:
+        for each in found:
+            print_line(colorize(each["rollout"], "bold"))
+            _print_gates(each)
+    return exits.OK
+
+
 def why(call: Invocation) -> int:
-    """Explain why a node does not move."""
+    """Explain why a rollout or one of its nodes does not move."""
+    if call.args.node is None:
+        return _why_rollout(call)
     answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
     if call.args.json:
-        print_json(answer)
+        call.print_data(answer)
     elif answer["reason"] is None:
         suffix = "" if answer["phase"] == "done" else ", and nothing holds it up"
         print_line(f"{answer['node']} is {answer['phase']}{suffix}")
@@ -130,13 +154,40 @@ def why(call: Invocation) -> int:
     return exits.OK
 
 
+def _why_rollout(call: Invocation) -> int:
+    """Explain why a rollout waits, and group its waiting nodes by reason."""
+    rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
+    nodes: list[Node] = call.get(api_path("rollouts", rollout["rollout"], "nodes"))["nodes"]
+    waiting: dict[str, list[str]] = {}
+    for node in nodes:
+        if node["phase"] in ("pending", "failed") and node["reason"] is not None:
+            waiting.setdefault(format_reason(node["reason"]), []).append(node["node"])
+    if call.args.json:
+        groups = [{"reason": text, "nodes": names} for text, names in waiting.items()]
+        reason = rollout["reason"]
+        call.print_data(
+            {"rollout": rollout["rollout"], "state": rollout["state"], "reason": reason, "waiting": groups}
+        )
+        return exits.OK
+    reason_text = "" if rollout["reason"] is None else f": {format_reason(rollout['reason'])}"
+    print_line(f"{rollout['rollout']} is {rollout['state']}{reason_text}")
+    for text, names in waiting.items():
+        print_line(f"  {pluralize(len(names), 'node')} ({_shorten(names)}): {text}")
+    return exits.OK
+
+
+def _shorten(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return sanitize(", ".join(names[:MAX_NAMES_SHOWN]) + more)
+
+
 def inventory(call: Invocation) -> int:
     """List the known nodes; failing sources are reported on stderr."""
     if call.args.refresh:
         call.client.post(api_path("inventory", "refresh"))
     answer = call.get(api_path("inventory"))
     if call.args.json:
-        print_json(answer)
+        call.print_data(answer)
     else:
         print_table(
             ("NODE", "KIND", "TEAM", "POOLS", "SEEN", "AGE", "LABELS"), map(_inventory_row, answer["nodes"])

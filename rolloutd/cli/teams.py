@@ -15,8 +15,9 @@ from rolloutd.cli.command_group import (
     Invocation,
     add_reason_option,
     add_until_option,
+    complete_with,
 )
-from rolloutd.cli.output import print_json, print_line, sanitize
+from rolloutd.cli.output import print_line, sanitize
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def register(commands: CommandGroup) -> None:
 
     def add(name: str, handler: Handler, summary: str) -> argparse.ArgumentParser:
         parser = group.add_command(name, handler, summary)
-        parser.add_argument("team", metavar="TEAM", help="the team's name")
+        complete_with(parser.add_argument("team", metavar="TEAM", help="the team's name"), "teams")
         return parser
 
     add("show", show_team, "show a team's windows, canaries and freezes")
@@ -85,7 +86,7 @@ def _set_rules(call: Invocation, field: str, values: list[Any]) -> int:
 
 def _print_team(call: Invocation, team: Team) -> int:
     if call.args.json:
-        print_json(team)
+        call.print_data(team)
         return exits.OK
     print_line(sanitize(f"{team['team']}: {', '.join(team['members']) or 'no members'}"))
     for name, settings, own in (

@@ -22,7 +22,7 @@ from rolloutd.cli.command_group import (
     time_argument,
     without_none,
 )
-from rolloutd.cli.output import print_json, print_line
+from rolloutd.cli.output import print_line
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def format_gate(gate: Gate) -> str:
 
 
 def _report(call: Invocation, gate: Gate) -> int:
-    print_json(gate) if call.args.json else print_line(format_gate(gate))
+    call.print_data(gate) if call.args.json else print_line(format_gate(gate))
     return exits.OK
 
 

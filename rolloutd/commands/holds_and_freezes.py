@@ -22,6 +22,7 @@ from rolloutd.commands.rollout_commands import (
     Principal,
     require_member,
     unavailable,
+    unknown_node,
 )
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
@@ -131,7 +132,7 @@ def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # 
 def _team_of(state: State, node: str) -> str | None:
     known = state.index.nodes.get(node)
     if known is None:
-        raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
+        raise unknown_node(state, node)
     return known.team
 
 

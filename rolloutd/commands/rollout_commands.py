@@ -29,6 +29,7 @@ from machines.workflow.phase_transitions import transition
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe_remedy, describe_unavailability
+from rolloutd.text import suggest_name
 
 PERSON_SOURCE = "person"
 """The default source of a hold."""
@@ -226,7 +227,7 @@ def return_node(state: State, who: Principal, node: str, reason: str) -> tuple[T
     """
     targets = tuple(state.index.targets_on(node))
     if not targets and node not in state.index.nodes:
-        raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
+        raise unknown_node(state, node)
     isolated = [target for target in targets if target.isolated or _is_left_isolated(state, target)]
     if not isolated:
         raise Refused("not-isolated", f"{node}: not isolated by rolloutd; nothing to return")
@@ -252,6 +253,12 @@ def return_node(state: State, who: Principal, node: str, reason: str) -> tuple[T
 
 
 # -- what commands share ------------------------------------------------------
+
+
+def unknown_node(state: State, node: str) -> NotFound:
+    """Return the error for a node that the inventory does not have."""
+    action = suggest_name(node, state.index.nodes, "list them with rolloutctl inventory")
+    return NotFound(f"{node}: no such node; {action}")
 
 
 def _stop_orders(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:

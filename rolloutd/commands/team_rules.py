@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from machines.model.events import TeamRulesChanged
 from machines.model.limits import TeamRules
 from machines.model.windows import Window, next_opening
-from rolloutd.commands.rollout_commands import Events, Principal, require_member
+from rolloutd.commands.rollout_commands import Events, Principal, require_member, unknown_node
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused
+from rolloutd.text import suggest_name
 
 
 def get_team_rules(state: State, team: str) -> TeamRules:
     """Return the team's own rules; raises NotFound."""
     if team not in state.settings.teams:
-        raise NotFound(f"{team}: no such team; add it to the settings")
+        action = suggest_name(team, state.settings.teams, "add it to the settings")
+        raise NotFound(f"{team}: no such team; {action}")
     return state.index.team_rules.get(team, TeamRules(team))
 
 
@@ -44,7 +46,7 @@ def set_team_rules(
     for name in canaries or ():
         node = state.index.nodes.get(name)
         if node is None:
-            raise NotFound(f"{name}: no such node; list them with rolloutctl inventory")
+            raise unknown_node(state, name)
         if node.team != team:
             raise Refused("not-yours", f"{name}: belongs to {node.team or 'no team'}; name a node of {team}")
     return () if after == before else (TeamRulesChanged(after, who.actor, reason, state.now()),)

@@ -13,6 +13,7 @@ from machines.facts.projection import Projection
 from machines.model.rollout import Rollout, Target
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused
+from rolloutd.text import suggest_name
 
 MIN_PREFIX_CHARS = 3
 """Minimum characters of an id's prefix; fewer are probably a typing mistake."""
@@ -37,9 +38,9 @@ class ResolvedRollout:
         try:
             return self.index.target(self.rollout.id, node)
         except KeyError:
-            raise NotFound(
-                f"{self.rollout.id}: no node {node}; list them with rolloutctl nodes {self.rollout.id}"
-            ) from None
+            names = (target.node for target in self.index.targets(self.rollout.id))
+            action = suggest_name(node, names, f"list them with rolloutctl nodes {self.rollout.id}")
+            raise NotFound(f"{self.rollout.id}: no node {node}; {action}") from None
 
 
 async def resolve_rollout(state: State, name_or_id: str) -> ResolvedRollout:
@@ -61,6 +62,26 @@ async def resolve_rollout(state: State, name_or_id: str) -> ResolvedRollout:
     if len(candidates) > 1:
         raise _ambiguous_name(name_or_id, candidates)
     return await _load(state, next(iter(candidates), name_or_id))
+
+
+async def resolve_for_reading(state: State, name_or_id: str) -> ResolvedRollout:
+    """Return the rollout; of several of one plan the latest, because reading one changes nothing.
+
+    Raises NotFound, or Refused if ids of several plans match.
+    """
+    try:
+        return await resolve_rollout(state, name_or_id)
+    except Refused:
+        closed = {
+            each.id: each.submitted_at
+            for each in await state.store.list_closed_rollouts(MAX_CLOSED)
+            if each.name == name_or_id
+        }
+        live = state.index.rollouts.values()
+        same_plan = closed | {each.id: each.submitted_at for each in live if each.plan.name == name_or_id}
+        if not same_plan:
+            raise
+        return await _load(state, max(same_plan, key=same_plan.__getitem__))
 
 
 async def resolve_for_deletion(state: State, name_or_id: str) -> ResolvedRollout:
@@ -113,7 +134,9 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
     try:
         closed = await state.store.load_rollout(rollout_id)
     except NotFound:
-        raise NotFound(f"{rollout_id}: no such rollout; list them with rolloutctl rollouts") from None
+        known_names = [name for each in state.index.rollouts.values() for name in (each.plan.name, each.id)]
+        action = suggest_name(rollout_id, known_names, "list them with rolloutctl rollouts")
+        raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
     targets = tuple(await state.store.load_targets(rollout_id))
     facts = state.index.snapshot()
     merged_facts = replace(facts, rollouts=(*facts.rollouts, closed), targets=(*facts.targets, *targets))

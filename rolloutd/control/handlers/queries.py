@@ -13,7 +13,13 @@ from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.logs import may_see_output
 from rolloutd.control.requests import AuditQuery, StatusQuery, VerifyQuery
-from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_in_audit, resolve_rollout
+from rolloutd.control.resolve import (
+    MAX_CLOSED,
+    ResolvedRollout,
+    resolve_for_reading,
+    resolve_in_audit,
+    resolve_rollout,
+)
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.ports import AuditEntry
@@ -97,21 +103,21 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
 async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
     return serializers.rollout(
-        services.state, await resolve_rollout(services.state, request.path_params["r"])
+        services.state, await resolve_for_reading(services.state, request.path_params["r"])
     )
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes")
 async def nodes(services: Services, request: Request) -> wire.Nodes:
     """Show the nodes of a rollout."""
-    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return {"nodes": serializers.nodes(services.state, resolved), "seq": services.state.changes.latest_seq}
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
 async def node(services: Services, request: Request) -> wire.NodeDetail:
     """Show one node of a rollout, with its steps."""
-    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
     steps = await services.state.store.load_steps(target.rollout, target.node)
     shown = serializers.node(
@@ -129,7 +135,7 @@ async def node(services: Services, request: Request) -> wire.NodeDetail:
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/why")
 async def why(services: Services, request: Request) -> wire.NodeReason:
     """Explain why a node does not move."""
-    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
     blocker = serializers.blocking_reason(services.state, resolved, target)
     return {"node": target.node, "phase": target.phase.value, "reason": serializers.reason(blocker)}
@@ -138,7 +144,7 @@ async def why(services: Services, request: Request) -> wire.NodeReason:
 @routes.add("GET", "/v1/rollouts/{r}/plan")
 async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     """Show a rollout's plan in its canonical form."""
-    found = (await resolve_rollout(services.state, request.path_params["r"])).rollout
+    found = (await resolve_for_reading(services.state, request.path_params["r"])).rollout
     content, source = await services.state.store.load_plan(found.id)
     digest = found.digest
     return {

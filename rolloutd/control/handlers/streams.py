@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from machines.states import Phase
 from rolloutd.control import logs, serializers, wire
 from rolloutd.control.requests import EventsQuery, LogQuery
-from rolloutd.control.resolve import resolve_in_audit, resolve_rollout
+from rolloutd.control.resolve import resolve_for_reading, resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotFound
 from rolloutd.text import pluralize
@@ -83,7 +83,7 @@ async def _event_lines(
 async def log(services: Services, request: Request) -> AsyncGenerator[wire.LogLine, None]:
     """Stream the steps and output of one attempt on a node."""
     query: LogQuery = request.query
-    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
     attempt = target.attempt if query.attempt is None else query.attempt
     if attempt > target.attempt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -387,10 +388,86 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert (code, out.startswith("usage: rolloutctl")) == (0, True)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_asks_for_names(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "completion", shell)
-    assert (code, "inventory" in out) == (0, True)
+    assert (code, "inventory" in out, "rolloutctl names rollouts" in out) == (0, True, True)
+
+
+def test_bash_completes_rollouts_of_the_daemon(daemon: CannedDaemon, tmp_path: Path) -> None:
+    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
+    script = f"""
+        PATH={Path(sys.executable).parent}:$PATH
+        eval "$(rolloutctl completion bash)"
+        COMP_WORDS=(rolloutctl nodes ker) COMP_CWORD=2
+        _shtab_rolloutctl
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["kernel-abcde", "kernel"], done.stderr
+
+
+# -- formats
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("json", '{"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]}\n'),
+        ("yaml", "rollouts:\n- rollout: kernel-abcde\n  plan: kernel\n"),
+        ("name", "kernel-abcde\n"),
+    ],
+)
+def test_output_has_the_chosen_format(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], form: str, expected: str
+) -> None:
+    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
+    assert run(capsys, "rollouts", "-o", form) == (0, expected, "")
+
+
+def test_help_of_a_command_equals_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "help", "plan", "submit") == run(capsys, "plan", "submit", "--help")
+
+
+# -- gates, and why a rollout waits
+
+
+def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    code, out, _ = run(capsys, "gates")
+    assert (code, out.splitlines()[0]) == (0, "somaxconn-abcde")
+    assert out.splitlines()[1].strip() == "proceed after fleet is waiting: 1 vote of infra"
+    code, out, _ = run(capsys, "gates", "--json")
+    assert json.loads(out) == [{"rollout": "somaxconn-abcde", **GATE}]
+
+
+def test_why_of_a_rollout_groups_its_nodes(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = [{"node": f"n{number}", "phase": "pending", "reason": REASON} for number in range(7)]
+    daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
+    daemon.answer("GET", "rollouts/somaxconn-abcde/nodes", {"nodes": waiting})
+    code, out, _ = run(capsys, "why", "somaxconn")
+    first, second = out.splitlines()
+    assert (code, first.startswith("somaxconn-abcde is paused: ")) == (0, True)
+    assert second.startswith("  7 nodes (n0, n1, n2, n3, n4 and 2 more): ")
+
+
+# -- questions on a terminal
+
+
+@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
+def test_cancel_on_a_terminal_asks_first(daemon: CannedDaemon, answer: str, sent: bool) -> None:
+    daemon.answer("GET", "rollouts/r", ROLLOUT)
+    daemon.answer("POST", "rollouts/r/cancel", ROLLOUT)
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "rolloutd.cli", "cancel", "r", "--reason", "wrong plan"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=inside, stdout=inside, stderr=inside) as asked:
+        os.write(terminal, f"{answer}\n".encode())
+        code = asked.wait(timeout=30)
+    os.close(inside)
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert "finish 1 node in flight, never start 3 pending nodes; this cannot be undone" in shown
+    assert (code, [each[0] for each in daemon.requests][-1]) == ((0, "POST") if sent else (1, "GET"))
 
 
 def commands() -> list[list[str]]:

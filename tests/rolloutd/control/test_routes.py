@@ -310,6 +310,29 @@ async def test_irreversible_command_requires_unique_name(tmp_path: Path) -> None
         assert await inside.request("olga", "delete", "/v1/rollouts/sysctl") == {"rollout": first}
 
 
+async def test_reading_by_plan_name_shows_the_latest(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        for _ in range(2):
+            latest = await inside.submit()
+            await inside.request("olga", "post", f"/v1/rollouts/{latest}/cancel", REASON)
+        await inside.restart()
+        assert (await inside.request("nora", "get", "/v1/rollouts/sysctl"))["rollout"] == latest
+
+
+async def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        for user, method, path, suggestion in (
+            ("nora", "get", "/v1/rollouts/sysctk", "did you mean sysctl?"),
+            ("nora", "get", f"/v1/rollouts/{rollout}/nodes/p11/why", "did you mean p1?"),
+            ("nora", "get", "/v1/teams/paymants", "did you mean payments?"),
+            ("nora", "get", "/v1/rollouts/zebra", "list them with rolloutctl rollouts"),
+        ):
+            with pytest.raises(ApiError) as unknown:
+                await inside.request(user, method, path)
+            assert (unknown.value.status, suggestion in str(unknown.value)) == (404, True)
+
+
 async def test_deleted_rollout_keeps_audit_and_unknown_is_404(
     tmp_path: Path,
 ) -> None:
