@@ -66,6 +66,8 @@ class Capability(StrEnum):
     """A check that is a run, named by the step's key: it outlives the daemon, and a user can stop it."""
     STAYS_IN_SERVICE = "stays-in-service"
     """An isolator that is only the plan's word that a node needs no isolation."""
+    PROGRESS_REPORTS = "progress-reports"
+    """An isolator that shows in its own system what happens to a node."""
 
 
 @dataclass(frozen=True, slots=True)

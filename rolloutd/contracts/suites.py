@@ -32,6 +32,7 @@ from rolloutd.ports import (
     Ok,
     StepContext,
     SupportsDryRun,
+    SupportsProgressReports,
     TrafficProbe,
     Unknown,
     Watch,
@@ -121,8 +122,10 @@ class IsolatorContract(_Contract[IsolatorBackend]):
     @scenario
     async def test_registration_matches_adapter(self, backend: IsolatorBackend) -> None:
         if self.registration is not None:
-            can_dry_run = Capability.DRY_RUN in self.registration.capabilities
-            assert can_dry_run == isinstance(backend.isolator, SupportsDryRun)
+            capabilities = self.registration.capabilities
+            assert (Capability.DRY_RUN in capabilities) == isinstance(backend.isolator, SupportsDryRun)
+            reports = isinstance(backend.isolator, SupportsProgressReports)
+            assert (Capability.PROGRESS_REPORTS in capabilities) == reports
 
 
 class CheckBackend(Protocol):

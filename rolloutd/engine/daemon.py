@@ -23,6 +23,7 @@ from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import OnDemandObserver
+from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.drivers.driver import Driver
@@ -68,6 +69,7 @@ class Daemon:
         self._dry_runner = DryRunner(state, adapters)
         self._hold_releaser = HoldReleaser(state, adapters)
         self._traffic_prober = TrafficProber(state, adapters)
+        self._progress_reporter = ProgressReporter(state, adapters)
         self._decision_duration_s = 0.0
         self.iteration_listeners: list[Callable[[float], None]] = []
         """The loop calls each with the seconds that the decision took."""
@@ -142,6 +144,7 @@ class Daemon:
                 self._tasks, self._check_if_current, key, name=f"check {key[0]}/{key[1]}"
             )
         self._hold_releaser.release_unheld(self._tasks)
+        self._progress_reporter.send_queued(self._tasks)
         if decision.wake_at is not None:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()

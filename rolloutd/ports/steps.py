@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -107,6 +108,38 @@ class SupportsHoldRelease(Protocol):
 
     async def release(self, host: Host) -> StepResult:
         """Return the node to service after its hold has ended; idempotent."""
+
+
+class ProgressKind(StrEnum):
+    """What happened to a node in flight."""
+
+    ADMITTED = "admitted"
+    BLOCKED = "blocked"
+    ISOLATED = "isolated"
+    ISOLATION_ABORTED = "isolation-aborted"
+    MAINTAINED = "maintained"
+    VERIFIED = "verified"
+    FAILED = "failed"
+    RETURNED = "returned"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """One thing that happened to a node in a rollout, at an instant; `text` is a sentence for people."""
+
+    kind: ProgressKind
+    rollout: str
+    attempt: int
+    at: float
+    text: str
+
+
+@runtime_checkable
+class SupportsProgressReports(Protocol):
+    """Optional port of an isolator that shows in its own system what happens to a node."""
+
+    async def report(self, host: Host, report: ProgressReport) -> None:
+        """Show the report; an error is logged and changes nothing else."""
 
 
 class Check(Protocol):

@@ -49,6 +49,9 @@ PAGE_SIZE = 500
 MAX_FLOW_CONTROL_ATTEMPTS = 4
 """Tries of a request that flow control rejects; the server asks for a pause of one second each time."""
 
+DEFAULT_DOMAIN = "rolloutd.io"
+"""Prefix of our annotations, unless the settings name another."""
+
 FIELD_MANAGER = "rolloutd"
 """The name under which the server records which fields rolloutd wrote."""
 
@@ -83,11 +86,20 @@ class ObjectList:
 class Cluster:
     """An API server by kubeconfig and context; `name` is the cluster's name in the settings.
 
-    All methods raise ClusterUnreachable if the server does not answer and ApiError if it returns an error.
+    `domain` prefixes our annotations on its nodes.  All methods raise ClusterUnreachable if the server does
+    not answer and ApiError if it returns an error.
     """
 
-    def __init__(self, name: str, kubeconfig: Path | str, context: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        kubeconfig: Path | str,
+        context: str | None = None,
+        *,
+        domain: str = DEFAULT_DOMAIN,
+    ) -> None:
         self.name = name
+        self.domain = domain
         self.kubeconfig = Path(kubeconfig)
         self.context = context
         self.uncordoned_by_others: dict[str, str] = {}

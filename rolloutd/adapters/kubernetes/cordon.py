@@ -14,12 +14,14 @@ from typing import Any
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path
 from rolloutd.adapters.kubernetes.nodes import (
-    ISOLATED_BY_ANNOTATION,
-    KEPT_FOR_ANNOTATION,
+    ISOLATED_BY,
+    KEPT_FOR,
+    LEGACY_DOMAIN,
     MAX_REASON_LENGTH,
     CordonOwner,
     CordonState,
     IsolationRecord,
+    find_annotation,
     parse_cordon_state,
 )
 from rolloutd.ports import Busy, Ok
@@ -40,9 +42,8 @@ async def read_node(cluster: Cluster, name: str) -> Mapping[str, JSON]:
 
 
 def read_cordon_state(cluster: Cluster, node: Mapping[str, JSON], rollout: str) -> CordonState:
-    return parse_cordon_state(
-        node, rollout, uncordoned_record=cluster.uncordoned_by_others.get(node["metadata"]["name"])
-    )
+    seen = cluster.uncordoned_by_others.get(node["metadata"]["name"])
+    return parse_cordon_state(node, rollout, uncordoned_record=seen, domain=cluster.domain)
 
 
 async def cordon_node(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: float) -> Ok | Busy:
@@ -58,9 +59,8 @@ async def cordon_node(cluster: Cluster, name: str, *, rollout: str, attempt: int
                 return Ok(f"{name} is cordoned")
             case CordonOwner.NONE | CordonOwner.UNCORDONED_BY_OTHER | CordonOwner.OTHER:
                 since = datetime.fromtimestamp(at, UTC).isoformat()
-                return _build_patch(
-                    node, True, isolation=IsolationRecord(rollout, attempt, since).annotation_value
-                ), f"cordoned {name}"
+                record = IsolationRecord(rollout, attempt, since).annotation_value
+                return _build_patch(cluster, node, True, isolation=record), f"cordoned {name}"
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
@@ -88,7 +88,7 @@ async def uncordon_node(
         if cordon.record is None or cordon.record.rollout != rollout:
             return Ok(done)
         kept = why if stays and cordon.cordon_owner is CordonOwner.OURS and not was_cordoned else None
-        return _build_patch(node, stays, left_for=kept), done
+        return _build_patch(cluster, node, stays, left_for=kept), done
 
     return await _compare_and_set(cluster, name, rollout, decide)
 
@@ -97,31 +97,40 @@ async def release_node(cluster: Cluster, name: str) -> Ok | Busy:
     """Remove the cordon that we left for a hold; Busy while the node has a hold annotation."""
 
     def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
-        if (
-            KEPT_FOR_ANNOTATION not in (node["metadata"].get("annotations") or {})
-            or cordon.record is not None
-        ):
+        if find_annotation(node, KEPT_FOR, cluster.domain) is None or cordon.record is not None:
             return Ok(f"{name} is not kept by us")
         closed = cordon.cordon_owner is not CordonOwner.NONE
         if cordon.left_cordoned and cordon.hold_reason is not None:
             return Busy(f"{name} is {cordon.hold_reason}")
         if closed and not cordon.left_cordoned:
-            return _build_patch(node, True), f"{name} stays cordoned: {cordon.text}"
-        return _build_patch(node, False), f"{name} is in service as before"
+            return _build_patch(cluster, node, True), f"{name} stays cordoned: {cordon.text}"
+        return _build_patch(cluster, node, False), f"{name} is in service as before"
 
     return await _compare_and_set(cluster, name, "", decide)
 
 
 def _build_patch(
-    node: Mapping[str, JSON], cordoned: bool, *, isolation: str | None = None, left_for: str | None = None
+    cluster: Cluster,
+    node: Mapping[str, JSON],
+    cordoned: bool,
+    *,
+    isolation: str | None = None,
+    left_for: str | None = None,
 ) -> dict[str, JSON]:
     """Return the patch; null removes a field, so that an uncordoned node is exactly as it was."""
     meta = node["metadata"]
-    node_annotations: dict[str, JSON] = {ISOLATED_BY_ANNOTATION: isolation}
-    if left_for is not None or KEPT_FOR_ANNOTATION in (meta.get("annotations") or {}):
-        node_annotations[KEPT_FOR_ANNOTATION] = None if left_for is None else left_for[:MAX_REASON_LENGTH]
+    present = meta.get("annotations") or {}
+    kept_for = f"{cluster.domain}/{KEPT_FOR}"
+    annotations: dict[str, JSON] = {
+        f"{LEGACY_DOMAIN}/{name}": None
+        for name in (ISOLATED_BY, KEPT_FOR)
+        if f"{LEGACY_DOMAIN}/{name}" in present
+    }
+    annotations[f"{cluster.domain}/{ISOLATED_BY}"] = isolation
+    if left_for is not None or kept_for in present:
+        annotations[kept_for] = None if left_for is None else left_for[:MAX_REASON_LENGTH]
     patch: dict[str, JSON] = {
-        "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": node_annotations}
+        "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": annotations}
     }
     if bool((node.get("spec") or {}).get("unschedulable")) != cordoned:
         patch["spec"] = {"unschedulable": True if cordoned else None}
@@ -129,16 +138,27 @@ def _build_patch(
 
 
 async def _compare_and_set(cluster: Cluster, name: str, rollout: str, decide: Decide) -> Ok | Busy:
+    return await patch_node(
+        cluster, name, lambda node: decide(node, read_cordon_state(cluster, node, rollout))
+    )
+
+
+async def patch_node(
+    cluster: Cluster,
+    name: str,
+    decide: Callable[[Mapping[str, JSON]], Patch | Ok | Busy],
+    *,
+    subresource: str = "",
+) -> Ok | Busy:
     """Read, decide and write until no other client writes in between."""
     backoff = Backoff(0.05, 1.0)
     for _ in range(MAX_CONFLICT_RETRIES):
-        node = await read_node(cluster, name)
-        decision = decide(node, read_cordon_state(cluster, node, rollout))
+        decision = decide(await read_node(cluster, name))
         if isinstance(decision, Ok | Busy):
             return decision
         patch, done = decision
         try:
-            await cluster.patch(api_path("nodes", name), patch)
+            await cluster.patch(api_path("nodes", name, subresource=subresource), patch)
         except ApiError as error:
             if error.status != 409:
                 raise

@@ -27,7 +27,9 @@ class WatchedClusters:
         self.clusters = ClusterRegistry()
         self.watches: dict[str, NodeWatch] = {}
         for source in sources:
-            cluster = Cluster(source["name"], source["kubeconfig"], source.get("context"))
+            cluster = Cluster(
+                source["name"], source["kubeconfig"], source.get("context"), domain=source["domain"]
+            )
             self.clusters.add(cluster)
             watch = self.watches[cluster.name] = NodeWatch(cluster, clock, prefix=source["prefix"])
             watch.is_enabled = False

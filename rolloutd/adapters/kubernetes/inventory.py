@@ -76,7 +76,7 @@ class KubernetesInventory:
             page = await self._cluster.list(api_path("nodes"))
         except (ClusterUnreachable, ApiError) as error:
             raise SourceFailed(f"cluster {self._cluster.name}: {error}") from error
-        return [parse_node(node) for node in page.items]
+        return [parse_node(node, domain=self._cluster.domain) for node in page.items]
 
     def _to_discovered_node(self, node: NodeView) -> DiscoveredNode:
         labels = {ours: node.labels[theirs] for ours, theirs in self._labels.items() if theirs in node.labels}

@@ -24,8 +24,20 @@ from rolloutd.adapters.kubernetes.cordon import (
 from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, list_pods_on
 from rolloutd.adapters.kubernetes.nodes import CordonOwner, CordonState
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod, plan_drain
+from rolloutd.adapters.kubernetes.progress import clear_condition, set_condition, show_report
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Busy, Clock, Failed, Host, IsolationStatus, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports import (
+    Busy,
+    Clock,
+    Failed,
+    Host,
+    IsolationStatus,
+    Ok,
+    ProgressReport,
+    StepContext,
+    StepResult,
+    Unknown,
+)
 
 JSON = Any
 
@@ -37,7 +49,7 @@ API_RETRY_S = 90.0
 
 
 class KubernetesIsolator:
-    """ports.Isolator, ports.SupportsDryRun and ports.SupportsHoldRelease by cordon and eviction."""
+    """ports.Isolator by cordon and eviction, with dry runs, releases and progress reports."""
 
     def __init__(
         self,
@@ -66,7 +78,10 @@ class KubernetesIsolator:
         cluster, name = self._clusters.resolve(ctx.host)
         try:
             cordoned = await self._cordon(ctx, cluster, name)
-            if ctx.cordon_only or isinstance(cordoned, Busy):
+            if isinstance(cordoned, Busy):
+                return cordoned
+            await set_condition(cluster, name, self._clock.now())
+            if ctx.cordon_only:
                 return cordoned
             timeout_s = max(1.0, min(self._drain_pass_s, ctx.deadline - self._clock.now()))
             policy = eviction_policy(ctx.params)
@@ -83,7 +98,7 @@ class KubernetesIsolator:
         cluster, name = self._clusters.resolve(ctx.host)
         prior = parse_prior(ctx.prior)
         try:
-            return await retry_transient(
+            uncordoned = await retry_transient(
                 lambda: uncordon_node(
                     cluster,
                     name,
@@ -93,6 +108,8 @@ class KubernetesIsolator:
                 ),
                 timeout_s=self._api_retry_s,
             )
+            await clear_condition(cluster, name)
+            return uncordoned
         except ApiError as error:
             if error.status == 404:
                 return Ok(f"{name} is no longer in cluster {cluster.name}")
@@ -106,6 +123,10 @@ class KubernetesIsolator:
             return await release_node(cluster, name)
         except (ClusterUnreachable, ApiError) as error:
             return Busy(_error_text(cluster, error))
+
+    async def report(self, host: Host, report: ProgressReport) -> None:
+        cluster, name = self._clusters.resolve(host)
+        await show_report(cluster, name, report)
 
     async def dry_run(self, ctx: StepContext) -> Ok | Busy:
         cluster, name = self._clusters.resolve(ctx.host)

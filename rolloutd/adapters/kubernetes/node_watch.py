@@ -15,7 +15,7 @@ from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.cluster_registry import source_name
 from rolloutd.adapters.kubernetes.list_watch import run_list_watch
-from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION, CordonOwner, NodeView, parse_node
+from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
 from rolloutd.ports import Clock
 
 JSON = Any
@@ -134,9 +134,10 @@ class NodeWatch:
 
     def _store(self, node: Mapping[str, JSON]) -> NodeView:
         name = node["metadata"]["name"]
-        parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name))
+        domain = self.cluster.domain
+        parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name), domain)
         if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
-            self.cluster.uncordoned_by_others[name] = node["metadata"]["annotations"][ISOLATED_BY_ANNOTATION]
+            self.cluster.uncordoned_by_others[name] = find_annotation(node, ISOLATED_BY, domain) or ""
         elif parsed.cordon_state.record is None:
             self.cluster.uncordoned_by_others.pop(name, None)
         self.nodes[name] = parsed

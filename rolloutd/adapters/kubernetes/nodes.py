@@ -13,18 +13,25 @@ from enum import StrEnum
 from typing import Any
 
 from machines.model.node import NodeHealth, Observation
-from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER
+from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER
 
 JSON = Any
 
-ISOLATED_BY_ANNOTATION = "rolloutd/isolated-by"
+LEGACY_DOMAIN = "rolloutd"
+"""Prefix of 0.1: still read; our next write of the node replaces it."""
+
+ISOLATED_BY = "isolated-by"
 """On a node that we cordoned: JSON of rollout, attempt, since (RFC 3339) and the prior unschedulable."""
 
-HOLD_ANNOTATION = "rolloutd/hold"
+HOLD = "hold"
 """Set by a person to hold the node: rolloutd leaves its service state as it is; the value is the reason."""
 
-KEPT_FOR_ANNOTATION = "rolloutd/kept-for"
+KEPT_FOR = "kept-for"
 """On a node that we left cordoned because a hold was active at the end; the value is the hold's reason."""
+
+ISOLATED_BY_ANNOTATION = f"{DEFAULT_DOMAIN}/{ISOLATED_BY}"
+HOLD_ANNOTATION = f"{DEFAULT_DOMAIN}/{HOLD}"
+KEPT_FOR_ANNOTATION = f"{DEFAULT_DOMAIN}/{KEPT_FOR}"
 
 ADAPTER_KIND = "kubernetes"
 
@@ -141,7 +148,16 @@ class NodeView:
         )
 
 
-def parse_node(node: Mapping[str, JSON], uncordoned_record: str | None = None) -> NodeView:
+def find_annotation(node: Mapping[str, JSON], name: str, domain: str = DEFAULT_DOMAIN) -> str | None:
+    """Return one of our annotations, from before an upgrade too; None if the node has none."""
+    annotations = node["metadata"].get("annotations") or {}
+    found = (annotations.get(f"{each}/{name}") for each in (domain, LEGACY_DOMAIN))
+    return next((str(value) for value in found if value is not None), None)
+
+
+def parse_node(
+    node: Mapping[str, JSON], uncordoned_record: str | None = None, domain: str = DEFAULT_DOMAIN
+) -> NodeView:
     """Return the used fields of a node object; `uncordoned_record` as for parse_cordon_state."""
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
     taints = tuple(sorted(str(taint["key"]) for taint in spec.get("taints") or ()))
@@ -152,12 +168,11 @@ def parse_node(node: Mapping[str, JSON], uncordoned_record: str | None = None) -
         uid=meta["uid"],
         is_ready=ready,
         ready_message=condition,
-        cordon_state=parse_cordon_state(node, uncordoned_record=uncordoned_record),
+        cordon_state=parse_cordon_state(node, uncordoned_record=uncordoned_record, domain=domain),
         taints=taints,
         is_being_removed=bool(DELETION_TAINTS.intersection(taints)),
         left_isolated_by=ADAPTER_KIND
-        if KEPT_FOR_ANNOTATION in (meta.get("annotations") or {})
-        and HOLD_ANNOTATION not in meta["annotations"]
+        if find_annotation(node, KEPT_FOR, domain) is not None and find_annotation(node, HOLD, domain) is None
         else "",
         labels=dict(meta.get("labels") or {}),
         addresses={a["type"]: a["address"] for a in reversed(status.get("addresses") or ())},
@@ -174,7 +189,11 @@ def readiness(node: Mapping[str, JSON]) -> tuple[bool, str]:
 
 
 def parse_cordon_state(
-    node: Mapping[str, JSON], rollout: str | None = None, *, uncordoned_record: str | None = None
+    node: Mapping[str, JSON],
+    rollout: str | None = None,
+    *,
+    uncordoned_record: str | None = None,
+    domain: str = DEFAULT_DOMAIN,
 ) -> CordonState:
     """Return the owner of a node's cordon.
 
@@ -182,16 +201,13 @@ def parse_cordon_state(
     annotation seen when another client uncordoned the node: if the server keeps no field managers, a later
     cordon under the same annotation is not ours.
     """
-    node_annotations = node["metadata"].get("annotations") or {}
     is_cordoned = bool((node.get("spec") or {}).get("unschedulable"))
-    record = parse_isolation_record(node_annotations.get(ISOLATED_BY_ANNOTATION))
+    isolated_by, kept_for = (find_annotation(node, name, domain) for name in (ISOLATED_BY, KEPT_FOR))
+    record, held = parse_isolation_record(isolated_by), find_annotation(node, HOLD, domain)
     hold = (
         None
-        if HOLD_ANNOTATION not in node_annotations
-        else (
-            f"annotated {HOLD_ANNOTATION}: "
-            f"{str(node_annotations[HOLD_ANNOTATION])[:MAX_REASON_LENGTH] or 'no reason given'}"
-        )
+        if held is None
+        else f"annotated {domain}/{HOLD}: {held[:MAX_REASON_LENGTH] or 'no reason given'}"
     )
     if not is_cordoned:
         lost = CordonState(
@@ -204,14 +220,13 @@ def parse_cordon_state(
     managers = cordon_managers(node)
     if record is None:
         who = f" by {', '.join(sorted(managers))}" if managers else ""
-        if KEPT_FOR_ANNOTATION in node_annotations and not managers - {FIELD_MANAGER}:
-            reason = str(node_annotations[KEPT_FOR_ANNOTATION])[:MAX_REASON_LENGTH]
-            text = f"it stays cordoned after our attempt: {reason}"
+        if kept_for is not None and not managers - {FIELD_MANAGER}:
+            text = f"it stays cordoned after our attempt: {kept_for[:MAX_REASON_LENGTH]}"
             return CordonState(CordonOwner.OTHER, text, hold_reason=hold, left_cordoned=True)
         text = "our annotation was removed" if managers == {FIELD_MANAGER} else "not by rolloutd"
         return CordonState(CordonOwner.OTHER, f"cordoned{who}, {text}", hold_reason=hold)
     others = managers - {FIELD_MANAGER}
-    if others or (not managers and uncordoned_record == node_annotations[ISOLATED_BY_ANNOTATION]):
+    if others or (not managers and uncordoned_record == isolated_by):
         who = ", ".join(sorted(others)) or "another client"
         return CordonState(CordonOwner.OTHER, f"cordoned by {who} after rolloutd cordoned it", record, hold)
     text = f"isolated for {record.rollout}, attempt {record.attempt}, since {record.since}"

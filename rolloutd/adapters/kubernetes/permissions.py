@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.progress import EVENTS_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Permission:
     purpose: str
     group: str = ""
     subresource: str = ""
+    namespace: str = ""
 
     @property
     def text(self) -> str:
@@ -31,6 +33,9 @@ REQUIRED_PERMISSIONS = (
     Permission("list", "nodes", "to know the cluster's nodes"),
     Permission("watch", "nodes", "to see at once when a node changes"),
     Permission("patch", "nodes", "to cordon and uncordon"),
+    Permission("patch", "nodes", "to show the condition of a node in maintenance", subresource="status"),
+    Permission("create", "events", "to show a node's progress to kubectl", namespace=EVENTS_NAMESPACE),
+    Permission("patch", "events", "to count an event that repeats", namespace=EVENTS_NAMESPACE),
     Permission("list", "pods", "to know which pods are on a node"),
     Permission("watch", "pods", "to see when the last pod has left a node"),
     Permission("create", "pods", "to drain", subresource="eviction"),
@@ -68,6 +73,8 @@ async def _denial_reason(cluster: Cluster, permission: Permission) -> str | None
     attributes = {"verb": permission.verb, "resource": permission.resource, "group": permission.group}
     if permission.subresource:
         attributes["subresource"] = permission.subresource
+    if permission.namespace:
+        attributes["namespace"] = permission.namespace
     review = await cluster.post(
         api_path("selfsubjectaccessreviews", group="authorization.k8s.io/v1"),
         {

@@ -68,7 +68,7 @@ def parse_pod(pod: Mapping[str, JSON]) -> Pod:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        owner="" if owner is None else f"{owner.get('kind')} {owner.get('name')}",
+        owner=_top_owner(owner, meta.get("labels") or {}),
         is_ready=has_ready_condition(status),
         # The API server applies no budget to these.
         bypasses_budget=finished or status.get("phase") == "Pending" or bool(meta.get("deletionTimestamp")),
@@ -79,6 +79,18 @@ def parse_pod(pod: Mapping[str, JSON]) -> Pod:
         grace_s=meta.get("deletionGracePeriodSeconds"),
         labels=dict(meta.get("labels") or {}),
     )
+
+
+def _top_owner(owner: Mapping[str, JSON] | None, labels: Mapping[str, str]) -> str:
+    """Return kind and name of the controller that a person knows: the Deployment, not its ReplicaSet."""
+    if owner is None:
+        return ""
+    kind, name = str(owner.get("kind")), str(owner.get("name"))
+    # A Deployment names its ReplicaSets after this label, and no other controller sets it.
+    suffix = f"-{labels.get('pod-template-hash', '')}"
+    if kind == "ReplicaSet" and len(suffix) > 1 and name.endswith(suffix):
+        return f"Deployment {name.removesuffix(suffix)}"
+    return f"{kind} {name}"
 
 
 def has_ready_condition(status: Mapping[str, JSON]) -> bool:

@@ -95,6 +95,9 @@ class KubernetesInventoryParams(Params):
     prefix: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9.-]*$")] = Field(
         default="", description="Prefix of each node's name, for clusters that share node names."
     )
+    domain: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] = Field(
+        default="rolloutd.io", description="Prefix of rolloutd's annotations on the cluster's nodes."
+    )
     address: Literal["InternalIP", "ExternalIP", "Hostname", "none"] = Field(
         default="InternalIP",
         description="The node's address that becomes `ansible_host` unless another source sets it.",
@@ -109,7 +112,7 @@ OBSERVER = Registration("rolloutd.adapters.kubernetes.factory:make_observer")
 ISOLATOR = Registration(
     "rolloutd.adapters.kubernetes.factory:make_isolator",
     KubernetesIsolatorParams,
-    frozenset({Capability.CORDON_ONLY, Capability.DRY_RUN}),
+    frozenset({Capability.CORDON_ONLY, Capability.DRY_RUN, Capability.PROGRESS_REPORTS}),
     node_kinds=_NODES,
 )
 CHECK = Registration(

@@ -47,6 +47,7 @@ RESOURCES: dict[str, Resource] = {
     "nodes": Resource("Node", namespaced=False),
     "pods": Resource("Pod"),
     "configmaps": Resource("ConfigMap"),
+    "events": Resource("Event"),
     "replicasets": Resource("ReplicaSet", "apps", generation=True),
     "statefulsets": Resource("StatefulSet", "apps", generation=True),
     "daemonsets": Resource("DaemonSet", "apps", generation=True),

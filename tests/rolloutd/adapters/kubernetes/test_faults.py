@@ -30,13 +30,14 @@ from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod
+from rolloutd.adapters.kubernetes.progress import CONDITION, show_report
 from rolloutd.app import SystemClock
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import Busy, Ok
-from tests.contracts.kubernetes.steps import step_context
+from rolloutd.ports import Busy, Ok, ProgressKind, ProgressReport
+from tests.contracts.kubernetes.steps import host, step_context
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.errors import ApiRefusal
-from tests.support.fake_kubernetes.objects import format_time
+from tests.support.fake_kubernetes.objects import condition, format_time
 from tests.support.fake_kubernetes.server import ApiRequest
 
 JSON = Any
@@ -257,8 +258,8 @@ async def test_expired_watch_lists_again_at_once(
 
 
 async def test_shipped_role_is_sufficient_and_minimal(fake: FakeKubernetes, tmp_path: Path) -> None:
-    role = next(d for d in yaml.safe_load_all(ROLE.read_text()) if d["kind"] == "ClusterRole")
-    cluster = Cluster("ams", fake.kubeconfig(tmp_path / "k", token=fake.token(role["rules"])))
+    rules = shipped_rules()
+    cluster = Cluster("ams", fake.kubeconfig(tmp_path / "k", token=fake.token(rules)))
     add_node(fake, "n1")
     fake.objects.create("namespaces", {"metadata": {"name": "shop"}})
     add_pod(fake, "done", "n1")
@@ -267,13 +268,37 @@ async def test_shipped_role_is_sufficient_and_minimal(fake: FakeKubernetes, tmp_
     assert await find_missing_permissions(cluster) == []
     assert isinstance(await cordon_node(cluster, "n1", rollout="r", attempt=1, at=0.0), Ok)
     assert isinstance(await drain(BudgetWatch(cluster), "n1", EvictionPolicy(), timeout_s=30.0), Ok)
+    for _ in range(2):
+        await show_report(cluster, "n1", ProgressReport(ProgressKind.ISOLATED, "r", 1, 0.0, "drained"))
+    assert condition(fake.objects.get("nodes", "", "n1"), CONDITION)
     assert isinstance(await uncordon_node(cluster, "n1", rollout="r", was_cordoned=False), Ok)
-    for gone in role["rules"]:
-        rest = [rule for rule in role["rules"] if rule is not gone]
+    for gone in rules:
+        rest = [rule for rule in rules if rule is not gone]
         less = Cluster("ams", fake.kubeconfig(tmp_path / "less", token=fake.token(rest)))
         words = " ".join(await find_missing_permissions(less))
         assert all(f"{verb} {gone['resources'][0]}" in words for verb in gone["verbs"])
         await less.close()
+    await cluster.close()
+
+
+def shipped_rules() -> list[dict[str, JSON]]:
+    """Return the rules of the shipped ClusterRole and Role; the fake has no namespaced rights."""
+    documents = yaml.safe_load_all(ROLE.read_text())
+    roles = (each for each in documents if each["kind"] in ("ClusterRole", "Role"))
+    return [rule for role in roles for rule in role["rules"]]
+
+
+async def test_missing_rights_for_progress_hinder_no_isolation(fake: FakeKubernetes, tmp_path: Path) -> None:
+    rules = [rule for rule in shipped_rules() if not {"events", "nodes/status"} & set(rule["resources"])]
+    cluster = Cluster("ams", fake.kubeconfig(tmp_path / "k", token=fake.token(rules)))
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), SystemClock())
+    add_node(fake, "n1")
+    ctx = step_context("n1")
+    ctx = replace(ctx, host=host("n1", "ams"))
+    assert isinstance(await isolator.isolate(ctx), Ok)
+    with pytest.raises(ApiError, match="403"):
+        await isolator.report(ctx.host, ProgressReport(ProgressKind.ISOLATED, "r-1", 1, 0.0, "drained"))
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
     await cluster.close()
 
 

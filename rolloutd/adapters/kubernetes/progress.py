@@ -1,0 +1,183 @@
+"""Progress that kubectl shows: Events about a node, and its condition MaintenanceInProgress.
+
+Both are for people.  Nothing reads them back but the write of the next one, and a write that fails changes
+nothing else.  An Event has the name of its node, attempt and kind, so a repetition raises its count, also
+after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from machines.model.timefmt import format_rfc3339
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path
+from rolloutd.adapters.kubernetes.cordon import Patch, patch_node, read_node
+from rolloutd.adapters.kubernetes.nodes import CordonOwner, IsolationRecord, parse_cordon_state
+from rolloutd.ports import Ok, ProgressKind, ProgressReport
+
+JSON = Any
+
+log = logging.getLogger("rolloutd.adapters.kubernetes.progress")
+
+CONDITION = "MaintenanceInProgress"
+
+EVENTS_NAMESPACE = "default"
+"""The only namespace in which the API server accepts events about an object without a namespace."""
+
+MAX_MESSAGE_LENGTH = 1000
+"""The API server refuses events with longer messages than 1,024 bytes."""
+
+REASONS = {
+    ProgressKind.ADMITTED: "MaintenanceAdmitted",
+    ProgressKind.BLOCKED: "DrainBlocked",
+    ProgressKind.ISOLATED: "NodeDrained",
+    ProgressKind.ISOLATION_ABORTED: "MaintenanceAborted",
+    ProgressKind.MAINTAINED: "NodeMaintained",
+    ProgressKind.VERIFIED: "MaintenanceVerified",
+    ProgressKind.FAILED: "MaintenanceFailed",
+    ProgressKind.RETURNED: "NodeReturned",
+}
+
+WARNINGS = frozenset({ProgressKind.BLOCKED, ProgressKind.FAILED, ProgressKind.ISOLATION_ABORTED})
+
+UNCHANGED = Ok("the condition is as it should be")
+
+CONDITION_REASONS = {
+    ProgressKind.BLOCKED: "Isolating",
+    ProgressKind.ISOLATED: "Maintaining",
+    ProgressKind.MAINTAINED: "Verifying",
+    ProgressKind.FAILED: "Failed",
+}
+"""The reports that change the condition of a node that we have isolated."""
+
+
+async def show_report(cluster: Cluster, name: str, report: ProgressReport) -> None:
+    """Write the report as an Event, and into the node's condition; raises ClusterUnreachable and ApiError."""
+    await _write_event(cluster, await read_node(cluster, name), report)
+    reason = CONDITION_REASONS.get(report.kind)
+    if reason is None:
+        return
+
+    def decide(node: Mapping[str, JSON]) -> Patch | Ok:
+        record = _our_record(cluster, node)
+        if record is None or record.rollout != report.rollout:
+            return UNCHANGED
+        message = f"{report.rollout}, attempt {report.attempt}: {report.text}"
+        return _patch(node, _condition(record, reason, message, report.at))
+
+    await patch_node(cluster, name, decide, subresource="status")
+
+
+async def set_condition(cluster: Cluster, name: str, at: float) -> None:
+    """Mark a node that we have cordoned; one that is marked stays as it is."""
+
+    def decide(node: Mapping[str, JSON]) -> Patch | Ok:
+        record = _our_record(cluster, node)
+        if record is None or _is_marked(node):
+            return UNCHANGED
+        return _patch(
+            node, _condition(record, "Isolating", f"{record.rollout}, attempt {record.attempt}", at)
+        )
+
+    await _try_patch(cluster, name, decide)
+
+
+async def clear_condition(cluster: Cluster, name: str) -> None:
+    """Remove the mark of a node that no rollout has isolated any more."""
+
+    def decide(node: Mapping[str, JSON]) -> Patch | Ok:
+        if _our_record(cluster, node) is not None or not _is_marked(node):
+            return UNCHANGED
+        return _patch(node, {"$patch": "delete", "type": CONDITION})
+
+    await _try_patch(cluster, name, decide)
+
+
+async def _try_patch(cluster: Cluster, name: str, decide: Callable[[Mapping[str, JSON]], Patch | Ok]) -> None:
+    try:
+        await patch_node(cluster, name, decide, subresource="status")
+    except (ApiError, ClusterUnreachable) as error:
+        log.warning("%s: the condition %s could not be written: %s", name, CONDITION, error)
+
+
+def _our_record(cluster: Cluster, node: Mapping[str, JSON]) -> IsolationRecord | None:
+    cordon = parse_cordon_state(node, domain=cluster.domain)
+    return None if cordon.cordon_owner is CordonOwner.NONE else cordon.record
+
+
+def _is_marked(node: Mapping[str, JSON]) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == CONDITION for each in conditions)
+
+
+def _condition(record: IsolationRecord, reason: str, message: str, at: float) -> dict[str, JSON]:
+    try:
+        since = datetime.fromisoformat(record.since).astimezone(UTC).timestamp()
+    except ValueError:  # another client has written the annotation
+        since = at
+    return {
+        "type": CONDITION,
+        "status": "True",
+        "reason": reason,
+        "message": message[:MAX_MESSAGE_LENGTH],
+        "lastHeartbeatTime": format_rfc3339(at),
+        "lastTransitionTime": format_rfc3339(since),
+    }
+
+
+def _patch(node: Mapping[str, JSON], condition: dict[str, JSON]) -> Patch:
+    """Return a patch of the version of the node that was read, so that no late write restores a condition."""
+    meta = {"resourceVersion": node["metadata"]["resourceVersion"]}
+    return {"metadata": meta, "status": {"conditions": [condition]}}, "changed the condition"
+
+
+async def _write_event(cluster: Cluster, node: Mapping[str, JSON], report: ProgressReport) -> None:
+    event = _event(node, report)
+    path = api_path("events", namespace=EVENTS_NAMESPACE)
+    try:
+        await cluster.post(path, event)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        await _repeat_event(cluster, event)
+
+
+async def _repeat_event(cluster: Cluster, event: Mapping[str, JSON]) -> None:
+    """Raise the count of an event that exists; the answer to a first patch has the present count."""
+    path = api_path("events", event["metadata"]["name"], namespace=EVENTS_NAMESPACE)
+    present = await cluster.patch(
+        path, {"message": event["message"], "lastTimestamp": event["lastTimestamp"]}
+    )
+    await cluster.patch(path, {"count": int(present.get("count") or 1) + 1})
+
+
+def _event(node: Mapping[str, JSON], report: ProgressReport) -> dict[str, JSON]:
+    name, at = node["metadata"]["name"], format_rfc3339(report.at)
+    key = f"{node['metadata']['uid']}/{report.rollout}/{report.attempt}/{report.kind}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{name}.{hashlib.sha256(key.encode()).hexdigest()[:16]}",
+            "namespace": EVENTS_NAMESPACE,
+        },
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": name,
+            "uid": node["metadata"]["uid"],
+        },
+        "type": "Warning" if report.kind in WARNINGS else "Normal",
+        "reason": REASONS[report.kind],
+        "message": report.text[:MAX_MESSAGE_LENGTH],
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }

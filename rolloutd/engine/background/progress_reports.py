@@ -1,0 +1,125 @@
+"""Reports of what happens to nodes, for the isolators that show them in their own system.
+
+A report is a copy of a committed event for people.  One that cannot be shown is logged and lost, and no
+rollout waits for it.  It knows isolators as ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from machines.model.events import Event, PhaseMoved, StepAction, StepRecord, StepRecorded, StepState
+from machines.model.plan import Capability
+from machines.model.timefmt import format_duration
+from machines.states import Trigger
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.errors import RolloutdError
+from rolloutd.ports import ProgressKind, ProgressReport, SupportsProgressReports
+from rolloutd.ports.guards import adapter_errors
+
+log = logging.getLogger("rolloutd.engine.background.progress_reports")
+
+MAX_CONCURRENT = 8
+"""Nodes at a time, so that reports leave the external system's capacity to the isolations."""
+
+MAX_QUEUED = 20
+"""Reports that wait for one node; beyond that the oldest are lost."""
+
+REPORT_TIMEOUT_S = 30.0
+"""Time limit of one report; the next ones of its node wait for it."""
+
+KINDS = {
+    Trigger.ADMITTED: ProgressKind.ADMITTED,
+    Trigger.ROLLBACK_ORDERED: ProgressKind.ADMITTED,
+    Trigger.ISOLATED: ProgressKind.ISOLATED,
+    Trigger.ISOLATION_ABORTED: ProgressKind.ISOLATION_ABORTED,
+    Trigger.MAINTAINED: ProgressKind.MAINTAINED,
+    Trigger.VERIFIED: ProgressKind.VERIFIED,
+    Trigger.FAILED: ProgressKind.FAILED,
+    Trigger.SOAK_CHECK_FAILED: ProgressKind.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    report: ProgressReport
+    isolator_kinds: tuple[str, ...]
+
+
+class ProgressReporter:
+    """The reports that wait, in the order of their events for each node."""
+
+    def __init__(self, state: State, adapters: AdapterSet) -> None:
+        self._state = state
+        self._adapters = adapters
+        self._queues: dict[str, deque[_Queued]] = {}
+        self._jobs: BackgroundJobs[str] = BackgroundJobs(concurrency=MAX_CONCURRENT)
+        state.commit_listeners.append(self._on_commit)
+
+    def send_queued(self, tasks: asyncio.TaskGroup) -> None:
+        """Start to show the queued reports."""
+        for node in self._queues:
+            self._jobs.start(tasks, self._send, node, name=f"reports {node}")
+
+    def _on_commit(self, events: Sequence[Event], commit_s: float) -> None:
+        for event in events:
+            match event:
+                case PhaseMoved() if event.trigger in KINDS:
+                    text = self._transition_text(event)
+                    report = ProgressReport(
+                        KINDS[event.trigger], event.rollout, event.attempt, event.at, text
+                    )
+                case StepRecorded() if (kind := _step_kind(event)) is not None:
+                    record = event.record
+                    report = ProgressReport(kind, record.rollout, record.attempt, record.at, record.text)
+                case _:
+                    continue
+            self._enqueue(event.record.node if isinstance(event, StepRecorded) else event.node, report)
+
+    def _transition_text(self, event: PhaseMoved) -> str:
+        if event.failure is not None:
+            return f"{event.failure.step}: {event.failure.message}"
+        if event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED):
+            return f"{event.rollout}, attempt {event.attempt}: isolation begins"
+        # The listener runs before the event is applied, so `since` is the start of the phase that ends.
+        since = self._state.index.target(event.rollout, event.node).since
+        took = f"{event.trigger.value} in {format_duration(max(0.0, event.at - since))}"
+        return f"{took}: {event.text}" if event.text else took
+
+    def _enqueue(self, node: str, report: ProgressReport) -> None:
+        plan = self._state.index.rollout(report.rollout).plan
+        able = (spec.kind for spec in plan.isolate if Capability.PROGRESS_REPORTS in spec.capabilities)
+        kinds = tuple(dict.fromkeys(able))
+        if kinds:
+            self._queues.setdefault(node, deque(maxlen=MAX_QUEUED)).append(_Queued(report, kinds))
+
+    async def _send(self, node: str) -> None:
+        queue = self._queues[node]
+        while queue:
+            queued = queue.popleft()
+            for kind in queued.isolator_kinds:
+                try:
+                    async with asyncio.timeout(REPORT_TIMEOUT_S):
+                        with adapter_errors(f"isolator {kind}"):
+                            isolator = self._adapters.isolators[kind]
+                            if isinstance(isolator, SupportsProgressReports):
+                                await isolator.report(self._state.host(node), queued.report)
+                except (RolloutdError, TimeoutError) as error:
+                    why = str(error) or "no answer in time"
+                    log.warning("%s: not reported: %s: %s", node, queued.report.kind, why)
+        self._queues.pop(node, None)
+
+
+def _step_kind(event: StepRecorded) -> ProgressKind | None:
+    record: StepRecord = event.record
+    if record.action is StepAction.APPLY and record.state is StepState.BUSY:
+        return ProgressKind.BLOCKED
+    if record.action is StepAction.REVERT and record.state is StepState.OK and event.isolated is False:
+        return ProgressKind.RETURNED
+    return None
