@@ -295,6 +295,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.TRAFFIC_UNKNOWN: lambda node, p: (
         f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
     ),
+    ReasonCode.CANNOT_ISOLATE: lambda node, p: f"{node} cannot be isolated: {p['detail']}",
     ReasonCode.STARTING: lambda node, _: f"{node} starts now",
     ReasonCode.QUEUED: lambda node, p: (
         f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
@@ -355,6 +356,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.WAIT_FOR_CAPACITY: lambda _: "the next node that is done",
     RemedyKind.WAIT_FOR_IDLE: lambda r: f"the end of that traffic{_about(r.until)}",
     RemedyKind.WAIT_FOR_PROBE: lambda r: f"an answer of the traffic probe{_about(r.until)}",
+    RemedyKind.WAIT_FOR_BLOCKER: lambda _: "a change of what blocks it; the node is then tried again",
     RemedyKind.WAIT_FOR_ISOLATION: lambda r: (
         f"its cause, or time: at {format_rfc3339(r.until or 0.0)} the isolation is aborted and tried later"
     ),

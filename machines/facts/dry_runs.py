@@ -1,8 +1,9 @@
 """Dry-run results of pending nodes: nodes that could be isolated now go first.
 
-A result is a hint for the order and never a rule: if no node could be isolated, the first one starts
-anyway, because its blocker may go away during the eviction.  Only nodes that would start otherwise get a
-dry run, a few of each pool.
+A result is a hint for the order: if no node could be isolated, the first one starts anyway, because its
+blocker may go away during the eviction.  A permanent blocker is a rule: the node waits, takes no slot and
+gets the next dry run when the blocker has changed.  Only nodes that would start otherwise get a dry run, a
+few of each pool.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ RESULT_MAX_AGE_S = 30.0
 """How long a dry run counts: disruption budgets change with every pod that becomes ready."""
 
 DRY_RUN_AHEAD = 4
-"""Dry runs of a pool for one start: each costs the API server a request per pod."""
+"""Dry runs for one start, and in one pool: each costs the outside system some requests."""
 
 RESULT_RETENTION_S = 3600.0
-"""How long the reason of a deferred node mentions the dry run."""
+"""How long the reason of a deferred node mentions the dry run, and a permanent blocker counts at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """Whether a node could be isolated at an instant (epoch seconds); None when unknown."""
+    """Whether a node could be isolated at an instant (epoch seconds); None when unknown.
+
+    `is_permanent`: what blocks the isolation of `step` stays until a person changes it.
+    """
 
     rollout: str
     node: str
     succeeds: bool | None
     at: float
     why: str = ""
+    is_permanent: bool = False
+    step: str = ""
 
 
 @dataclass(slots=True)
@@ -53,6 +59,21 @@ class DryRunResults:
         """Return the node's result that still counts, None when it needs a dry run."""
         result = self._latest.get((target.rollout, target.node))
         return result if result is not None and result.at <= now < result.at + RESULT_MAX_AGE_S else None
+
+    def forget(self, rollout: str, node: str) -> None:
+        """Drop a node's result: what it was about has changed."""
+        self._latest.pop((rollout, node), None)
+
+    def permanent(self) -> list[DryRunResult]:
+        """Return the results whose blocker is permanent."""
+        return [each for each in self._latest.values() if each.is_permanent]
+
+    def permanent_blocker(self, target: Target, now: float) -> DryRunResult | None:
+        """Return the result that keeps the node from starting until its blocker has changed."""
+        result = self._latest.get((target.rollout, target.node))
+        if result is None or not result.is_permanent or target.isolated or target.rolling_back:
+            return None
+        return result if result.at <= now < result.at + RESULT_RETENTION_S else None
 
     def annotate(self, target: Target, reason: Reason) -> Reason:
         """Add to the reason of a deferred node when and why its dry run failed."""

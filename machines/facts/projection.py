@@ -127,6 +127,11 @@ class Projection(Index):
         self.dry_run_results.record(result)
         self.scheduling_queue.activate_node(result.node, (result.rollout,))
 
+    def forget_dry_run(self, rollout: str, node: str) -> None:
+        """Drop a dry-run result, because what it was about has changed."""
+        self.dry_run_results.forget(rollout, node)
+        self.scheduling_queue.activate_node(node, (rollout,))
+
     def record_traffic(self, traffic: TrafficResult) -> None:
         """Record a traffic result; one of a closed rollout is ignored."""
         rollout = self._rollouts.get(traffic.rollout)

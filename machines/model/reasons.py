@@ -56,6 +56,7 @@ class ReasonCode(StrEnum):
     MAX_PARALLEL = "max-parallel"
     TRAFFIC = "traffic"
     TRAFFIC_UNKNOWN = "traffic-unknown"
+    CANNOT_ISOLATE = "cannot-isolate"
     STARTING = "starting"
     QUEUED = "queued"
     # A node that does not wait to start: its phase, or how it came to be done.
@@ -114,6 +115,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_CAPACITY = "wait-for-capacity"
     WAIT_FOR_IDLE = "wait-for-idle"
     WAIT_FOR_PROBE = "wait-for-probe"
+    WAIT_FOR_BLOCKER = "wait-for-blocker"
     WAIT_FOR_ISOLATION = "wait-for-isolation"
     WAIT_FOR_CHECK = "wait-for-check"
     WAIT_FOR_INVENTORY = "wait-for-inventory"

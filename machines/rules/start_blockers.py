@@ -17,6 +17,7 @@ from machines.facts.availability import (
     observed_unavailability,
     target_unavailability,
 )
+from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.model import traffic, windows
 from machines.model.node import Observation
@@ -127,6 +128,7 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
         or _other_rollout_blocker(index, target)
         or _observation_blocker(index, target)
+        or _isolation_blocker(index, target, now)
     )
 
 
@@ -197,6 +199,15 @@ def _observation_blocker(index: Index, target: Target) -> Reason | None:
             return _availability_reason(ReasonCode.FOREIGN_CORDON, observed)
         case _:
             return _availability_reason(ReasonCode.NODE_UNKNOWN, observed)
+
+
+def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | None:
+    """Return what blocks the node's isolation until a person changes it; a slot for it would be wasted."""
+    result = index.dry_run_results.permanent_blocker(target, now)
+    if result is None:
+        return None
+    remedy = Remedy(RemedyKind.WAIT_FOR_BLOCKER)
+    return Reason(ReasonCode.CANNOT_ISOLATE, target.node, {"detail": result.why}, result.at, remedy)
 
 
 def _availability_reason(code: ReasonCode, found: Unavailability | None) -> Reason | None:
@@ -289,6 +300,8 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
     match reason.code:
         case ReasonCode.BACKOFF:
             return target.not_before
+        case ReasonCode.CANNOT_ISOLATE:
+            return (reason.since or now) + RESULT_RETENTION_S
         case ReasonCode.FREEZE:
             return min(
                 (each.until for each in index.freezes if each.until and each.until > now), default=math.inf

@@ -189,9 +189,11 @@ class _WaveAdmission:
         """Return None for a node to admit now; else whether to try the next one of its group."""
         result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
         has_competitors = any(self.index.scheduling_queue.has_competitors(pool) for pool in pool_ids)
-        if self.deferred_nodes.is_limit_reached(pool_ids):
+        ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
+        if self.deferred_nodes.is_limit_reached(pool_ids) or len(self.builder.dry_runs) >= ahead:
             return False
-        if has_competitors and self.deferred_nodes.defer(target, pool_ids, result):
+        # Without a competitor too: a node that can never be isolated must take no slot of the fleet.
+        if (has_competitors or result is None) and self.deferred_nodes.defer(target, pool_ids, result):
             if result is None:
                 self.builder.dry_runs.append(DryRun(target.rollout, target.node))
                 self.builder.wake_by(self.now + dry_runs.RESULT_MAX_AGE_S)

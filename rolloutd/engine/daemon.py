@@ -137,6 +137,7 @@ class Daemon:
                 driver.abort_isolation(describe(abort.reason))
         self._observer.request_observations(self._tasks, decision.nodes_to_observe)
         self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
+        self._dry_runner.watch_blockers(self._tasks)
         self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
         for check in decision.current_checks:
             key = (check.rollout, check.node)

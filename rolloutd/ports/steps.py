@@ -48,9 +48,13 @@ class IsolationStatus:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The node cannot be isolated now; it returns to service and is retried later."""
+    """The node cannot be isolated now; it returns to service and is retried later.
+
+    `is_permanent`: what blocks it stays until a person changes it.
+    """
 
     text: str
+    is_permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,14 @@ class SupportsDryRun(Protocol):
 
     async def dry_run(self, ctx: StepContext) -> Ok | Busy:
         """Check without a change; raises NodeUnreachable if the result is unknown."""
+
+
+@runtime_checkable
+class SupportsBlockerWatch(Protocol):
+    """Optional port of an isolator with dry runs that notices when a permanent blocker changes."""
+
+    async def wait_until_unblocked(self, ctx: StepContext) -> None:
+        """Return when no permanent blocker is left; raises RolloutdError if that cannot be observed."""
 
 
 @runtime_checkable

@@ -112,9 +112,52 @@ def test_a_rehearsal_grows_old() -> None:
     assert requested_dry_runs(index, later) == ["n1", "n2", "n3"]
 
 
-def test_the_last_one_waiting_is_not_rehearsed() -> None:
+def test_last_one_waiting_is_dry_run_too() -> None:
     index = fleet(nodes=1)
+    assert requested_dry_runs(index) == ["n1"]
+    record_dry_run_result(index, n1=False)
     assert started(index) == ["n1"]
+
+
+def test_hopeless_node_waits_until_its_blocker_changes() -> None:
+    index = fleet()
+    hopeless = DryRunResult("R", "n1", False, T0, HELD, is_permanent=True)
+    index.record_dry_run(hopeless)
+    record_dry_run_result(index, n2=False, n3=True)
+    assert started(index) == ["n3"]
+    finish(index, "n3")
+    later = T0 + RESULT_MAX_AGE_S
+    index.record_observations(observed_up(index.nodes, later), later)
+    record_dry_run_result(index, at=later, n2=False)
+    assert started(index, later) == ["n2"]
+    finish(index, "n2", at=later)
+    assert (started(index, later), requested_dry_runs(index, later)) == ([], [])
+    reason = explain_node(index, "R", "n1", later)
+    assert reason.code == "cannot-isolate"
+    assert describe(reason) == f"n1 cannot be isolated: {HELD}"
+
+    index.forget_dry_run("R", "n1")
+    assert requested_dry_runs(index, later) == ["n1"]
+    record_dry_run_result(index, at=later, n1=True)
+    assert started(index, later) == ["n1"]
+
+
+def test_hopeless_nodes_alone_in_their_pools_take_no_slot() -> None:
+    nodes = nodes_of({f"t{number}": (f"n{number}",) for number in range(1, 6)})
+    index = index_of(nodes, Limits(max_parallel=2))
+    submit(index, isolate=(CORDON,))
+    assert requested_dry_runs(index) == ["n1", "n2", "n3", "n4", "n5"]
+    for node in ("n1", "n2", "n3"):
+        index.record_dry_run(DryRunResult("R", node, False, T0, HELD, is_permanent=True))
+    record_dry_run_result(index, n4=True, n5=True)
+    assert started(index) == ["n4", "n5"]
+
+
+def test_dry_runs_are_bounded_by_free_capacity() -> None:
+    nodes = nodes_of({f"t{number}": (f"n{number}",) for number in range(1, 40)})
+    index = index_of(nodes, Limits(max_parallel=2))
+    submit(index, isolate=(CORDON,))
+    assert len(requested_dry_runs(index)) == 2 * DRY_RUN_AHEAD
 
 
 def test_a_full_pool_costs_no_rehearsal() -> None:
@@ -145,6 +188,7 @@ def test_aborted_node_backs_off_behind_others() -> None:
     finish(index, "n2", at=back)
     later = back + 61
     index.record_observations(observed_up(index.nodes, later), later)
+    record_dry_run_result(index, at=later, n1=False)
     assert started(index, later) == ["n1"]
 
 

@@ -153,6 +153,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.TRAFFIC: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
     ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
+    ReasonCode.CANNOT_ISOLATE: ("n1", {"detail": "db is held"}, "n1 cannot be isolated: db is held"),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
     ReasonCode.ISOLATING: ("n1", {}, "n1 is isolating"),

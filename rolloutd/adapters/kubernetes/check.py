@@ -12,8 +12,8 @@ from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path, join_names
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import read_node
-from rolloutd.adapters.kubernetes.drain import list_pods_on
 from rolloutd.adapters.kubernetes.isolator import PriorState, daemonset_key, parse_prior
+from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.nodes import readiness
 from rolloutd.adapters.kubernetes.pods import Pod, parse_pod
 from rolloutd.ports import Failed, Ok, StepContext, Unknown

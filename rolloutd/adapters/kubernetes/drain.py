@@ -9,12 +9,10 @@ timeout the next pass continues.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rolloutd.adapters.kubernetes.api_errors import ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
-from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path, join_names, join_sentences
+from rolloutd.adapters.kubernetes.cluster import Backoff, join_names, join_sentences
 from rolloutd.adapters.kubernetes.eviction import (
     EvictionAccepted,
     EvictionBlocked,
@@ -22,19 +20,16 @@ from rolloutd.adapters.kubernetes.eviction import (
     blocked_by_budgets,
     evict,
 )
-from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.node_pods import NodePods, list_pods_on
 from rolloutd.adapters.kubernetes.pods import (
     DrainPlan,
     EvictionPolicy,
     Pod,
-    parse_pod,
     plan_drain,
     terminating_text,
 )
 from rolloutd.ports import Busy, Ok
 from rolloutd.text import pluralize
-
-JSON = Any
 
 INITIAL_BACKOFF_S = 0.5
 """Pause before a refused eviction is retried; a change of a budget ends it."""
@@ -45,29 +40,45 @@ MAX_BACKOFF_S = 5.0
 MAX_CONCURRENT_EVICTIONS = 4
 """Concurrent evictions of one node: a quarter of the cluster's requests, so that no drain starves another."""
 
+BLOCKER_RECHECK_S = 30.0
+"""Longest wait for a change of a budget before the blockers are judged again."""
+
 BLOCKER_CONFIRM_S = 6.0
 """Minimum age of a permanent blocker: a budget between two replicas appears permanent for a moment."""
-
-PODS_PATH = api_path("pods")
-
-
-async def list_pods_on(cluster: Cluster, node: str, *, selector: str = "", namespace: str = "") -> list[Pod]:
-    """Return the pods bound to a node, of all namespaces if none is given."""
-    query = _bound_to_query(node) | ({"labelSelector": selector} if selector else {})
-    page = await cluster.list(api_path("pods", namespace=namespace), query)
-    return [parse_pod(pod) for pod in page.items]
 
 
 async def dry_run_drain(budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> Ok | Busy:
     """Return what would block a drain now; evicts nothing; raises ClusterUnreachable and ApiError."""
     async with budgets.opened():
         plan = plan_drain(await list_pods_on(budgets.cluster, node), policy)
-        if plan.refused:
-            return Busy(join_sentences(plan.refused))
+        permanent = _permanent_blockers(budgets, plan)
         blocked = _blocked_pods(budgets, plan)
+    if permanent:
+        return Busy(join_sentences(permanent), is_permanent=True)
     if blocked:
         return Busy(join_sentences([each.text for each in blocked]))
     return Ok(f"nothing holds up {pluralize(len(plan.to_evict), 'pod')} on {node}")
+
+
+async def wait_until_unblocked(budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> None:
+    """Return when no pod of the node has a permanent blocker, as its pods and their budgets change."""
+    pods = NodePods(budgets.cluster, node)
+
+    async def pass_on_changes() -> None:
+        while True:
+            await budgets.wait_for_change(BLOCKER_RECHECK_S)
+            pods.changed.set()
+
+    async with budgets.opened(), asyncio.TaskGroup() as tasks:
+        helpers = (tasks.create_task(pods.watch()), tasks.create_task(pass_on_changes()))
+        while True:
+            plan = plan_drain(pods.by_uid.values(), policy)
+            if pods.is_synced and budgets.is_synced and not _permanent_blockers(budgets, plan):
+                break
+            await pods.changed.wait()
+            pods.changed.clear()
+        for helper in helpers:
+            helper.cancel()
 
 
 async def drain(budgets: BudgetWatch, node: str, policy: EvictionPolicy, *, timeout_s: float) -> Ok | Busy:
@@ -91,17 +102,20 @@ async def _find_permanent_blocker(
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         plan = plan_drain(await list_pods_on(budgets.cluster, node), policy)
-        if plan.refused:
-            return Busy(join_sentences(plan.refused))
         if plan.is_empty:
             return Ok(f"no pod is left on {node} that must go")
-        permanent = [each.text for each in _blocked_pods(budgets, plan) if each.is_permanent]
+        permanent = _permanent_blockers(budgets, plan)
         if not permanent:
             return None
         remaining_s = deadline - asyncio.get_running_loop().time()
-        if remaining_s <= 0:
-            return Busy(join_sentences(permanent))
+        if plan.refused or remaining_s <= 0:
+            return Busy(join_sentences(permanent), is_permanent=True)
         await budgets.wait_for_change(remaining_s)
+
+
+def _permanent_blockers(budgets: BudgetWatch, plan: DrainPlan) -> list[str]:
+    """Return one sentence for each pod that cannot leave until a person changes something."""
+    return [*plan.refused, *(each.text for each in _blocked_pods(budgets, plan) if each.is_permanent)]
 
 
 def _blocked_pods(budgets: BudgetWatch, plan: DrainPlan) -> list[EvictionBlocked]:
@@ -117,86 +131,70 @@ def _blocked(budgets: BudgetWatch, pod: Pod) -> EvictionBlocked | None:
     return None
 
 
-def _bound_to_query(node: str) -> dict[str, str]:
-    return {"fieldSelector": f"spec.nodeName={node}"}
-
-
 class _DrainPass:
-    """One pass over one node; a WatchHandler of its pods."""
+    """One pass over one node."""
 
     def __init__(self, budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> None:
         self._budgets = budgets
         self._cluster = budgets.cluster
         self._node = node
         self._policy = policy
-        self._pods: dict[str, Pod] = {}
+        self._pods = NodePods(budgets.cluster, node)
         self._blocked: dict[str, EvictionBlocked] = {}
-        self._requested: set[str] = set()
-        self._is_synced = False
-        self._disconnect_reason = ""
-        self._changed = asyncio.Event()
+        self._evictions: dict[str, asyncio.Task[None]] = {}
+        self._is_hopeless = False
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_EVICTIONS)
 
     async def run(self, timeout_s: float) -> Ok | Busy:
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(
-                    run_list_watch(self._cluster, PODS_PATH, _bound_to_query(self._node), self)
-                )
-                evictions = await self._evict_until_empty(tasks)
-                for task in (watch, *evictions):
+                watch = tasks.create_task(self._pods.watch())
+                draining = tasks.create_task(self._evict_until_empty(tasks))
+                hopeless = tasks.create_task(self._wait_until_hopeless())
+                await asyncio.wait((draining, hopeless), return_when=asyncio.FIRST_COMPLETED)
+                for task in (watch, draining, hopeless, *self._evictions.values()):
                     task.cancel()
         except TimeoutError:
             pass
         return self._result()
 
-    # -- list_watch.WatchHandler
-
-    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        self._pods = {pod["metadata"]["uid"]: parse_pod(pod) for pod in objects}
-        self._is_synced = True
-        self._changed.set()
-
-    def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
-        pod = parse_pod(obj)
-        if kind == "DELETED":
-            self._pods.pop(pod.uid, None)
-        else:
-            self._pods[pod.uid] = pod
-        self._changed.set()
-
-    def on_connected(self) -> None:
-        self._disconnect_reason = ""
-
-    def on_watch_ended(self) -> None:
-        """Keep the pods until the next watch: at worst a deleted pod is awaited a moment longer."""
-
-    def on_disconnected(self, reason: str) -> None:
-        self._disconnect_reason = reason
-
-    async def _evict_until_empty(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        evictions: list[asyncio.Task[None]] = []
+    async def _evict_until_empty(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if not self._is_synced:
+            await self._pods.changed.wait()
+            self._pods.changed.clear()
+            if not self._pods.is_synced:
                 continue
             plan = self._plan()
             if plan.is_empty:
-                return evictions
+                return
             for pod in plan.to_evict:
-                if pod.uid not in self._requested:
-                    self._requested.add(pod.uid)
-                    evictions.append(tasks.create_task(self._evict(pod)))
+                if pod.uid not in self._evictions:
+                    self._evictions[pod.uid] = tasks.create_task(self._evict(pod))
+
+    async def _wait_until_hopeless(self) -> None:
+        """Return when a permanent blocker, which was not there at first, has lasted."""
+        loop = asyncio.get_running_loop()
+        since: float | None = None
+        while True:
+            if not _permanent_blockers(self._budgets, self._plan()):
+                since = None
+            elif since is None:
+                since = loop.time()
+            remaining_s = BLOCKER_RECHECK_S if since is None else since + BLOCKER_CONFIRM_S - loop.time()
+            if remaining_s <= 0:
+                self._is_hopeless = True
+                return
+            await self._budgets.wait_for_change(remaining_s)
 
     def _plan(self) -> DrainPlan:
-        return plan_drain(self._pods.values(), self._policy)
+        return plan_drain(self._pods.by_uid.values(), self._policy)
 
     async def _evict(self, pod: Pod) -> None:
         """Request the eviction until the pod is terminating or gone."""
         backoff = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
-        while pod.uid in self._pods and not self._pods[pod.uid].terminating_since:
-            blocked = _blocked(self._budgets, self._pods[pod.uid])
+        # The dict is replaced by each list, so it is read again each time.
+        while (present := self._pods.by_uid.get(pod.uid)) is not None and not present.terminating_since:
+            blocked = _blocked(self._budgets, present)
             if blocked is not None:
                 self._blocked[pod.uid] = blocked
                 await self._budgets.wait_for_change(MAX_BACKOFF_S)
@@ -212,8 +210,7 @@ class _DrainPass:
                 continue
             self._blocked.pop(pod.uid, None)
             if isinstance(result, PodGone):
-                self._pods.pop(pod.uid, None)
-                self._changed.set()
+                self._pods.remove(pod)
             return
 
     async def _request_eviction(self, pod: Pod) -> EvictionAccepted | PodGone | EvictionBlocked:
@@ -228,11 +225,12 @@ class _DrainPass:
             return result
 
     def _result(self) -> Ok | Busy:
-        if not self._is_synced:
-            return Busy(self._disconnect_reason or f"the pods of {self._node} could not be listed in time")
+        disconnected = self._pods.disconnect_reason
+        if not self._pods.is_synced:
+            return Busy(disconnected or f"the pods of {self._node} could not be listed in time")
         plan = self._plan()
         if plan.is_empty:
-            return Ok(f"{pluralize(len(self._requested), 'pod')} evicted from {self._node}")
+            return Ok(f"{pluralize(len(self._evictions), 'pod')} evicted from {self._node}")
         blocked = [self._blocked[pod.uid].text for pod in plan.to_evict if pod.uid in self._blocked]
         requested = [pod.id for pod in plan.to_evict if pod.uid not in self._blocked]
         parts = (
@@ -240,6 +238,6 @@ class _DrainPass:
             join_sentences(blocked),
             f"{join_names(requested)} asked to end" if requested else "",
             terminating_text(plan.terminating),
-            self._disconnect_reason,
+            disconnected,
         )
-        return Busy("; ".join(part for part in parts if part))
+        return Busy("; ".join(part for part in parts if part), is_permanent=self._is_hopeless)

@@ -6,6 +6,7 @@ An API server that does not answer is retried: its silence decides nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ from rolloutd.adapters.kubernetes.cordon import (
     release_node,
     uncordon_node,
 )
-from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, list_pods_on
+from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, wait_until_unblocked
+from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.nodes import CordonOwner, CordonState
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod, plan_drain
 from rolloutd.adapters.kubernetes.progress import clear_condition, set_condition, show_report
@@ -48,6 +50,10 @@ API_RETRY_S = 90.0
 """Limit of the wait for an unreachable API server, longer than its restart takes."""
 
 
+MAX_BLOCKER_WATCHES = 32
+"""Blocked nodes whose pods are watched at once: a third of a cluster's connections; the others wait."""
+
+
 class KubernetesIsolator:
     """ports.Isolator by cordon and eviction, with dry runs, releases and progress reports."""
 
@@ -64,6 +70,7 @@ class KubernetesIsolator:
         self._drain_pass_s = drain_pass_s
         self._api_retry_s = api_retry_s
         self._budgets: dict[str, BudgetWatch] = {}
+        self._blocker_watches = asyncio.Semaphore(MAX_BLOCKER_WATCHES)
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
         cluster, name = self._clusters.resolve(ctx.host)
@@ -134,6 +141,11 @@ class KubernetesIsolator:
             return await dry_run_drain(self._budget_watch(cluster), name, eviction_policy(ctx.params))
         except ApiError as error:
             raise NodeUnreachable(_error_text(cluster, error)) from error
+
+    async def wait_until_unblocked(self, ctx: StepContext) -> None:
+        cluster, name = self._clusters.resolve(ctx.host)
+        async with self._blocker_watches:
+            await wait_until_unblocked(self._budget_watch(cluster), name, eviction_policy(ctx.params))
 
     def _budget_watch(self, cluster: Cluster) -> BudgetWatch:
         return self._budgets.setdefault(cluster.name, BudgetWatch(cluster))

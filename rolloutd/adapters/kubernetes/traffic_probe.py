@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, join_names
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
-from rolloutd.adapters.kubernetes.drain import list_pods_on
+from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.pods import Pod
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Busy, Ok, StepContext, Unknown

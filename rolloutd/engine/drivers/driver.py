@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import TypeVar
 
+from machines.facts.dry_runs import DryRunResult
 from machines.model import actions
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.model.plan import Capability
@@ -31,7 +32,7 @@ from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import Check, Failed, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports import Busy, Check, Failed, Ok, StepContext, StepResult, Unknown
 from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
 
@@ -210,7 +211,7 @@ class Driver:
     async def _carry_out(self, action: actions.Action) -> None:
         match action:
             case actions.Isolate():
-                await self._isolation.isolate(action)
+                self._on_isolated(action, await self._isolation.isolate(action))
             case actions.Probe():
                 await self._isolation.probe(action)
             case actions.Revert():
@@ -231,6 +232,25 @@ class Driver:
                 await self._complete_order(action)
             case actions.NoAction():
                 pass
+
+    def _on_isolated(self, action: actions.Isolate, result: StepResult) -> None:
+        """Abort an isolation that a permanent blocker makes hopeless, so that another node gets the slot."""
+        if not isinstance(result, Busy) or not result.is_permanent:
+            return
+        if self._session.target.phase is not Phase.ISOLATING:
+            return
+        self._state.index.record_dry_run(
+            DryRunResult(
+                self.rollout,
+                self.node,
+                succeeds=False,
+                at=self._state.now(),
+                why=result.text,
+                is_permanent=True,
+                step=action.spec.name,
+            )
+        )
+        self.abort_isolation(result.text)
 
     # -- checks
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, list_pods_on
+from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, wait_until_unblocked
 from rolloutd.adapters.kubernetes.eviction import EvictionBlocked, PodGone, evict
+from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.pods import MIRROR_ANNOTATION, EvictionPolicy, Pod
 from rolloutd.ports import Busy, Ok
 from tests.support.cluster_sandbox import ClusterSandbox
@@ -171,6 +174,61 @@ async def test_a_rehearsal_tells_which_node_could_go_and_changes_nothing(
     assert isinstance(result, Busy)
     assert f"budget {sandbox.namespace}/db" in result.text
     assert await sandbox.pods_on(free) | await sandbox.pods_on(stuck) == there
+
+
+@pytest.mark.parametrize("blocker", ["budget", "pod"])
+async def test_hopeless_node_is_reported_until_blocker_changes(
+    sandbox: ClusterSandbox, cluster: Cluster, blocker: str
+) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    if blocker == "budget":
+        await sandbox.workload("db", [node], min_available=1)
+    else:
+        await sandbox.pod("bare", node)
+    budgets = BudgetWatch(cluster)
+    result = await dry_run_drain(budgets, node, REFUSE)
+    assert isinstance(result, Busy)
+    assert result.is_permanent
+
+    unblocked = asyncio.create_task(wait_until_unblocked(budgets, node, REFUSE))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(unblocked), 1.0)
+    if blocker == "budget":
+        path = f"/apis/policy/v1/namespaces/{sandbox.namespace}/poddisruptionbudgets/db"
+        await sandbox.api.delete(path)
+    else:
+        await sandbox.api.delete(f"{sandbox.pods_path}/bare", gracePeriodSeconds=0)
+    async with asyncio.timeout(SHORT_LIMIT_S * 5):
+        await unblocked
+    assert isinstance(await dry_run_drain(budgets, node, REFUSE), Ok)
+
+
+async def test_temporary_blocker_is_not_hopeless(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node, node], min_available=1)
+    sandbox.ready_s = 3600.0  # the replacement never becomes Ready
+    [first, _] = sorted(await sandbox.pods_on(node))
+    await sandbox.cordon(node)
+    await sandbox.api.delete(f"{sandbox.pods_path}/{first}")
+    await sandbox.wait_for_budget("api", 1)
+    result = await dry_run_drain(BudgetWatch(cluster), node, REFUSE)
+    assert isinstance(result, Busy)
+    assert not result.is_permanent
+
+
+async def test_drain_that_becomes_hopeless_ends(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node, node], min_available=1)
+    sandbox.ready_s = 3600.0
+    await sandbox.cordon(node)
+    draining = asyncio.create_task(drain(BudgetWatch(cluster), node, REFUSE, timeout_s=LONG_LIMIT_S))
+    await sandbox.wait_for_budget("api", 1)
+    path = f"/apis/policy/v1/namespaces/{sandbox.namespace}/poddisruptionbudgets/api"
+    await sandbox.api.patch(path, {"spec": {"minAvailable": 2}})
+    async with asyncio.timeout(LONG_LIMIT_S / 2):
+        result = await draining
+    assert isinstance(result, Busy)
+    assert result.is_permanent
 
 
 async def test_slow_pod_named_with_grace_period(sandbox: ClusterSandbox, cluster: Cluster) -> None:
