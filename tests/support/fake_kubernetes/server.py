@@ -54,6 +54,14 @@ class ApiRequest:
         return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request and the status that it was answered with; watches count when they begin."""
+
+    request: ApiRequest
+    code: int
+
+
 Interceptor = Callable[[ApiRequest], Awaitable[None] | None]
 """Called before a request is answered: somebody else may move first, or it may be refused."""
 
@@ -69,6 +77,7 @@ class Server:
         """So many requests are still to be sent away by flow control."""
         self.bookmark_s = 30.0
         self.requests: deque[ApiRequest] = deque(maxlen=REQUESTS_KEPT)
+        self.answered: deque[Answered] = deque(maxlen=REQUESTS_KEPT)
         self.watches = 0
 
     def app(self) -> web.Application:
@@ -106,8 +115,14 @@ class Server:
             if done is not None:
                 await done
         if asked.verb == "watch":
+            self.answered.append(Answered(asked, 200))
             return await self._watch(request, asked)
-        code, body = self._serve(asked, request.content_type)
+        try:
+            code, body = self._serve(asked, request.content_type)
+        except ApiRefusal as refusal:
+            self.answered.append(Answered(asked, refusal.code))
+            raise
+        self.answered.append(Answered(asked, code))
         return web.json_response(body, status=code)
 
     def _serve(self, asked: ApiRequest, content_type: str) -> tuple[int, JSON]:
