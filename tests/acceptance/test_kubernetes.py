@@ -121,7 +121,8 @@ async def test_kill_during_drain_and_hold_keeps_outcome(
 ) -> None:
     async with cluster_environment(tmp_path_factory.mktemp("k"), 4) as made:
         first, held = made.nodes[0], made.nodes[1]
-        await made.sandbox.workload("db", [first], min_available=1)
+        made.sandbox.end_s = 3600.0
+        await made.sandbox.workload("db", [first])
         canary = {"select": f"kubernetes.io/hostname in ({first},{held})", "max_parallel": 2}
         made.daemon.pause_playbooks()
         rollout = await made.submit("killed", canary=canary)
@@ -134,9 +135,8 @@ async def test_kill_during_drain_and_hold_keeps_outcome(
         await made.in_thread(made.daemon.kill_daemon)
         await made.sandbox.annotate(held, HOLD_ANNOTATION, "mine now")
         made.daemon.resume_playbooks()
-        await made.sandbox.api.delete(
-            f"/apis/policy/v1/namespaces/{made.sandbox.namespace}/poddisruptionbudgets/db"
-        )
+        for pod in await made.sandbox.pods_on(first):
+            await made.sandbox.api.delete(f"{made.sandbox.pods_path}/{pod}", gracePeriodSeconds=0)
         await made.in_thread(made.daemon.start_daemon)
 
         await made.wait_until(

@@ -17,6 +17,7 @@ from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION, ISOLATED_BY_ANNO
 from tests.support.cluster_environment import (
     ClusterEnvironment,
     cluster_environment,
+    hold_drain,
     is_cordoned,
     is_in_progress,
     pods_of,
@@ -36,7 +37,7 @@ async def test_held_by_rolloutctl_while_it_is_drained(tmp_path_factory: Where) -
     async with cluster_environment(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]
         before = await cordon_owner_view(made, node)
-        await made.sandbox.workload("db", [node], min_available=1)
+        await hold_drain(made, node)
         rollout = await made.submit("held", canary=single_node_wave(node))
         await made.wait_until(lambda: is_cordoned(made, node), "it is cordoned")
         await made.wait_until(lambda: drain_is_held(made, rollout, node), "its drain waits for the budget")
@@ -145,7 +146,7 @@ async def test_cordoned_between_our_look_and_our_cordon(tmp_path_factory: Where)
 async def test_uncordoned_and_cordoned_again_during_our_attempt(tmp_path_factory: Where) -> None:
     async with cluster_environment(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]
-        await made.sandbox.workload("db", [node], min_available=1)
+        await hold_drain(made, node)
         rollout = await made.submit("beaten", canary=single_node_wave(node), isolate=drain_within("10s"))
         await made.wait_until(lambda: is_cordoned(made, node), "it is cordoned")
         over = asyncio.Event()

@@ -135,6 +135,16 @@ def single_node_wave(node: str) -> JSON:
     return {"select": f"kubernetes.io/hostname={node}"}
 
 
+async def hold_drain(env: ClusterEnvironment, node: str) -> None:
+    """Let a budget hold the drain of a node, as while a replacement does not become Ready."""
+    other = env.nodes[-1]
+    await env.sandbox.workload("db", [node, other], min_available=1)
+    [pod] = await env.sandbox.pods_on(other)
+    unready = {"conditions": [{"type": "Ready", "status": "False"}]}
+    await env.sandbox.api.patch(f"{env.sandbox.pods_path}/{pod}/status", {"status": unready})
+    await env.sandbox.wait_for_budget("db", 1)
+
+
 def is_cordoned(env: ClusterEnvironment, node: str) -> bool:
     """Whether the node is cordoned, by the server's own books."""
     return bool(env.kubernetes.server.objects.get("nodes", "", node)["spec"].get("unschedulable"))

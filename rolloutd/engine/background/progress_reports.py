@@ -10,13 +10,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from machines.model.events import Event, PhaseMoved, StepAction, StepRecord, StepRecorded, StepState
 from machines.model.plan import Capability
 from machines.model.timefmt import format_duration
 from machines.states import Trigger
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import RolloutdError
@@ -46,19 +45,13 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    report: ProgressReport
-    isolator_kinds: tuple[str, ...]
-
-
 class ProgressReporter:
     """The reports that wait, in the order of their events for each node."""
 
     def __init__(self, state: State, adapters: AdapterSet) -> None:
         self._state = state
         self._adapters = adapters
-        self._queues: dict[str, deque[_Queued]] = {}
+        self._queues: dict[str, deque[ProgressReport]] = {}
         self._jobs: BackgroundJobs[str] = BackgroundJobs(concurrency=MAX_CONCURRENT)
         state.commit_listeners.append(self._on_commit)
 
@@ -94,26 +87,30 @@ class ProgressReporter:
 
     def _enqueue(self, node: str, report: ProgressReport) -> None:
         plan = self._state.index.rollout(report.rollout).plan
-        able = (spec.kind for spec in plan.isolate if Capability.PROGRESS_REPORTS in spec.capabilities)
-        kinds = tuple(dict.fromkeys(able))
-        if kinds:
-            self._queues.setdefault(node, deque(maxlen=MAX_QUEUED)).append(_Queued(report, kinds))
+        if any(Capability.PROGRESS_REPORTS in spec.capabilities for spec in plan.isolate):
+            self._queues.setdefault(node, deque(maxlen=MAX_QUEUED)).append(report)
 
     async def _send(self, node: str) -> None:
         queue = self._queues[node]
         while queue:
-            queued = queue.popleft()
-            for kind in queued.isolator_kinds:
-                try:
-                    async with asyncio.timeout(REPORT_TIMEOUT_S):
-                        with adapter_errors(f"isolator {kind}"):
-                            isolator = self._adapters.isolators[kind]
-                            if isinstance(isolator, SupportsProgressReports):
-                                await isolator.report(self._state.host(node), queued.report)
-                except (RolloutdError, TimeoutError) as error:
-                    why = str(error) or "no answer in time"
-                    log.warning("%s: not reported: %s: %s", node, queued.report.kind, why)
+            report = queue.popleft()
+            try:
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    await self._show(node, report)
+            except (RolloutdError, TimeoutError) as error:
+                log.warning("%s: not reported: %s: %s", node, report.kind, str(error) or "no answer in time")
         self._queues.pop(node, None)
+
+    async def _show(self, node: str, report: ProgressReport) -> None:
+        if report.rollout not in self._state.index.rollouts:
+            return
+        plan = NodeSession(self._state, self._adapters, report.rollout, node).node_plan()
+        able = (spec.kind for spec in plan.isolate if Capability.PROGRESS_REPORTS in spec.capabilities)
+        for kind in dict.fromkeys(able):
+            with adapter_errors(f"isolator {kind}"):
+                isolator = self._adapters.isolators[kind]
+                if isinstance(isolator, SupportsProgressReports):
+                    await isolator.report(self._state.host(node), report)
 
 
 def _step_kind(event: StepRecorded) -> ProgressKind | None:

@@ -15,7 +15,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.ports import Host, ProgressReport
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 STEP = "isolate.0.kubernetes"
 CLUSTER_PLAN = PLAN.replace('isolate: [{command: {do: "true", undo: "true"}}]', "isolate: [{kubernetes: {}}]")
@@ -43,7 +43,7 @@ def reporter(env: ControlEnvironment, isolator: FakeIsolator) -> ProgressReporte
 
 
 async def test_reports_follow_events_in_order(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as env:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as env:
         isolator = ReportingIsolator()
         sender = reporter(env, isolator)
         rollout = await env.start(text=CLUSTER_PLAN)
@@ -68,7 +68,7 @@ async def test_reports_follow_events_in_order(tmp_path: Path) -> None:
 async def test_failed_report_is_logged_and_next_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    async with control_environment(tmp_path) as env:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as env:
         isolator = ReportingIsolator(error)
         sender = reporter(env, isolator)
         rollout = await env.start(text=CLUSTER_PLAN)
@@ -81,7 +81,7 @@ async def test_failed_report_is_logged_and_next_sent(
 
 
 async def test_plan_without_reporting_isolator_queues_nothing(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as env:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as env:
         isolator = ReportingIsolator()
         sender = reporter(env, isolator)
         await env.transition(await env.start(), "p1", Trigger.ADMITTED)
