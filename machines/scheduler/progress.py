@@ -14,6 +14,7 @@ from typing import Final
 
 from machines.facts.counters import percent_done
 from machines.facts.index import Index
+from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, RemedyKind
 from machines.model.rollout import Rollout, Target
@@ -111,7 +112,9 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         failed=counters.phases[Phase.FAILED],
         skipped=counters.skipped,
         pending=counters.phases[Phase.PENDING],
-        in_flight=tuple(index.target(rollout_id, node) for node in sorted(counters.in_flight)),
+        in_flight=tuple(
+            index.target(rollout_id, node) for node in sorted(counters.in_flight, key=natural_sort_key)
+        ),
         pools=_pool_progress(index, rollout_id),
         eta_s=_eta_s(index, rollout, wave_progress, state, reason, now),
         reason=reason,
@@ -123,7 +126,7 @@ def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
     counters = index.counters(rollout.id)
     if not counters.exceptions:
         return None
-    named = sorted(counters.exceptions)[:MAX_NAMED_EXCEPTIONS]
+    named = sorted(counters.exceptions, key=natural_sort_key)[:MAX_NAMED_EXCEPTIONS]
     targets = [index.target(rollout.id, node) for node in named]
     nodes = tuple({"node": each.node, "outcome": each.outcome, "detail": each.last_text} for each in targets)
     params: Params = {"changed": counters.done, "skipped": counters.skipped, "nodes": nodes}

@@ -222,8 +222,10 @@ def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
     unknown = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
     if unknown is None:
         return ""
-    near = nearest_name(unknown[1], sorted(_known_options(parser)))
-    return f"{unknown[1]} is unknown; did you mean {near}?" if near else ""
+    # Without the dashes, which make short options alike.
+    known = sorted(option.lstrip("-") for option in _known_options(parser))
+    near = nearest_name(unknown[1].lstrip("-"), known)
+    return f"{unknown[1]} is unknown; did you mean --{near}?" if near else ""
 
 
 def _known_options(parser: argparse.ArgumentParser) -> set[str]:

@@ -50,7 +50,8 @@ def step_label(step: str) -> str:
 def _describe_phase_move(fields: Fields) -> str:
     failure = fields.get("failure") or {}
     what = f"{failure['step']}: {failure['message']}" if failure else fields.get("text") or ""
-    outcome = f" ({fields['outcome']})" if fields.get("outcome") else ""
+    is_rollback = fields.get("rolling_back") and fields.get("outcome") != "rolled-back"
+    outcome = f" ({fields['outcome']})" if fields.get("outcome") else " (rollback)" if is_rollback else ""
     attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
     return f"{fields['source']} \u2192 {fields['target']}{outcome}{attempt}{': ' + what if what else ''}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
-from machines.model.node import Node, NodeHealth
+from machines.model.node import Node, NodeHealth, natural_sort_key
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
@@ -21,7 +21,7 @@ def locks(state: State) -> wire_fleet.Locks:
     now = state.now()
     index = state.index
     return {
-        "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids())],
+        "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids(), key=natural_sort_key)],
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
         "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
         "seq": state.changes.latest_seq,
@@ -108,7 +108,7 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 def inventory(index: Index, sources: Mapping[str, SourceState]) -> wire_fleet.Inventory:
     return {
         "nodes": [
-            _inventory_node(index, each) for each in sorted(index.nodes.values(), key=lambda one: one.name)
+            _inventory_node(index, index.nodes[name]) for name in sorted(index.nodes, key=natural_sort_key)
         ],
         "sources": [
             {
