@@ -34,8 +34,8 @@ PROBE_AHEAD = 4
 class TrafficResult:
     """The result of a plan's traffic probes on a node at an instant (epoch seconds).
 
-    `busy` None: unknown.  `since`: when the result was first the same without a break; 0.0 before it is
-    recorded.
+    `busy` None: unknown.  `count`: how much traffic, if the probe has a number.  `since`: when the result was
+    first the same without a break; 0.0 before it is recorded.
     """
 
     rollout: str
@@ -44,6 +44,7 @@ class TrafficResult:
     at: float
     text: str = ""
     since: float = 0.0
+    count: int | None = None
 
     @property
     def reprobe_at(self) -> float:
@@ -126,11 +127,17 @@ def result_blocker(result: TrafficResult | None) -> Reason | None:
     code = ReasonCode.TRAFFIC if result.busy else ReasonCode.TRAFFIC_UNKNOWN
     kind = RemedyKind.WAIT_FOR_IDLE if result.busy else RemedyKind.WAIT_FOR_PROBE
     return Reason(
-        code, result.node, {"detail": result.text}, result.since, Remedy(kind, until=result.reprobe_at)
+        code,
+        result.node,
+        {"detail": result.text, "count": result.count},
+        result.since,
+        Remedy(kind, until=result.reprobe_at),
     )
 
 
 def probe_pending_reason(target: Target) -> Reason:
     """Return the reason of a node that is being probed."""
     remedy = Remedy(RemedyKind.WAIT_FOR_PROBE)
-    return Reason(ReasonCode.TRAFFIC_UNKNOWN, target.node, {"detail": None}, target.since, remedy)
+    return Reason(
+        ReasonCode.TRAFFIC_UNKNOWN, target.node, {"detail": None, "count": None}, target.since, remedy
+    )

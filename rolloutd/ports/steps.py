@@ -50,11 +50,13 @@ class IsolationStatus:
 class Busy:
     """The node cannot be isolated now; it returns to service and is retried later.
 
-    `is_permanent`: what blocks it stays until a person changes it.
+    `is_permanent`: what blocks it stays until a person changes it.  `count` is a traffic probe's number, of
+    connections for example, if it has one.
     """
 
     text: str
     is_permanent: bool = False
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,4 +77,4 @@ class TestKubernetesProbe(TrafficProbeContract):
 
 
 def test_every_installed_probe_is_tested() -> None:
-    assert installed_adapters(PROBES).keys() == {"haproxy", "kubernetes"}
+    assert installed_adapters(PROBES).keys() == {"command", "haproxy", "kubernetes", "prometheus", "ssh"}

@@ -34,4 +34,4 @@ class HaproxyTrafficProbe:
         where = f"{backend}/{server} ({', '.join(f'{name} {count}' for name, count in counts.items())})"
         if sum(counts.values()) <= int(ctx.params.get("max", 0)):
             return Ok(f"{total} of {where}")
-        return Busy(f"{node} is busy: {total} of {where}")
+        return Busy(f"{node} is busy: {total} of {where}", count=sum(counts.values()))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ipaddress
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from rolloutd.plugin import (
     ABSENT,
@@ -18,7 +19,17 @@ from rolloutd.plugin import (
     TemplateText,
     duration_field,
 )
-from rolloutd.plugin.field_types import ExpectedOutput, Pattern
+from rolloutd.plugin.field_types import (
+    MAX_ITEMS,
+    MAX_TEXT_CHARS,
+    ExpectedOutput,
+    InvalidValue,
+    Pattern,
+    check_template,
+    with_json_schema,
+)
+
+MAX_PORT = 65_535
 
 
 class CommandIsolatorParams(Params):
@@ -75,6 +86,56 @@ class SshCheckParams(CheckParams):
         return value
 
 
+def _parse_network(value: object) -> str:
+    try:
+        return str(ipaddress.ip_network(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise InvalidValue("this is not a range of addresses", "a CIDR, such as 10.0.0.0/8") from None
+
+
+def _parse_port(value: object) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and ("{{" in text or (text.isdecimal() and 0 < int(text) <= MAX_PORT)):
+        return check_template(text)
+    raise InvalidValue("this is not a port", f"1 to {MAX_PORT}, or a template of a label")
+
+
+Network = Annotated[str, BeforeValidator(_parse_network), with_json_schema(type="string", minLength=1)]
+Port = Annotated[
+    str,
+    BeforeValidator(_parse_port),
+    Field(max_length=MAX_TEXT_CHARS),
+    with_json_schema(anyOf=[{"type": "integer", "minimum": 1, "maximum": MAX_PORT}, {"type": "string"}]),
+]
+
+
+class ConnectionsProbeParams(Params):
+    """TCP connections are traffic: more than `max` established ones of the ports make the node busy."""
+
+    established: list[Port] = Field(
+        min_length=1, max_length=MAX_ITEMS, description="Ports of the node; templates may read its labels."
+    )
+    ignore: list[Network] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Remote ranges (CIDR) whose connections do not count.",
+    )
+    max: int = Field(default=0, ge=0, description="Connections that still count as idle.")
+    timeout: PositiveDuration = duration_field("30s", "Limit of one probe; after it the result is unknown.")
+
+
+class CommandProbeParams(Params):
+    """A command says whether there is traffic: it exits 0 if the node is idle, and 1 if it is busy."""
+
+    run: TemplateText = Field(
+        description="Shell command; the first line that it prints is shown. Any other exit status is unknown."
+    )
+    on: Literal["node", "daemon"] = Field(
+        default="node", description="Where it runs: on the node over ssh, or on the daemon's machine."
+    )
+    timeout: PositiveDuration = duration_field("30s", "Limit of one probe; after it the result is unknown.")
+
+
 class ReachableObserverParams(Params):
     """Sees a node as up when it answers over SSH."""
 
@@ -86,4 +147,10 @@ REACHABLE_CHECK = Registration(
     frozenset({Capability.JUDGES_LIVENESS}),
 )
 SSH_CHECK = Registration("rolloutd.adapters.ssh.check:make", SshCheckParams)
+CONNECTIONS_PROBE = Registration(
+    "rolloutd.adapters.ssh.connections_probe:make",
+    ConnectionsProbeParams,
+    cannot_see="connections of pods and containers with a network namespace of their own",
+)
+COMMAND_PROBE = Registration("rolloutd.adapters.ssh.command_probe:make", CommandProbeParams)
 REACHABLE_OBSERVER = Registration("rolloutd.adapters.ssh.reachable:make_observer", ReachableObserverParams)

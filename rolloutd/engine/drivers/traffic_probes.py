@@ -19,7 +19,8 @@ async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1)
     """Probe once; the core keeps a result that stops the node from starting."""
     result = await _probe_once(session, spec, number)
     if not isinstance(result, Ok):
-        _record(session, True if isinstance(result, Busy) else None, session.state.now(), result.text)
+        busy, count = (True, result.count) if isinstance(result, Busy) else (None, None)
+        _record(session, busy, session.state.now(), result.text, count)
     return result
 
 
@@ -35,8 +36,9 @@ async def run_all_probes(session: NodeSession) -> None:
     _record(session, False, min(began_at, state.now()), f"no traffic was found on {session.node}")
 
 
-def _record(session: NodeSession, busy: bool | None, at: float, text: str) -> None:
-    session.state.index.record_traffic(TrafficResult(session.rollout, session.node, busy, at, text))
+def _record(session: NodeSession, busy: bool | None, at: float, text: str, count: int | None = None) -> None:
+    result = TrafficResult(session.rollout, session.node, busy, at, text, count=count)
+    session.state.index.record_traffic(result)
 
 
 async def _probe_once(session: NodeSession, spec: StepDef, number: int) -> Ok | Busy | Unknown:

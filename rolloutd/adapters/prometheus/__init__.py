@@ -1,0 +1,1 @@
+"""Adapters of Prometheus: a traffic probe, an observer, and the queries behind them."""
