@@ -12,10 +12,12 @@ from zoneinfo import ZoneInfo
 
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import (
+    PILOT_WAVE,
     Capability,
     EnrolPolicy,
     GateName,
     OnUnknownPolicy,
+    Pilot,
     Plan,
     Stage,
     StepDef,
@@ -66,7 +68,11 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         rollback=_compile_rollback(spec["rollback"]),
         rollback_verify=_compile_rollback_checks(spec["rollback"], verify),
         fallback_verify=compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
-        gates={gate: _compile_vote_requirement(spec["gates"][gate.value]) for gate in GateName},
+        gates={
+            gate: _compile_vote_requirement(spec["gates"][gate.value])
+            for gate in GateName
+            if gate.value in spec["gates"]
+        },
         windows=compile_windows(spec["windows"]),
         max_parallel=spec["max_parallel"],
         pool_keys=tuple(spec["pools"]["by"]),
@@ -74,6 +80,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         probation_s=float(spec["probation"]),
         isolate_timeout_s=_compute_isolate_timeout_s(spec),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
+        pilot=_compile_pilot(spec.get("pilot")),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
     )
 
@@ -176,7 +183,14 @@ def _compile_waves(spec: Mapping[str, JSON]) -> tuple[WaveDef, ...]:
         )
         for wave in spec["waves"]
     )
-    return (first, *declared, WaveDef(name=FLEET_WAVE))
+    waves = (first, *declared, WaveDef(name=FLEET_WAVE))
+    if (spec.get("pilot") or {}).get("node") is None:
+        return waves
+    return (WaveDef(name=PILOT_WAVE, max_parallel=1, gate=GateName.START), *waves)
+
+
+def _compile_pilot(pilot: Mapping[str, JSON] | None) -> Pilot | None:
+    return None if pilot is None else Pilot(pilot["node"], pilot["waived"] or "")
 
 
 def _compute_isolate_timeout_s(spec: Mapping[str, JSON]) -> float:

@@ -150,6 +150,10 @@ def _not_asked(rollout: str, params: Params) -> str:
             return f"not asked yet: {rollout} has no continue gate after a wave '{wave}'"
         case {"gate": "continue", "wave": wave}:
             return f"not asked yet: continue opens for votes when all nodes of wave {wave} are done"
+        case {"gate": "pilot"}:
+            return f"not asked yet: {rollout} has no pilot"
+        case {"gate": "start", "pilot": pilot}:
+            return f"not asked yet: start opens for votes when the pilot {pilot} is done"
         case {"gate": gate}:
             return f"not asked yet: {rollout} has no unsettled failure, so {gate} has nothing to settle"
     raise AssertionError(params)
@@ -251,6 +255,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.REJECTED: lambda _, p: (
         f"{p['by']} said no at {p['gate']}{' after ' + p['wave'] if p['wave'] else ''}: {p['reason']}"
     ),
+    ReasonCode.GATE_PILOT: lambda _, p: _gate("pilot gate", p),
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
     ReasonCode.NODE_FAILED: lambda node, p: (

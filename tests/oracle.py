@@ -12,10 +12,12 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     team       team, windows [[start_s, end_s] of the UTC day] that it has set for itself
     plan       rollout, digest, by (uid), owner, keys, fleet, waves [{name, soak, gate, most}], gates
                {gate: {owner, each, eyes, per_team}}, windows [[start_s, end_s] of the UTC day], ttl,
-               targets {node: {wave, team}}, probed: whether the plan has traffic probes
+               targets {node: {wave, team}}, probed: whether the plan has traffic probes, pilot (or None)
     join       rollout, node, wave, team;  amend: rollout, node, team
     vote       rollout, id, gate, wave, digest, uid, yes, teams, shown, nodes, more, until
     withdraw   rollout, id;  open: rollout, gate, wave
+    evidence   rollout, node, digest, since: what the pilot showed, which was done at `since`; votes at
+               start must be for the digest
     pause, resume, cancel    rollout
     begin      rollout, node              the node's isolation begins (rollback: True when going back)
     isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
@@ -69,6 +71,7 @@ class Oracle:
         self.running_playbooks: dict[str, str] = {}
         self.started_isolated: set[str] = set()
         self.probes: dict[tuple[str, str], Entry] = {}
+        self.evidence: dict[str, tuple[str, float]] = {}
         self.team_windows: dict[str, list[list[int]]] = {}
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
@@ -133,18 +136,36 @@ class Oracle:
         plan = self.plans[name]
         need = plan["gates"][gate]
         ttl = plan["ttl"]
+        digest = plan["digest"]
+        if gate == "start" and plan["pilot"]:
+            digest, shown_since = self.evidence.get(name, ("", -1.0))
+            how, since = self.target_states[name, plan["pilot"]]
+            if how not in ("over", "left", "failed") or shown_since != since:
+                yield f"gate start of {name} was opened without the evidence of its pilot"
         votes = [
             vote
             for vote in self.votes[name]
             if (vote["gate"], vote["wave"]) == (gate, wave)
             and vote["yes"]
-            and vote["digest"] == plan["digest"]
+            and vote["digest"] == digest
             and (ttl is None or entry["at"] < vote["at"] + ttl)
         ]
-        missing_votes = self._missing_votes(plan, need, votes, skip_teams=need["per_team"])
+        if gate == "pilot":
+            asked = {plan["targets"][plan["pilot"]]["team"]}
+            missing_votes = self._missing_votes(plan, need, votes, skip_teams=need["per_team"], asked=asked)
+        else:
+            missing_votes = self._missing_votes(plan, need, votes, skip_teams=need["per_team"])
         if missing_votes:
             yield f"gate {gate} of {name} was opened without {missing_votes}"
         self.open_gates[name][gate, wave] = entry["at"]
+
+    def on_evidence(self, entry: Entry) -> Iterator[str]:
+        name, node = entry["rollout"], entry["node"]
+        if self.plans[name]["pilot"] != node:
+            yield f"the evidence of {node} is attached to {name}, whose pilot is another node"
+        if self.target_states[name, node][0] in ("waiting", "working"):
+            yield f"the evidence of {node} is attached to {name} before it was done"
+        self.evidence[name] = (entry["digest"], entry["since"])
 
     def on_pause(self, entry: Entry) -> None:
         self.stop_reasons[entry["rollout"]].add("paused")
@@ -243,10 +264,12 @@ class Oracle:
         for stop in sorted(self.stop_reasons[name]):
             yield f"{who} although the rollout is {stop}"
         for vote in self.votes[name]:
-            if not vote["yes"] and vote["digest"] == plan["digest"]:
+            digests = {plan["digest"], self.evidence.get(name, ("", 0.0))[0]}
+            if not vote["yes"] and vote["digest"] in digests:
                 yield f"{who} although uid {vote['uid']} voted no"
-        if ("start", "") not in self.open_gates[name]:
-            yield f"{who} before the start gate was open"
+        entry_gate = "pilot" if node == plan["pilot"] else "start"
+        if (entry_gate, "") not in self.open_gates[name]:
+            yield f"{who} before the {entry_gate} gate was open"
         for failure in self._unresolved_failures(name):
             yield f"{who} although the failure {failure['failure']} is not resolved"
         yield from (f"{who} {text}" for text in self._wave_violations(plan, node, now))
@@ -373,7 +396,15 @@ class Oracle:
                 left -= 1
         return covered
 
-    def _missing_votes(self, plan: Entry, need: Entry, votes: list[Entry], *, skip_teams: bool) -> str:
+    def _missing_votes(
+        self,
+        plan: Entry,
+        need: Entry,
+        votes: list[Entry],
+        *,
+        skip_teams: bool,
+        asked: set[str] | None = None,
+    ) -> str:
         people: dict[str, set[int]] = defaultdict(set)
         for vote in votes:
             if need["eyes"] and vote["uid"] == plan["by"]:
@@ -390,7 +421,7 @@ class Oracle:
             for node, target in plan["targets"].items()
             if self.target_states[name, node][0] != "left" and target["team"]
         }
-        for team in sorted(present):
+        for team in sorted(present if asked is None else asked & present):
             if len(people[team]) < need["each"]:
                 return f"{need['each']} votes of team {team}"
         return ""

@@ -63,6 +63,8 @@ def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
             return replace(rollout, votes=tuple(votes))
         case events.GateOpened():
             return replace(rollout, opened=(*rollout.opened, GateOpening(event.gate, event.wave, event.at)))
+        case events.PilotEvidenceAttached():
+            return replace(rollout, pilot_evidence=event.evidence)
         case events.RolloutPaused():
             return replace(rollout, paused=Interruption(event.actor, event.reason, event.at))
         case events.RolloutResumed():

@@ -96,6 +96,7 @@ class Projection(Index):
                 events.VoteCast()
                 | events.VoteWithdrawn()
                 | events.GateOpened()
+                | events.PilotEvidenceAttached()
                 | events.RolloutPaused()
                 | events.RolloutResumed()
                 | events.RolloutCancelled()

@@ -13,6 +13,9 @@ from dataclasses import replace
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import ActorKind, Failure, Rollout, Vote
 
+NOT_FOR_JOINERS = (GateName.PILOT, GateName.PROCEED)
+"""Gates at which the team of a joiner is not asked: they concern single nodes."""
+
 DEFAULT_REQUIREMENT = VoteRequirement(owner=1)
 """What a gate asks for that the plan does not mention: no gate opens without a vote."""
 
@@ -32,7 +35,7 @@ def valid_votes(rollout: Rollout, gate: GateName, wave: str = "") -> tuple[Vote,
         for vote in rollout.votes
         if vote.gate is gate
         and (gate is not GateName.CONTINUE or vote.wave == wave)
-        and vote.digest == rollout.digest.whole
+        and vote.digest == rollout.digest_at(gate)
         and vote.withdrawn_at is None
     )
 

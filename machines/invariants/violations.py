@@ -168,7 +168,7 @@ def _admission_violation(
     if lacks_isolator(rollout.plan, facts.nodes[event.node]):
         return f"{subject}: no isolator of the plan applies to it"
     problem = (
-        _votes_violation(facts, rollout)
+        _votes_violation(rollout, target)
         or _wave_violation(facts, rollout, target, now)
         or _time_violation(facts, rollout, target, now)
         or _node_violation(facts, target, now, earlier)
@@ -178,11 +178,13 @@ def _admission_violation(
     return f"{subject}: {problem}" if problem else None
 
 
-def _votes_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
-    if not any(each.gate is GateName.START for each in rollout.opened):
-        return "the start gate is not open"
+def _votes_violation(rollout: Rollout, target: Target) -> str | None:
+    is_pilot = rollout.plan.pilot is not None and target.node == rollout.plan.pilot.node
+    entry = GateName.PILOT if is_pilot else GateName.START
+    if not any(each.gate is entry for each in rollout.opened):
+        return f"the {entry} gate is not open"
     for vote in rollout.votes:
-        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
+        if not vote.yes and vote.withdrawn_at is None and vote.digest == _digest_at(rollout, vote.gate):
             return f"{vote.actor.name} said no at {vote.gate}"
     return None
 
@@ -297,7 +299,7 @@ def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
         if mine and now < max(each.since for each in mine) + spec.soak_s:
             return f"wave {spec.name} soaks"
         opened = {(each.gate, each.wave) for each in rollout.opened}
-        if spec.gate is not None and (GateName.CONTINUE, spec.name) not in opened:
+        if spec.gate is GateName.CONTINUE and (GateName.CONTINUE, spec.name) not in opened:
             return f"the continue gate after wave {spec.name} is not open"
     return f"its wave {target.wave} is not in the plan"
 
@@ -308,6 +310,8 @@ def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str
         return f"there is no rollout {event.rollout}"
     if event.gate is GateName.PROCEED:
         return None
+    if event.gate is GateName.START and (problem := _evidence_violation(facts, rollout)):
+        return f"gate {event.gate} of {rollout.id} cannot open: {problem}"
     ttl = rollout.plan.vote_ttl_s
     votes = [
         vote
@@ -316,12 +320,34 @@ def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str
         and vote.wave == event.wave
         and vote.yes
         and vote.withdrawn_at is None
-        and vote.digest == rollout.digest.whole
+        and vote.digest == _digest_at(rollout, event.gate)
         and (ttl is None or now < vote.at + ttl)
     ]
     need = rollout.plan.gates.get(event.gate, VoteRequirement(owner=1))
-    missing = vote_recount.missing_votes(rollout, need, votes, vote_recount.owning_teams(facts, rollout))
+    teams = vote_recount.owning_teams(facts, rollout)
+    if event.gate is GateName.PILOT and rollout.plan.pilot is not None:
+        owner = facts.target(rollout.id, str(rollout.plan.pilot.node)).team
+        teams = set() if owner is None else {owner}
+    missing = vote_recount.missing_votes(rollout, need, votes, teams)
     return f"gate {event.gate} of {rollout.id} cannot open: missing {missing}" if missing else None
+
+
+def _evidence_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
+    """Return why the evidence of the pilot does not allow the start, None without a pilot."""
+    if rollout.plan.pilot is None or rollout.plan.pilot.node is None:
+        return None
+    target, evidence = facts.target(rollout.id, rollout.plan.pilot.node), rollout.pilot_evidence
+    if target.phase not in (Phase.DONE, Phase.FAILED):
+        return f"its pilot {target.node} is {target.phase}"
+    if evidence is None or evidence.pilot_since != target.since:
+        return f"the evidence of its pilot {target.node} is not attached"
+    return None
+
+
+def _digest_at(rollout: Rollout, gate: GateName) -> str:
+    """Return the digest that votes at this gate must be for."""
+    evidence = rollout.pilot_evidence
+    return rollout.digest.whole if gate is not GateName.START or evidence is None else evidence.digest
 
 
 def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:

@@ -58,6 +58,7 @@ class OpenGate:
 class Decision:
     """What to do now, and why everything else waits.
 
+    `pilots_to_document`: rollouts whose pilot is done and whose evidence must be attached.
     `nodes_to_observe`: peers whose observation is too old to admit a node of their pool.  `reasons` are keyed
     by rollout id, `rollout/wave`, pool id, or `rollout|pool`.  `wake_at`: when time alone may next change the
     decision (epoch seconds).
@@ -70,6 +71,7 @@ class Decision:
     isolation_aborts: tuple[AbortIsolation, ...] = ()
     gate_openings: tuple[OpenGate, ...] = ()
     ended_rollouts: tuple[str, ...] = ()
+    pilots_to_document: tuple[str, ...] = ()
     nodes_to_observe: tuple[str, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     wake_at: float | None = None

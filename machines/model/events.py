@@ -15,7 +15,7 @@ from typing import Any
 from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName
-from machines.model.rollout import Actor, Failure, Hold, NodeOrder, Target, Vote
+from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Vote
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 
@@ -221,6 +221,15 @@ class _RolloutCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class PilotEvidenceAttached:
+    """The pilot is done, and its evidence waits at the start gate; votes for earlier evidence are void."""
+
+    rollout: str
+    node: str
+    evidence: PilotEvidence
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutPaused(_RolloutCommand):
     pass
 
@@ -344,6 +353,7 @@ RolloutEvent = (
     | VoteCast
     | VoteWithdrawn
     | GateOpened
+    | PilotEvidenceAttached
     | RolloutPaused
     | RolloutResumed
     | RolloutCancelled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from machines.model.node import NodeKind
 from machines.model.selector import Selector
@@ -38,6 +38,7 @@ class OnUnknownPolicy(StrEnum):
 
 
 class GateName(StrEnum):
+    PILOT = "pilot"
     START = "start"
     CONTINUE = "continue"
     PROCEED = "proceed"
@@ -115,6 +116,18 @@ class WaveDef:
     gate: GateName | None = None
 
 
+PILOT_WAVE: Final = "pilot"
+"""The wave of the pilot node, before all others; only a plan with a pilot has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """The node that is changed and verified before all others; a waived one has a reason and no node."""
+
+    node: str | None = None
+    waived: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
     """What people vote for: the hash over the hashes of change, scope and policy."""
@@ -152,3 +165,20 @@ class Plan:
     isolate_timeout_s: float = 15 * 60.0
     expected_s: float = DEFAULT_EXPECTED_S
     vote_ttl_s: float | None = None
+    pilot: Pilot | None = None
+
+    @property
+    def pilot_node(self) -> str | None:
+        return None if self.pilot is None else self.pilot.node
+
+    @property
+    def entry_gate(self) -> GateName:
+        """The gate before the first wave."""
+        return GateName.START if self.pilot_node is None else GateName.PILOT
+
+    @property
+    def gates_in_order(self) -> tuple[tuple[GateName, str], ...]:
+        """The gates that open once, each with the wave that tells several apart."""
+        entry = ((self.entry_gate, ""),)
+        after_waves = ((w.gate, w.name if w.gate is GateName.CONTINUE else "") for w in self.waves if w.gate)
+        return (*entry, *after_waves)

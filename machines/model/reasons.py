@@ -25,6 +25,7 @@ class ReasonCode(StrEnum):
     ENDED = "ended"
     PAUSED = "paused"
     REJECTED = "rejected"
+    GATE_PILOT = "gate-pilot"
     GATE_START = "gate-start"
     GATE_CONTINUE = "gate-continue"
     NODE_FAILED = "node-failed"

@@ -7,8 +7,10 @@ seconds.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from machines.model.plan import Digest, GateName, Plan
 from machines.states import Outcome, Phase
@@ -151,6 +153,20 @@ class GateOpening:
 
 
 @dataclass(frozen=True, slots=True)
+class PilotEvidence:
+    """What the pilot's attempts showed, for the people who vote at the start gate.
+
+    `digest` is over the rollout's digest and the content.  `pilot_since` is when the pilot entered its phase:
+    another value means that the evidence is of an earlier attempt.
+    """
+
+    content: Mapping[str, Any]
+    digest: str
+    pilot_since: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Interruption:
     """A pause or a cancellation by a person."""
 
@@ -181,6 +197,13 @@ class Rollout:
     ended_at: float | None = None
     amendments: int = 0
     supersedes: str | None = None
+    pilot_evidence: PilotEvidence | None = None
+
+    def digest_at(self, gate: GateName) -> str:
+        """Return the digest that a vote at this gate is for: at `start` it covers the pilot's evidence."""
+        if gate is GateName.START and self.pilot_evidence is not None:
+            return self.pilot_evidence.digest
+        return self.digest.whole
 
     @property
     def closed(self) -> bool:

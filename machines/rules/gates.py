@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from machines.facts.index import Index
 from machines.facts.votes import (
+    NOT_FOR_JOINERS,
     covered_failures,
     has_team_voted,
     requirement,
@@ -25,7 +26,7 @@ from machines.facts.votes import (
     voters_by_team,
     was_opened,
 )
-from machines.model.plan import GateName, VoteRequirement
+from machines.model.plan import PILOT_WAVE, GateName, VoteRequirement
 from machines.model.reasons import Param, Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Vote
 
@@ -92,12 +93,15 @@ def required_teams(
     Before it opens: every team that owns a target.  Afterwards: the teams that voted, also if they withdrew;
     later teams are asked node by node.
     """
+    if gate is GateName.PILOT and rollout.plan.pilot_node is not None:
+        team = index.target(rollout.id, rollout.plan.pilot_node).team
+        return () if team is None else (team,)
     teams = index.counters(rollout.id).teams
     if opened and not requirement(rollout, gate).per_team:
         voted = {
             team
             for vote in rollout.votes
-            if vote.gate is gate and vote.wave == wave and vote.yes and vote.digest == rollout.digest.whole
+            if vote.gate is gate and vote.wave == wave and vote.yes and vote.digest == rollout.digest_at(gate)
             for team in vote.teams
         }
         return tuple(sorted(team for team in teams if team in voted))
@@ -107,8 +111,10 @@ def required_teams(
 def is_voting_open(index: Index, rollout: Rollout, gate: GateName, wave: str) -> bool:
     """Return whether users can vote: at continue after its wave, at proceed after a failure."""
     match gate:
+        case GateName.PILOT:
+            return rollout.plan.pilot_node is not None
         case GateName.START:
-            return True
+            return rollout.plan.pilot_node is None or has_pilot_evidence(index, rollout)
         case GateName.PROCEED:
             rejected = any(not vote.yes for vote in valid_votes(rollout, GateName.PROCEED))
             return rejected or bool(index.unresolved_failures(rollout.id))
@@ -130,11 +136,24 @@ def voting_blocker(index: Index, rollout: Rollout, gate: GateName, wave: str, no
         return Reason(ReasonCode.CLOSED, rollout.id, {"cancelled": rollout.cancelled is not None})
     if was_opened(rollout, gate, wave) or is_voting_open(index, rollout, gate, wave):
         return None
-    has_gate = gate is not GateName.CONTINUE or any(
-        spec.name == wave and spec.gate is gate for spec in rollout.plan.waves
-    )
-    params: Params = {"gate": gate.value, "wave": wave, "has_gate": has_gate}
+    has_gate = gate is GateName.PROCEED or (gate, wave) in rollout.plan.gates_in_order
+    pilot = rollout.plan.pilot_node
+    params: Params = {"gate": gate.value, "wave": wave, "has_gate": has_gate, "pilot": pilot}
     return Reason(ReasonCode.NOT_ASKED, rollout.id, params)
+
+
+def has_pilot_evidence(index: Index, rollout: Rollout) -> bool:
+    """Return whether the evidence of the pilot's latest attempt is attached."""
+    evidence = rollout.pilot_evidence
+    is_over = index.is_wave_over(rollout.id, PILOT_WAVE)
+    return is_over and evidence is not None and evidence.pilot_since == index.wave_end(rollout.id, PILOT_WAVE)
+
+
+def needs_pilot_evidence(index: Index, rollout: Rollout) -> bool:
+    """Return whether the pilot is done, or failed and covered, and its evidence is not attached yet."""
+    if rollout.plan.pilot_node is None or was_opened(rollout, GateName.START):
+        return False
+    return index.is_wave_over(rollout.id, PILOT_WAVE) and not has_pilot_evidence(index, rollout)
 
 
 def missing_team_vote(index: Index, target: Target) -> Reason | None:
@@ -145,7 +164,7 @@ def missing_team_vote(index: Index, target: Target) -> Reason | None:
         return _team_vote_reason(index, target, team, GateName.START, target.since, joined=True)
     for each in rollout.opened:
         need = requirement(rollout, each.gate)
-        if each.gate is GateName.PROCEED or not need.per_team or target.team is None:
+        if each.gate in NOT_FOR_JOINERS or not need.per_team or target.team is None:
             continue
         if not has_team_voted(rollout, need, valid_votes(rollout, each.gate, each.wave), target.team):
             return _team_vote_reason(index, target, target.team, each.gate, each.at, joined=False)
@@ -167,8 +186,8 @@ def _has_voted_since_join(rollout: Rollout, team: str, target: Target) -> bool:
     """Return whether the team voted after the node joined; a proceed vote is about failures only."""
     return any(
         vote.yes
-        and vote.gate is not GateName.PROCEED
-        and vote.digest == rollout.digest.whole
+        and vote.gate not in NOT_FOR_JOINERS
+        and vote.digest == rollout.digest_at(vote.gate)
         and vote.withdrawn_at is None
         and team in vote.teams
         and vote.at >= target.since

@@ -61,7 +61,7 @@ def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None
         return Reason(ReasonCode.PAUSED, rollout.id, params, paused.at, remedy)
     return (
         _rejection_blocker(rollout)
-        or _start_gate_blocker(index, rollout, now)
+        or _entry_gate_blocker(index, rollout, now)
         or _failure_blocker(index, rollout)
     )
 
@@ -75,7 +75,7 @@ def observe_only_blocker(index: Index) -> Reason | None:
 
 def _rejection_blocker(rollout: Rollout) -> Reason | None:
     for vote in rollout.votes:
-        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest.whole:
+        if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest_at(vote.gate):
             by, args = vote.actor.name, {"rollout": rollout.id, "gate": vote.gate.value, "wave": vote.wave}
             params = {"by": by, "gate": vote.gate.value, "wave": vote.wave, "reason": vote.reason}
             remedy = Remedy(RemedyKind.WITHDRAW, args, who=by)
@@ -83,12 +83,14 @@ def _rejection_blocker(rollout: Rollout) -> Reason | None:
     return None
 
 
-def _start_gate_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None:
-    if gates.is_open(index, rollout, GateName.START, "", now):
+def _entry_gate_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None:
+    gate = rollout.plan.entry_gate
+    if gates.is_open(index, rollout, gate, "", now):
         return None
-    missing = gates.gate_view(index, rollout, GateName.START, "", now).missing
-    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.START.value})
-    return Reason(ReasonCode.GATE_START, rollout.id, missing, rollout.submitted_at, remedy)
+    missing = gates.gate_view(index, rollout, gate, "", now).missing
+    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": gate.value})
+    code = ReasonCode.GATE_PILOT if gate is GateName.PILOT else ReasonCode.GATE_START
+    return Reason(code, rollout.id, missing, rollout.submitted_at, remedy)
 
 
 def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:

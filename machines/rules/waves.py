@@ -14,7 +14,7 @@ from typing import Final
 
 from machines.facts.index import Index
 from machines.model.node import Node, natural_sort_key
-from machines.model.plan import GateName, Plan, WaveDef
+from machines.model.plan import PILOT_WAVE, GateName, Plan, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout
 from machines.rules import gates
@@ -48,6 +48,8 @@ def _select_nodes(
 ) -> set[str]:
     if spec is plan.waves[-1]:
         return {node.name for node in remaining}
+    if spec.name == PILOT_WAVE:
+        return {node.name for node in remaining if node.name == plan.pilot_node}
     if spec.name == CANARY:
         return _select_canaries(spec, remaining, team_canaries)
     return {node.name for node in remaining if spec.select is None or spec.select.matches(node.labels)}
@@ -119,9 +121,14 @@ def _blocked_after(index: Index, rollout: Rollout, spec: WaveDef, now: float) ->
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=until)
         reason = Reason(ReasonCode.SOAKING, rollout.id, params, until - spec.soak_s, remedy)
         return WaveProgress(spec, reason, until)
-    if spec.gate is None or gates.is_open(index, rollout, GateName.CONTINUE, spec.name, now):
+    if spec.gate is None:
         return None
-    missing = gates.gate_view(index, rollout, GateName.CONTINUE, spec.name, now).missing
-    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.CONTINUE.value})
+    is_start = spec.gate is GateName.START  # the gate after the pilot
+    wave = "" if is_start else spec.name
+    if gates.is_open(index, rollout, spec.gate, wave, now):
+        return None
+    missing = gates.gate_view(index, rollout, spec.gate, wave, now).missing
+    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": spec.gate.value})
     votes: Params = {"wave": spec.name, **missing}
-    return WaveProgress(spec, Reason(ReasonCode.GATE_CONTINUE, rollout.id, votes, until, remedy))
+    code = ReasonCode.GATE_START if is_start else ReasonCode.GATE_CONTINUE
+    return WaveProgress(spec, Reason(code, rollout.id, votes, until, remedy))

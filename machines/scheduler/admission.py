@@ -43,6 +43,7 @@ class DecisionBuilder:
     isolation_aborts: list[AbortIsolation] = field(default_factory=list)
     gate_openings: list[OpenGate] = field(default_factory=list)
     ended_rollouts: list[str] = field(default_factory=list)
+    pilots_to_document: list[str] = field(default_factory=list)
     nodes_to_observe: dict[str, None] = field(default_factory=dict)
     unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)

@@ -14,7 +14,6 @@ from machines.facts.index import Index
 from machines.facts.votes import was_opened
 from machines.model import traffic
 from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, Decision, OpenGate, ProbeTraffic
-from machines.model.plan import GateName
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
@@ -32,6 +31,8 @@ def decide(index: Index, now: float) -> Decision:
         if rollout.closed:
             continue
         _collect_gate_openings(index, rollout, now, builder)
+        if gates.needs_pilot_evidence(index, rollout):
+            builder.pilots_to_document.append(rollout.id)
         if index.all_done(rollout.id):
             _end_rollout(index, rollout, now, builder)
             continue
@@ -49,6 +50,7 @@ def decide(index: Index, now: float) -> Decision:
         isolation_aborts=tuple(builder.isolation_aborts),
         gate_openings=tuple(builder.gate_openings),
         ended_rollouts=tuple(builder.ended_rollouts),
+        pilots_to_document=tuple(builder.pilots_to_document),
         nodes_to_observe=tuple(builder.nodes_to_observe),
         reasons=builder.reasons,
         wake_at=None if math.isinf(builder.wake_at) else builder.wake_at,
@@ -148,9 +150,7 @@ def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBu
 
 
 def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
-    candidates = [(GateName.START, "")]
-    candidates += [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
-    for gate, wave in candidates:
+    for gate, wave in rollout.plan.gates_in_order:
         is_new = not was_opened(rollout, gate, wave)
         if is_new and gates.gate_view(index, rollout, gate, wave, now).state == "open":
             builder.gate_openings.append(OpenGate(rollout.id, gate, wave))

@@ -13,7 +13,7 @@ from machines.facts import votes
 from machines.facts.index import Index
 from machines.model.events import Event, TargetChanged, TargetsJoined
 from machines.model.node import Node, natural_sort_key
-from machines.model.plan import EnrolPolicy, GateName
+from machines.model.plan import EnrolPolicy
 from machines.model.rollout import Rollout, Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
@@ -106,7 +106,7 @@ def _team_without_vote(rollout: Rollout, team: str | None) -> str | None:
         return None
     for each in rollout.opened:
         need = votes.requirement(rollout, each.gate)
-        if each.gate is GateName.PROCEED or not need.each_team:
+        if each.gate in votes.NOT_FOR_JOINERS or not need.each_team:
             continue
         if not votes.has_team_voted(rollout, need, votes.valid_votes(rollout, each.gate, each.wave), team):
             return team

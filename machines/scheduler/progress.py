@@ -178,7 +178,7 @@ def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: flo
         return RolloutState.DONE
     blocker = start_blockers.rollout_blocker(index, rollout, now)
     if blocker is not None:
-        is_new = blocker.code is ReasonCode.GATE_START
+        is_new = blocker.code in (ReasonCode.GATE_PILOT, ReasonCode.GATE_START)
         return RolloutState.AWAITING_APPROVAL if is_new else RolloutState.PAUSED
     if wave_progress.soak_ends_at is not None:
         return RolloutState.SOAKING

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from machines.facts.index import Index
 from machines.model.events import PhaseMoved
+from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Rollout
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
@@ -29,7 +30,9 @@ def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
         ):
             continue
         for target in index.targets_on(event.node):
-            if target.rollout == rollout.id and target.phase is Phase.PENDING:
+            # A pilot shows the new plan: it is not taken over.
+            is_pilot = target.wave == PILOT_WAVE
+            if target.rollout == rollout.id and target.phase is Phase.PENDING and not is_pilot:
                 text = f"done in {event.rollout} with the same change"
                 found.append(
                     transition(

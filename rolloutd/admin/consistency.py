@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from machines.facts.index import Index
-from machines.model.plan import GateName
+from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -34,8 +34,9 @@ def _find_target_violations(index: Index, rollout: Rollout, target: Target) -> I
             yield f"{where} is {target.phase} without ever having been admitted"
     if target.phase is Phase.FAILED and target.failure is None:
         yield f"{where} has failed without a failure"
-    if target.attempt and not any(opened.gate is GateName.START for opened in rollout.opened):
-        yield f"{where} was admitted while the gate start was never open"
+    entry = GateName.PILOT if target.wave == PILOT_WAVE else GateName.START
+    if target.attempt and not any(opened.gate is entry for opened in rollout.opened):
+        yield f"{where} was admitted while the gate {entry} was never open"
     # A failed node that waits for its retry stays isolated, which is not a violation.
     retry = any(each.node == target.node and each.attempt == target.attempt for each in rollout.failures)
     if target.isolated and target.phase is Phase.PENDING and target.order is None and not retry:

@@ -24,7 +24,7 @@ from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node, Pool, Reason, Rollout, RolloutLine
+    from rolloutd.control.wire import Node, PilotEvidence, Pool, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
 
 SHORT_DIGEST_CHARS = 12
@@ -256,11 +256,33 @@ def format_down(down: int, unobserved: int) -> str:
 def _print_gates(rollout: Rollout) -> None:
     for gate in rollout["gates"]:
         print_line(f"  {sanitize(format_gate(gate))}")
+        if gate["waived"]:
+            print_line(f"    pilot waived: {sanitize(gate['waived'])}")
+        if gate["evidence"] is not None and gate["state"] != "open":
+            print_evidence(gate["evidence"], gate["digest"])
         for vote in gate["votes"]:
             verdict = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
             not_counted = "" if vote["counts"] or vote["withdrawn"] else ", does not count"
             voter = f"{vote['by']}{not_counted}, {timestamps.format_local(vote['at'])}"
             print_line(f"    {verdict} by {voter}: {sanitize(vote['reason'])}")
+
+
+def print_evidence(evidence: PilotEvidence, digest: str) -> None:
+    """Print what the pilot showed: steps with their times, changed tasks, diffs and logs."""
+    attempts = pluralize(evidence["attempts"], "attempt")
+    print_line(f"    pilot {evidence['node']}: {evidence['outcome']}, {attempts}")
+    print_line(f"    votes are for the plan and this evidence: digest {digest}")
+    for step in evidence["steps"]:
+        text = f": {step['text']}" if step["text"] else ""
+        what = f"{step['action']} {step['step']}: {step['state']} in {step['seconds']:g} s"
+        print_line(f"      {sanitize(what + text)}")
+    for change in evidence["changes"]:
+        print_line(f"      changed: {sanitize(change['task'])}")
+        for line in (change["diff"] or "").splitlines():
+            print_line(f"        {sanitize(line)}")
+    for log in evidence["logs"]:
+        length = pluralize(log["lines"], "line")
+        print_line(f"      log of {log['step']}: {length}, sha256 {log['sha256']}")
 
 
 def _print_in_flight(rollout: Rollout) -> None:

@@ -26,9 +26,9 @@ from rolloutd.cli.output import print_line
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Gate
+    from rolloutd.control.wire import Gate, Rollout
 
-GATES = ("start", "continue", "proceed")
+GATES = ("pilot", "start", "continue", "proceed")
 
 MAX_MORE = 1000
 """Maximum of --more; the daemon has the same limit."""
@@ -75,7 +75,7 @@ def _register_tokens(group: CommandGroup) -> None:
 
 def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     add_rollout_argument(parser)
-    parser.add_argument("gate", metavar="GATE", choices=GATES, help="start, continue or proceed")
+    parser.add_argument("gate", metavar="GATE", choices=GATES, help="pilot, start, continue or proceed")
     parser.add_argument("--wave", metavar="WAVE", help="wave before the gate, if there are several")
     add_reason_option(parser)
 
@@ -110,7 +110,7 @@ def sign_token(call: Invocation) -> int:
         "service": args.service,
         "rollout": rollout["rollout"],
         "gate": args.gate,
-        "digest": rollout["digest"],
+        "digest": _gate_digest(rollout, args.gate),
         "answer": args.answer,
         "outside": args.outside,
         "expires": datetime.fromisoformat(args.expires or time_argument("15m")).timestamp(),
@@ -128,6 +128,11 @@ def sign_token(call: Invocation) -> int:
     except tokens.InvalidToken as bad:
         raise exits.Exit(exits.REFUSED, str(bad)) from bad
     return exits.OK
+
+
+def _gate_digest(rollout: Rollout, gate: str) -> str:
+    """Return what a vote at the gate is for: at `start` its digest covers the pilot's evidence."""
+    return next((each["digest"] for each in rollout["gates"] if each["gate"] == gate), rollout["digest"])
 
 
 def use_token(call: Invocation) -> int:

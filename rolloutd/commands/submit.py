@@ -16,7 +16,7 @@ from typing import Any
 
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
-from machines.model.plan import Digest, Plan
+from machines.model.plan import PILOT_WAVE, Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
@@ -65,6 +65,7 @@ async def resolve_plan(
     _require_known_owner(plan_file, state)
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     targets = _resolve_targets(state, plan, plan_file)
+    _require_pilot_among_targets(plan_file, plan, targets)
     names = sorted(target.node for target in targets)
     pin = {"kind": pinned.kind, "pin": pinned.pin}
     hashes = planfile.digest(plan_file.content, pin, names)
@@ -141,6 +142,18 @@ def _require_known_owner(plan_file: PlanFile, state: State) -> None:
                 ),
             )
         )
+
+
+def _require_pilot_among_targets(plan_file: PlanFile, plan: Plan, targets: Sequence[Target]) -> None:
+    pilot = plan.pilot_node
+    if pilot is not None and all(target.node != pilot for target in targets):
+        mistake = plan_file.diagnostic(
+            ("spec", "pilot", "node"),
+            found=pilot,
+            allowed=f"one of the {pluralize(len(targets), 'target')} of this plan",
+            message="the pilot is not a target",
+        )
+        raise InvalidFile((mistake,))
 
 
 def _require_coverage(state: State, resolved: ResolvedPlan) -> None:
@@ -241,7 +254,7 @@ def _already_current_events(state: State, rollout: str, already_changed: Mapping
             text=f"done in {already_changed[target.node]} with the same change",
         )
         for target in state.index.targets(rollout)
-        if target.node in already_changed
+        if target.node in already_changed and target.wave != PILOT_WAVE
     ]
 
 
@@ -265,7 +278,13 @@ def _rollout_opened(
 ) -> RolloutOpened:
     now = state.now()
     targets = tuple(
-        replace(target, rollout=rollout, since=now, maybe_current=target.node in changed_before)
+        replace(
+            target,
+            rollout=rollout,
+            since=now,
+            # A pilot shows this plan, so it is changed again.
+            maybe_current=target.node in changed_before and target.wave != PILOT_WAVE,
+        )
         for target in resolved.targets
     )
     return RolloutOpened(

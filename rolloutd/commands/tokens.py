@@ -32,7 +32,7 @@ MAX_TOKEN_LIFETIME_S = 7 * 86_400.0
 
 _ED25519_LENGTH = 64
 _ANSWERS = ("yes", "no", "withdraw")
-_GATES = ("start", "continue", "proceed")
+_GATES = ("pilot", "start", "continue", "proceed")
 _TEXT_FIELDS = ("service", "rollout", "gate", "digest", "answer", "outside", "nonce", "reason")
 _MAX_TEXT_CHARS = 2_000
 _MIN_NONCE_CHARS = 16

@@ -51,7 +51,7 @@ def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Even
     cast = Vote(
         id=f"{rollout.id}#v{len(rollout.votes) + 1}",
         gate=ballot.gate,
-        digest=rollout.digest.whole,
+        digest=rollout.digest_at(ballot.gate),
         actor=who.actor,
         yes=ballot.yes,
         reason=ballot.reason,
@@ -65,11 +65,11 @@ def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Even
     )
     _require_four_eyes(who, rollout, cast)
     _require_new_vote(state, rollout, cast)
-    if cast.yes or cast.gate is not GateName.START:
+    if cast.yes or cast.gate not in (GateName.PILOT, GateName.START):
         return (VoteCast(rollout.id, cast),)
-    if votes.was_opened(rollout, GateName.START):
+    if votes.was_opened(rollout, cast.gate):
         raise Refused("open", f"{rollout.id}: started already; pause or cancel it")
-    cancel_reason = f"{who.user} said no at start: {ballot.reason}"
+    cancel_reason = f"{who.user} said no at {cast.gate}: {ballot.reason}"
     return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, cancel_reason, now))
 
 
@@ -126,7 +126,9 @@ def eligible_teams(state: State, rollout: Rollout, gate: GateName) -> tuple[str,
     """Return the teams that may vote at a gate: the owner, and those it asks."""
     teams = {rollout.plan.owner}
     tally = state.index.counters(rollout.id)
-    if votes.requirement(rollout, gate).each_team:
+    if gate is GateName.PILOT:
+        teams.update(gates.required_teams(state.index, rollout, gate, "", opened=False))
+    elif votes.requirement(rollout, gate).each_team:
         teams.update(tally.teams)
     elif gate is not GateName.PROCEED:
         teams.update(
@@ -220,10 +222,11 @@ def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[s
 
 def _require_open_vote(state: State, rollout: Rollout, ballot: Ballot, wave: str, now: float) -> None:
     """Raise Refused for another digest, a gate that is not asked, or too many votes."""
-    if ballot.digest is not None and ballot.digest != rollout.digest.whole:
+    digest = rollout.digest_at(ballot.gate)
+    if ballot.digest is not None and ballot.digest != digest:
         raise Refused(
             "other-digest",
-            f"{rollout.id}: its digest is {rollout.digest.whole}, not {ballot.digest}; review it again",
+            f"{rollout.id}: {ballot.gate} is for digest {digest}, not {ballot.digest}; review it again",
         )
     reason = gates.voting_blocker(state.index, rollout, ballot.gate, wave, now)
     if reason is not None:

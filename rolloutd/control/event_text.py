@@ -87,6 +87,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "VoteCast": _describe_vote,
     "VoteWithdrawn": _with_reason("withdrew a vote"),
     "GateOpened": lambda f: f"opened the gate {gate_label(f)}",
+    "PilotEvidenceAttached": lambda f: f"the pilot is done; its evidence is {f['digest'][:12]}",
     "RolloutOpened": lambda f: f"submitted {f['name']}, {pluralize(len(f['targets']), 'target')}",
     "RolloutPaused": _with_reason("paused the rollout"),
     "RolloutResumed": _with_reason("resumed the rollout"),

@@ -45,7 +45,7 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
         ],
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
-        "gates": [_gate_preview(state, rollout, gate, targets) for gate in GateName],
+        "gates": [_gate_preview(state, rollout, gate, targets) for gate in _gates(rollout)],
         "traffic_probes": coverage.traffic_probes(draft.plan),
         "not_probed": coverage.not_probed(draft.plan, nodes),
         "not_isolated": coverage.not_isolated(draft.plan, nodes),
@@ -85,7 +85,7 @@ def _waves(draft: ResolvedPlan, targets: list[Target]) -> list[wire_plans.Previe
             "nodes": [target.node for target in targets if target.wave == spec.name],
             "max_parallel": spec.max_parallel,
             "soak_s": spec.soak_s,
-            "gate": None if spec.gate is None else GateName.CONTINUE.value,
+            "gate": None if spec.gate is None else spec.gate.value,
         }
         for spec in draft.plan.waves
     ]
@@ -104,11 +104,21 @@ def _pools(index: Index, targets: list[Target]) -> list[wire_plans.PreviewPool]:
     ]
 
 
+def _gates(rollout: Rollout) -> list[GateName]:
+    return [gate for gate in GateName if gate is not GateName.PILOT or rollout.plan.pilot_node is not None]
+
+
+def _asked_teams(rollout: Rollout, gate: GateName, targets: list[Target]) -> set[str]:
+    """Return the teams that the gate asks: all that own a target, at `pilot` the one that owns the pilot."""
+    asked = (each for each in targets if gate is not GateName.PILOT or each.node == rollout.plan.pilot_node)
+    return {target.team for target in asked if target.team is not None}
+
+
 def _gate_preview(
     state: State, rollout: Rollout, gate: GateName, targets: list[Target]
 ) -> wire_plans.PreviewGate:
     need = votes.requirement(rollout, gate)
-    teams = sorted({target.team for target in targets if target.team is not None}) if need.each_team else []
+    teams = sorted(_asked_teams(rollout, gate, targets)) if need.each_team else []
     return {
         "gate": gate.value,
         "needs": {"owner": need.owner, "each_team": need.each_team, "four_eyes": need.four_eyes},
@@ -150,10 +160,12 @@ def _warnings(state: State, draft: ResolvedPlan, targets: list[Target]) -> list[
 def _unopenable_gates(state: State, rollout: Rollout, targets: list[Target]) -> list[str]:
     """Return a warning for each gate that cannot open, before the rollout is stuck there."""
     warnings = []
-    for gate in GateName:
+    for gate in _gates(rollout):
         need = votes.requirement(rollout, gate)
         required_votes = {
-            target.team: need.each_team for target in targets if target.team in state.settings.teams
+            team: need.each_team
+            for team in _asked_teams(rollout, gate, targets)
+            if team in state.settings.teams
         }
         required_votes[rollout.plan.owner] = max(need.owner, required_votes.get(rollout.plan.owner, 0))
         for team, wanted in sorted(required_votes.items(), key=str):

@@ -60,7 +60,7 @@ Name = Annotated[
     StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_NAME_CHARS),
     AfterValidator(_require_one_line),
 ]
-Gate = Literal["start", "continue", "proceed"]
+Gate = Literal["pilot", "start", "continue", "proceed"]
 Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 

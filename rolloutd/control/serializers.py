@@ -193,10 +193,8 @@ def _ended_at(each: Rollout | ClosedRollout) -> float | None:
 
 
 def _gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
-    yield gates.gate_view(index, each, GateName.START, "", now)
-    for spec in each.plan.waves:
-        if spec.gate is not None:
-            yield gates.gate_view(index, each, GateName.CONTINUE, spec.name, now)
+    for gate, wave in each.plan.gates_in_order:
+        yield gates.gate_view(index, each, gate, wave, now)
     yield gates.gate_view(index, each, GateName.PROCEED, "", now)
 
 
@@ -218,7 +216,18 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
         },
         "votes": [_vote(each, vote, now) for vote in cast_here],
         "missing": reason_text.describe_missing_votes(view.missing) or None,
+        "digest": each.digest_at(view.gate),
+        "evidence": _pilot_evidence(each) if view.gate is GateName.START else None,
+        "waived": _pilot_waiver(each) if view.gate is GateName.START else None,
     }
+
+
+def _pilot_evidence(each: Rollout) -> wire.PilotEvidence | None:
+    return None if each.pilot_evidence is None else cast(wire.PilotEvidence, each.pilot_evidence.content)
+
+
+def _pilot_waiver(each: Rollout) -> str | None:
+    return None if each.plan.pilot is None else each.plan.pilot.waived or None
 
 
 def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:

@@ -71,8 +71,54 @@ class Vote(TypedDict):
     counts: bool
 
 
+class PilotStep(TypedDict):
+    """One step of the pilot, and how long it took."""
+
+    attempt: int
+    step: str
+    action: str
+    state: str
+    seconds: float
+    text: str
+
+
+class PilotChange(TypedDict):
+    """A task that changed the pilot; `diff` is null if the run recorded none."""
+
+    attempt: int
+    step: str
+    task: str
+    diff: str | None
+
+
+class PilotLog(TypedDict):
+    """The log of one of the pilot's runs; `rolloutctl logs` shows it."""
+
+    attempt: int
+    step: str
+    lines: int
+    sha256: str
+
+
+class PilotEvidence(TypedDict):
+    """What the pilot showed; `reason` is the text of its last transition."""
+
+    node: str
+    team: str | None
+    outcome: str
+    reason: str
+    attempts: int
+    steps: list[PilotStep]
+    changes: list[PilotChange]
+    logs: list[PilotLog]
+
+
 class Gate(TypedDict):
-    """A gate; `wave` is the wave that a `continue` gate follows, `missing` the votes it still needs."""
+    """A gate; `wave` is the wave that a `continue` gate follows, `missing` the votes it still needs.
+
+    `digest` is what a vote here is for.  At `start`, `evidence` is what the pilot showed, and `waived` why
+    the plan needs no pilot.
+    """
 
     gate: str
     wave: str | None
@@ -81,6 +127,9 @@ class Gate(TypedDict):
     needs: GateVoteCounts
     votes: list[Vote]
     missing: str | None
+    digest: str
+    evidence: PilotEvidence | None
+    waived: str | None
 
 
 # -- rollouts -----------------------------------------------------------------

@@ -23,6 +23,7 @@ from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import OnDemandObserver
+from rolloutd.engine.background.pilot_evidence import PilotDocumenter
 from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.background.traffic_prober import TrafficProber
@@ -70,6 +71,7 @@ class Daemon:
         self._hold_releaser = HoldReleaser(state, adapters)
         self._traffic_prober = TrafficProber(state, adapters)
         self._progress_reporter = ProgressReporter(state, adapters)
+        self._pilot_documenter = PilotDocumenter(state, adapters.runner)
         self._decision_duration_s = 0.0
         self.iteration_listeners: list[Callable[[float], None]] = []
         """The loop calls each with the seconds that the decision took."""
@@ -146,6 +148,7 @@ class Daemon:
             )
         self._hold_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)
+        self._pilot_documenter.request_evidence(self._tasks, decision.pilots_to_document)
         if decision.wake_at is not None:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()

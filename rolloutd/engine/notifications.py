@@ -253,8 +253,5 @@ class NotificationDispatcher:
 
 
 def _gates_of(rollout: Rollout) -> Iterator[tuple[GateName, str]]:
-    yield GateName.START, ""
-    for spec in rollout.plan.waves:
-        if spec.gate is GateName.CONTINUE:
-            yield GateName.CONTINUE, spec.name
+    yield from rollout.plan.gates_in_order
     yield GateName.PROCEED, ""

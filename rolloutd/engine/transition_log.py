@@ -23,6 +23,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    PilotEvidenceAttached,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -72,6 +73,8 @@ def describe_event(event: Event) -> str:
             return _describe_transition(event)
         case GateOpened():
             return f"{event.rollout}: gate {event.gate.value}{_wave_suffix(event.wave)} is open"
+        case PilotEvidenceAttached():
+            return f"{event.rollout}: the evidence of the pilot {event.node} waits at the start gate"
         case VoteCast():
             vote = event.vote
             said = "yes" if vote.yes else "no"

@@ -53,6 +53,7 @@ FORMAT = FileFormat(
         lambda root: rules.steps_are_well_formed(root, ("spec", "isolate"), ISOLATORS),
         lambda root: rules.steps_are_well_formed(root, ("spec", "verify"), CHECKS),
         lambda root: rules.steps_are_well_formed(root, ("spec", "rollback", "verify"), CHECKS),
+        rules.pilot_is_a_node_or_waived,
         rules.gates_need_votes,
         rules.names_are_unique,
         rules.expected_fits_timeout,

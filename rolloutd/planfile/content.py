@@ -31,6 +31,9 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
             stage["name"] = "configure" if len(stages) == 1 else f"stage-{number}"
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
+    if content["spec"]["pilot"] is None:
+        # Without a pilot the content, and so the digest, is that of a version without pilots.
+        del content["spec"]["pilot"], content["spec"]["gates"]["pilot"]
     rollback = content["spec"]["rollback"]
     if rollback is not None:
         # A rollback needs the variables of the change; they are written out, so that people vote for them.
@@ -68,7 +71,8 @@ def policy_content(content: Content) -> dict[str, JSON]:
     waves = [{key: wave[key] for key in ("max_parallel", "soak", "gate")} for wave in spec["waves"]]
     canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}
     policy = {key: spec[key] for key in POLICY_KEYS}
-    return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy}
+    pilot = {"pilot": spec["pilot"]} if "pilot" in spec else {}
+    return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy, **pilot}
 
 
 def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:

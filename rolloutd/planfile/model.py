@@ -72,6 +72,17 @@ class Canary(Params):
     max_parallel: int = Field(default=1, ge=1, le=MAX_PARALLEL, description="Canaries at once.")
 
 
+class Pilot(Params):
+    """The node that is changed and verified before all others, or why there is none."""
+
+    node: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        default=ABSENT, description="Name of the node, one of the targets."
+    )
+    waived: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        default=ABSENT, description="Why no pilot is needed; shown at the start gate."
+    )
+
+
 class Wave(Params):
     """A part of the targets, after the canaries and before the rest."""
 
@@ -145,6 +156,10 @@ class Needs(Params):
 class Gates(Params):
     """The places where people must say yes."""
 
+    pilot: Needs = Field(
+        default=Needs(owner=1, each_team=1),
+        description="Before the pilot; one owner and one of the team that owns the pilot if not given.",
+    )
     start: Needs = Field(default=Needs(owner=1), description="Before the first node; one owner if not given.")
     continue_: Needs = Field(
         default=Needs(owner=1, each_team=1),
@@ -223,6 +238,10 @@ class Spec(Params):
         description="Nodes of this rollout at once; the daemon's limit if not given.",
     )
     pools: Pools = Field(default=Pools(), description="Further budgets for this rollout.")
+    pilot: Pilot = Field(
+        default=ABSENT,
+        description="The node before all others, whose evidence the start gate shows; none if not given.",
+    )
     canary: Canary = Field(
         default=ABSENT,
         description="The nodes that go first; if not given, each team's nominated or first node.",

@@ -93,9 +93,23 @@ def steps_are_well_formed(root: Value, path: Path, group: str) -> Iterator[RuleV
                 yield RuleViolation(place, ", ".join(given), "only one of them", message, at_key=True)
 
 
+def pilot_is_a_node_or_waived(root: Value) -> Iterator[RuleViolation]:
+    pilot = value_at(root, "spec", "pilot")
+    if pilot is None or not isinstance(pilot.children, dict):
+        return
+    if len(pilot.children.keys() & {"node", "waived"}) != 1:
+        yield RuleViolation(
+            ("spec", "pilot"),
+            describe_value(pilot.data),
+            "{node}, or {waived}",
+            "a pilot is a node, or waived for a reason",
+            at_key=True,
+        )
+
+
 def gates_need_votes(root: Value) -> Iterator[RuleViolation]:
     """A gate that requires no vote would open at once."""
-    for name in ("start", "continue", "proceed"):
+    for name in ("pilot", "start", "continue", "proceed"):
         gate = value_at(root, "spec", "gates", name)
         if gate is None or not isinstance(gate.children, dict):
             continue
@@ -112,7 +126,8 @@ def gates_need_votes(root: Value) -> Iterator[RuleViolation]:
 
 def names_are_unique(root: Value) -> Iterator[RuleViolation]:
     """Waves and stages are identified by their names."""
-    for path, taken in ((("spec", "waves"), RESERVED_WAVES), (("spec", "maintain"), ())):
+    pilot = ("pilot",) if value_at(root, "spec", "pilot", "node") is not None else ()
+    for path, taken in ((("spec", "waves"), (*RESERVED_WAVES, *pilot)), (("spec", "maintain"), ())):
         seen = set(taken)
         listed = value_at(root, *path)
         if listed is None or not isinstance(listed.children, list):

@@ -254,9 +254,9 @@ def _collect_gates(index: Index, live: Sequence[Rollout], now: float) -> Iterato
 
 def _gates_with_start(index: Index, rollout: Rollout) -> Iterator[tuple[GateName, str, float]]:
     """Yield every gate of a rollout, and since when it waits for votes."""
-    yield GateName.START, "", rollout.submitted_at
-    for spec in rollout.plan.waves:
-        if spec.gate is not None:
-            yield GateName.CONTINUE, spec.name, index.wave_end(rollout.id, spec.name) or rollout.submitted_at
+    previous = ["", *(spec.name for spec in rollout.plan.waves if spec.gate is not None)]
+    for (gate, wave), after in zip(rollout.plan.gates_in_order, previous, strict=True):
+        end = index.wave_end(rollout.id, after) if after else None
+        yield gate, wave, end or rollout.submitted_at
     failures = [failure.at for failure in index.unresolved_failures(rollout.id)]
     yield GateName.PROCEED, "", min(failures, default=rollout.submitted_at)

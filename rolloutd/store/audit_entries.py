@@ -17,6 +17,7 @@ from machines.model.events import (
     HoldTaken,
     NodesDiscovered,
     NodesRemoved,
+    PilotEvidenceAttached,
     RolloutOpened,
     StepRecord,
     StepRecorded,
@@ -100,6 +101,10 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 "team": event.rules.team,
                 "windows": [str(window) for window in event.rules.windows],
             }
+        case PilotEvidenceAttached():
+            evidence = event.evidence
+            # The digest replaces the content, because it is what people vote for.
+            yield {"at": evidence.at, "digest": evidence.digest, "pilot_since": evidence.pilot_since}
         case StepRecorded():
             yield {"isolated": event.isolated, **_step_fields(event.record)}
         case _:

@@ -26,6 +26,7 @@ from machines.model.rollout import (
     Hold,
     Interruption,
     NodeOrder,
+    PilotEvidence,
     Rollout,
     Target,
     Vote,
@@ -272,7 +273,14 @@ def _decode_rollout(
         ended_at=row[16],
         amendments=amendments,
         supersedes=row[17],
+        pilot_evidence=_load_pilot_evidence(connection, id_),
     )
+
+
+def _load_pilot_evidence(connection: sqlite3.Connection, rollout: str) -> PilotEvidence | None:
+    sql = "SELECT content, digest, pilot_since, at FROM pilot_evidence WHERE rollout = ?"
+    row = connection.execute(sql, (rollout,)).fetchone()
+    return None if row is None else PilotEvidence(json.loads(row[0]), *row[1:])
 
 
 def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler) -> Plan:

@@ -14,6 +14,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    PilotEvidenceAttached,
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
@@ -134,6 +135,21 @@ def update_gate(event: VoteCast | VoteWithdrawn | GateOpened) -> Statement:
             return Statement(_INSERT_OPENED_GATE, (row,), 1, text)
         case _:
             assert_never(event)
+
+
+_UPSERT_PILOT_EVIDENCE = """
+INSERT INTO pilot_evidence (rollout, content, digest, pilot_since, at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (rollout) DO UPDATE
+SET content = excluded.content, digest = excluded.digest, pilot_since = excluded.pilot_since,
+    at = excluded.at"""
+
+
+def upsert_pilot_evidence(event: PilotEvidenceAttached) -> Statement:
+    """Return the statement of a pilot's evidence; that of a later attempt replaces it."""
+    evidence = event.evidence
+    content = canonical_json(dict(evidence.content))
+    row = (event.rollout, content, evidence.digest, evidence.pilot_since, evidence.at)
+    return Statement(_UPSERT_PILOT_EVIDENCE, (row,), 1)
 
 
 # -- holds and freezes ------------------------------------------------------------

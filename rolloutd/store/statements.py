@@ -28,6 +28,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    PilotEvidenceAttached,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -55,6 +56,7 @@ from rolloutd.store.rollout_statements import (
     update_gate,
     update_hold_or_freeze,
     update_rollout_state,
+    upsert_pilot_evidence,
     upsert_team_rules,
 )
 from rolloutd.store.sql_statement import Statement, encode_actor, encode_list
@@ -89,6 +91,8 @@ def build_statements(event: Event, at: float) -> Iterator[Statement]:
         case VoteCast() | VoteWithdrawn() | GateOpened():
             yield from mark_token_used(event)
             yield update_gate(event)
+        case PilotEvidenceAttached():
+            yield upsert_pilot_evidence(event)
         case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded() | RolloutDeleted():
             yield update_rollout_state(event)
         case HoldTaken() | HoldReleased() | FreezeStarted() | FreezeLifted() | TeamRulesChanged():

@@ -21,6 +21,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    PilotEvidenceAttached,
     RolloutCancelled,
     RolloutOpened,
     RolloutPaused,
@@ -33,7 +34,7 @@ from machines.model.events import (
     VoteCast,
     VoteWithdrawn,
 )
-from machines.model.plan import Plan
+from machines.model.plan import GateName, Plan
 from machines.model.windows import Window
 from machines.states import Outcome, Trigger
 from tests import oracle
@@ -188,6 +189,9 @@ class Checker:
                 self.feed_oracle("amend", rollout=event.rollout, node=event.node, team=event.team)
             case VoteCast() | VoteWithdrawn() | GateOpened():
                 self._on_vote(event)
+            case PilotEvidenceAttached():
+                shown = {"digest": event.evidence.digest, "since": event.evidence.pilot_since}
+                self.feed_oracle("evidence", rollout=event.rollout, node=event.node, **shown)
             case RolloutPaused():
                 self.feed_oracle("pause", rollout=event.rollout)
             case RolloutResumed():
@@ -297,7 +301,7 @@ class Checker:
             }
             for gate, need in plan.gates.items()
         }
-        waves = [{"name": w.name, "soak": w.soak_s, "gate": w.gate is not None} for w in plan.waves]
+        waves = [{"name": w.name, "soak": w.soak_s, "gate": w.gate is GateName.CONTINUE} for w in plan.waves]
         self.feed_oracle(
             "plan",
             rollout=event.rollout,
@@ -312,6 +316,7 @@ class Checker:
             ttl=plan.vote_ttl_s,
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
             probed=bool(plan.traffic),
+            pilot=plan.pilot_node,
         )
 
 

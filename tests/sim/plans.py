@@ -84,6 +84,17 @@ def with_random_probes(traffic: random.Random, spec: dict[str, Any]) -> dict[str
     return {**spec, "traffic": [JOBS], "isolate": isolate}
 
 
+def with_random_pilot(pilots: random.Random, spec: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Return the spec, sometimes with a pilot, or with a waived one."""
+    if pilots.random() >= 0.3:
+        return spec
+    if pilots.random() < 0.2:
+        return {**spec, "pilot": {"waived": "the change was tried yesterday"}}
+    need = {"owner": 1, "each_team": pilots.choice((0, 1))}
+    gates = {**spec["gates"], "pilot": need}
+    return {**spec, "pilot": {"node": f"n{pilots.randint(1, nodes)}"}, "gates": gates}
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {

@@ -17,6 +17,7 @@ class RandomStreams:
     people: random.Random
     shape: random.Random
     traffic: random.Random
+    pilots: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -29,6 +29,12 @@ WITHDRAW_DELAY_S = 60.0
 """How long somebody's no stands, more or less, before they take it back."""
 
 
+def gates_of(rollout: Rollout) -> list[GateName]:
+    """Return the kinds of gates that a rollout has."""
+    pilot = [] if rollout.plan.pilot_node is None else [GateName.PILOT]
+    return [*pilot, GateName.START, GateName.CONTINUE, GateName.PROCEED]
+
+
 class RandomUser:
     """All users; the seed draws the user and the command."""
 
@@ -48,7 +54,9 @@ class RandomUser:
 
     async def _vote(self, people: random.Random, state: State) -> None:
         rollout, who = self._users.random_rollout(people, state), people.choice(ALL_USERS)
-        ballot = Ballot(people.choice(list(GateName)), people.random() < 0.93, "tests")
+        ballot = Ballot(
+            people.choice(gates_of(state.index.rollout(rollout))), people.random() < 0.93, "tests"
+        )
         if people.random() < 0.1:
             ballot = replace(ballot, digest="of another plan")
         if ballot.gate is GateName.PROCEED:
@@ -63,7 +71,7 @@ class RandomUser:
     async def _vote_of_old(self, people: random.Random, state: State) -> None:
         """Let a vote for another digest come from somewhere: an older version, a restored backup."""
         rollout, who = self._users.random_rollout(people, state), people.choice((SAM, OLGA))
-        gate = people.choice(list(GateName))
+        gate = people.choice(gates_of(state.index.rollout(rollout)))
 
         def cast(now: State) -> Events:
             votes = now.index.rollout(rollout).votes
@@ -89,8 +97,7 @@ class RandomUser:
     async def _withdraw(self, people: random.Random, state: State) -> None:
         """Say something at a gate that waits, come to regret it, and take back what can be."""
         rollout = state.index.rollout(self._users.random_rollout(people, state))
-        asked = [(GateName.CONTINUE, spec.name) for spec in rollout.plan.waves if spec.gate is not None]
-        places = [(GateName.START, ""), *asked]
+        places = rollout.plan.gates_in_order
         waiting = [at for at in places if not rollout.closed and not ballots.was_opened(rollout, *at)]
         if not waiting:
             return

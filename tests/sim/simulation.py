@@ -241,6 +241,8 @@ class Simulation:
         if not life.state.index.nodes:
             return False
         plan = life.compile(self._contents[name])
+        if plan.pilot_node is not None and plan.pilot_node not in life.state.index.nodes:
+            return False
         self.world.checker.plans[name] = plan
 
         def submit(state: State) -> tuple[Any, ...]:
@@ -353,7 +355,9 @@ def run_seed(seed: int) -> SimResult:
         machines=machines,
         settings=plans.random_settings(shape, count),
         specs=[
-            plans.with_random_probes(chances.traffic, plans.random_spec(shape))
+            plans.with_random_pilot(
+                chances.pilots, plans.with_random_probes(chances.traffic, plans.random_spec(shape)), count
+            )
             for _ in range(shape.choice((1, 1, 2)))
         ],
         fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),

@@ -316,6 +316,9 @@ class ReplayedFleet:
             "needs": needs,
             "votes": votes,
             "missing": missing or None,
+            "digest": DIGEST,
+            "evidence": None,
+            "waived": None,
         }
 
     def node(self, name: str) -> JSON:

@@ -209,10 +209,12 @@ def _gate_body(gate: wire.Gate, field_values: FieldValues) -> dict[str, Any]:
 
 def _vote_effect(gate: wire.Gate, *, yes: bool) -> str:
     match gate["gate"], yes:
+        case "pilot", True:
+            return "When all votes are in, the pilot starts; the other nodes wait for its evidence."
         case "start", True:
             return "When all votes are in, the first wave starts."
-        case "start", False:
-            return "A rejection at start cancels the rollout; this cannot be undone."
+        case "pilot" | "start", False:
+            return f"A rejection at {gate['gate']} cancels the rollout; this cannot be undone."
         case "continue", True:
             return "When all votes are in, the next wave starts."
         case "proceed", True:
@@ -233,14 +235,14 @@ def _vote_operation(*, yes: bool) -> Operation:
             text.append(f"It covers {count}: {formatting.join_limited(shown, MAX_NAMED_FAILURES)}")
         if missing_votes(pending):
             text.append(f"votes missing: {missing_votes(pending)}")
-        cancels = not yes and gate["gate"] == "start"
+        cancels = not yes and gate["gate"] in ("pilot", "start")
         fields = (REASON_FIELD, _digest_field(pending.rollout)) if cancels else (REASON_FIELD,)
         title = f"{verb.capitalize()} {event_text.gate_label(gate)}?"
         return Confirmation(title, tuple(text), fields, verb, not yes)
 
     def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
         gate, rollout = _gate(selection).gate, _gate(selection).rollout
-        body = {**_gate_body(gate, field_values), "yes": yes, "digest": rollout.status["digest"]}
+        body = {**_gate_body(gate, field_values), "yes": yes, "digest": gate["digest"]}
         if yes and gate["gate"] == "proceed" and selection.shown_failures:
             body["shown"] = list(selection.shown_failures)
         voted = "approved" if yes else "rejected"

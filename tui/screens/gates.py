@@ -103,6 +103,8 @@ class GatesPage(TwoPanes):
         yield from self._vote_items(pending)
         if pending.gate["gate"] == "proceed":
             yield from self._failure_items(pending)
+        if pending.gate["gate"] == "start":
+            yield from self._pilot_items(pending)
         if pending.gate["gate"] == "continue":
             yield from self._canary_items(pending)
         if plan is None:
@@ -189,6 +191,40 @@ class GatesPage(TwoPanes):
         yield heading("FAILURES", f"{len(failed)}: {note}")
         for node in failed[:MAX_FAILURES]:
             yield fixed_row(f"node:{node.node}", _node_line(node, node.failure))
+
+    def _pilot_items(self, pending: PendingGate) -> Iterator[Item]:
+        evidence, waived = pending.gate["evidence"], pending.gate["waived"]
+        if waived is not None:
+            yield heading("PILOT", "waived")
+            yield fixed_row("waived", [(f"  {lines.sanitize(waived)}", "warn")])
+        if evidence is None:
+            return
+        attempts = formatting.pluralize(evidence["attempts"], "attempt")
+        yield heading("PILOT", f"{evidence['node']} of {evidence['team']}: {evidence['outcome']}, {attempts}")
+        summary = evidence["reason"] or f"outcome {evidence['outcome']}"
+        yield fixed_row(f"node:{evidence['node']}", [(f"  {lines.sanitize(summary)}", "bold")])
+        for number, step in enumerate(evidence["steps"]):
+            is_ok = step["state"] == "ok"
+            yield fixed_row(
+                f"pilot-step:{number}",
+                [
+                    ("  ✓ " if is_ok else "  ✗ ", "ok" if is_ok else "bad"),
+                    (fit(event_text.step_label(step["step"]), 28), ""),
+                    (f"{formatting.format_duration(step['seconds']):>8}  ", "dim"),
+                    (lines.sanitize(step["text"]), "dim"),
+                ],
+            )
+        for number, change in enumerate(evidence["changes"]):
+            changed = f"  changed: {lines.sanitize(change['task'])}"
+            yield fixed_row(f"pilot-change:{number}", [(changed, "")])
+            for line_number, line in enumerate((change["diff"] or "").splitlines()):
+                role = {"+": "ok", "-": "bad"}.get(line[:1], "dim")
+                key = f"pilot-diff:{number}:{line_number}"
+                yield fixed_row(key, [(f"    {lines.sanitize(line)}", role)])
+        for log in evidence["logs"]:
+            length = formatting.pluralize(log["lines"], "line")
+            label = f"  log of {event_text.step_label(log['step'])}: {length}, on the node's page"
+            yield fixed_row(f"pilot-log:{log['attempt']}:{log['step']}", [(label, "dim")])
 
     def _canary_items(self, pending: PendingGate) -> Iterator[Item]:
         nodes = [each for each in (pending.rollout.nodes or {}).values() if each.wave == pending.gate["wave"]]

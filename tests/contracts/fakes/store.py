@@ -32,6 +32,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    PilotEvidenceAttached,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -324,6 +325,8 @@ class MemoryStore:
                 memory.deleted.add(event.rollout)
             case VoteCast() | VoteWithdrawn() | GateOpened():
                 _gate(memory, event)
+            case PilotEvidenceAttached():
+                _change(memory, event)
             case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded():
                 _apply_rollout_event(memory, event)
             case _:

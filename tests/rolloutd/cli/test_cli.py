@@ -36,6 +36,9 @@ GATE = {
     "needs": {"owner": {"want": 1, "have": 0}, "teams": []},
     "votes": [],
     "missing": "1 vote of infra",
+    "digest": "f" * 64,
+    "evidence": None,
+    "waived": None,
 }
 ROLLOUT: dict[str, Any] = {
     "rollout": "somaxconn-abcde",

@@ -12,6 +12,7 @@ include, ok, changed, skipped, failed, ignored, unreachable, stats.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -164,6 +165,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         seconds = round(time.monotonic() - self._task_started_at, 3)
         host = str(result.host.get_name())
         where = {} if (on := _delegated_host(result)) is None else {"on": on}
+        if kind == "changed" and (diff := _diff(result)):
+            where["diff"] = diff
         self._write(
             kind, host=host, task=_result_task_name(result), text=_message(result), seconds=seconds, **where
         )
@@ -263,6 +266,30 @@ def _message(result: Any) -> str:
         return NO_LOG_TEXT
     items = [_result_text(item) for item in _failed_items(fields)]
     return "; ".join(dict.fromkeys(filter(None, items))) or _result_text(fields)
+
+
+def _diff(result: Any) -> str:
+    """Return the changed lines if the run made a diff (`diff: true`), without anything under no_log."""
+    fields = result.result
+    if _message(result) == NO_LOG_TEXT:
+        return ""
+    results = fields.get("results") if isinstance(fields.get("results"), list) else [fields]
+    diffs: list[Any] = []
+    for each in results:
+        if isinstance(each, dict) and not (each.get("_ansible_no_log") or "censored" in each):
+            found = each.get("diff") or []
+            diffs += found if isinstance(found, list) else [found]
+    return "\n".join(filter(None, map(_diff_text, diffs)))
+
+
+def _diff_text(diff: Any) -> str:
+    if not isinstance(diff, dict):
+        return ""
+    if diff.get("prepared"):
+        return str(diff["prepared"]).strip()
+    before, after = (str(diff.get(key) or "").splitlines() for key in ("before", "after"))
+    old, new = (str(diff.get(f"{key}_header") or key) for key in ("before", "after"))
+    return "\n".join(difflib.unified_diff(before, after, old, new, lineterm="", n=1))
 
 
 def _failed_items(fields: Any) -> list[Any]:

@@ -1,0 +1,140 @@
+"""The evidence of a pilot: what its attempts did, how long each step took, what changed, and the logs.
+
+It is attached once the pilot is done.  Its digest covers the rollout's digest, so the votes at the start gate
+are for the plan and for this evidence.  The output of a team's own checks is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from machines.model.events import PilotEvidenceAttached, StepAction, StepRecord, StepState
+from machines.model.rollout import PilotEvidence, Target
+from machines.rules.gates import needs_pilot_evidence
+from rolloutd.audit_chain import canonical_json
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from rolloutd.ports import Runner
+
+log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
+
+MAX_STEPS = 200
+"""Steps shown: the latest; a pilot that needed more attempts is not evidence of a good plan."""
+
+MAX_CHANGES = 200
+"""Changed tasks shown of all runs; the logs have the rest, and their hashes are in the evidence."""
+
+MAX_DIFF_CHARS = 32_768
+"""Characters of all diffs together: as much as people read before they vote."""
+
+
+class PilotDocumenter:
+    """Attaches the evidence of pilots that are done."""
+
+    def __init__(self, state: State, runner: Runner) -> None:
+        self._state = state
+        self._runner = runner
+        self._jobs: BackgroundJobs[str] = BackgroundJobs()
+
+    def request_evidence(self, tasks: asyncio.TaskGroup, rollouts: Sequence[str]) -> None:
+        for rollout in rollouts:
+            self._jobs.start(tasks, self._attach, rollout, name=f"pilot {rollout}")
+
+    async def _attach(self, rollout_id: str) -> None:
+        state = self._state
+        rollout = state.index.rollouts.get(rollout_id)
+        if rollout is None or rollout.plan.pilot_node is None:
+            return
+        target = state.index.target(rollout_id, rollout.plan.pilot_node)
+        try:
+            content = await collect_evidence(state, self._runner, target)
+            digest = hashlib.sha256(f"{rollout.digest.whole}\n{canonical_json(content)}".encode()).hexdigest()
+            async with state.exclusive_commit() as commit:
+                current = state.index.rollouts.get(rollout_id)
+                if current is None or current.closed or not needs_pilot_evidence(state.index, current):
+                    return
+                if state.index.target(rollout_id, target.node) != target:
+                    return  # the pilot moved meanwhile; the next decision asks again
+                evidence = PilotEvidence(content, digest, target.since, state.now())
+                attached = PilotEvidenceAttached(rollout_id, target.node, evidence)
+                await commit([attached], "the pilot is done")
+        except StoreFailed as failure:
+            state.last_write_error = str(failure)
+
+
+async def collect_evidence(state: State, runner: Runner, target: Target) -> dict[str, Any]:
+    """Return the evidence as JSON."""
+    records = await state.store.load_steps(target.rollout, target.node)
+    ended = [record for record in records if record.state is not StepState.INTENDED]
+    changes, logs = [], []
+    for record in ended:
+        if record.handle and record.visible_to is None:
+            run_changes, run_log = await _read_run(runner, record)
+            changes += run_changes
+            logs.append(run_log)
+    return {
+        "node": target.node,
+        "team": target.team,
+        "outcome": target.phase.value if target.outcome is None else target.outcome.value,
+        "reason": target.last_text,
+        "attempts": target.attempt,
+        "steps": [_step(record) for record in ended[-MAX_STEPS:]],
+        "changes": _limit_diffs(changes[-MAX_CHANGES:]),
+        "logs": logs,
+    }
+
+
+def _step(record: StepRecord) -> dict[str, Any]:
+    return {
+        "attempt": record.attempt,
+        "step": record.step,
+        "action": record.action.value,
+        "state": record.state.value,
+        "seconds": round(max(0.0, record.at - record.began_at), 1),
+        "text": record.text,
+    }
+
+
+async def _read_run(runner: Runner, record: StepRecord) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the changed tasks of a run, and the length and hash of its log."""
+    changes: list[dict[str, Any]] = []
+    lines, hashed = 0, hashlib.sha256()
+    try:
+        async for event in runner.read_events(record.handle):
+            lines += 1
+            hashed.update(json.dumps([event.at, event.kind, event.text], ensure_ascii=False).encode())
+            if event.kind == "changed" and record.action is StepAction.RUN:
+                changes.append(_change(record, event.text, event.fields))
+    except NotFound:
+        log.warning("%s: run %s has no log any more", record.node, record.handle)
+    except RolloutdError as error:
+        log.warning("%s: run %s: its log cannot be read: %s", record.node, record.handle, error)
+    where = {"attempt": record.attempt, "step": record.step}
+    return changes, {**where, "lines": lines, "sha256": hashed.hexdigest()}
+
+
+def _change(record: StepRecord, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attempt": record.attempt,
+        "step": record.step,
+        "task": str(fields.get("task") or text),
+        "diff": str(fields.get("diff") or "") or None,
+    }
+
+
+def _limit_diffs(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the changes with diffs of at most MAX_DIFF_CHARS together."""
+    left, found = MAX_DIFF_CHARS, []
+    for change in changes:
+        diff = change["diff"]
+        if diff is not None and len(diff) > left:
+            diff = f"{diff[:left]}\n(cut; the run's log has the rest)"
+        left = max(0, left - len(diff or ""))
+        found.append({**change, "diff": diff})
+    return found
