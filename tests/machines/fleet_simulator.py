@@ -134,6 +134,7 @@ class FleetSimulator:
             ttl=plan.vote_ttl_s,
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
             probed=bool(plan.traffic),
+            pilot=plan.pilot_node,
         )
 
     # -- telling

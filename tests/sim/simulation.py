@@ -328,8 +328,10 @@ class Simulation:
         """Judge what is left when all is over."""
         life = self.newest_daemon()
         checker = self.world.checker
-        if life is None or life.store is None:
+        if life is None or life.store is None or life.state is None:
             return
+        if any(rollout.pilot_evidence is not None for rollout in life.state.index.rollouts.values()):
+            self.coverage.count("pilot:evidence")
         life.store.check_last_commit()
         await life.run(life.store.compare_with_disk())
         verdict = verify_chain(self.state_dir / database.FILE_NAME)

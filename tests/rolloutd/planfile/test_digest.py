@@ -220,3 +220,16 @@ def test_where_counts_only_when_written() -> None:
     assert "where" not in content_of(plain)["spec"]["verify"][0]["ssh"]
     hashes = [digest(content_of(text), PIN, TARGETS)["whole"] for text in (plain, limited, respelled)]
     assert hashes[0] != hashes[1] == hashes[2]
+
+
+def test_plan_without_pilot_has_content_of_version_without_pilots() -> None:
+    spec = content_of(SMALLEST_PLAN)["spec"]
+    assert "pilot" not in spec
+    assert set(spec["gates"]) == {"start", "continue", "proceed"}
+
+
+@pytest.mark.parametrize("pilot", ["{node: n1}", "{waived: tried yesterday}"])
+def test_pilot_is_policy(pilot: str) -> None:
+    before = digest(content_of(SMALLEST_PLAN), PIN, TARGETS)
+    after = digest(content_of(f"{SMALLEST_PLAN}  pilot: {pilot}\n"), PIN, TARGETS)
+    assert [part for part in PARTS if before[part] != after[part]] == ["policy"]
