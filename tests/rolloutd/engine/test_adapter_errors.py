@@ -14,10 +14,10 @@ from machines.model.decision import DryRun
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import StepDef
 from rolloutd.engine.background.dry_runner import DryRunner
+from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import RESTART_DELAY_S, OnDemandObserver, run_watch
-from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.notifications import MAX_TRIES, NotificationDispatcher
@@ -122,7 +122,7 @@ async def test_a_check_of_a_canary_that_soaks(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         spec = inside.state.index.rollout(rollout).plan.verify[0]
-        said = await SoakMonitor(inside.state, gear(inside)).run_check((rollout, "p1"), spec)
+        said = await run_check(NodeSession(inside.state, gear(inside), rollout, "p1"), spec)
         assert isinstance(said, Unknown)
         assert said.text.startswith("check reachable: [Errno 13]")
 
@@ -207,7 +207,7 @@ async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest
         assert seen.sight is NodeHealth.UNKNOWN
 
         spec = state.index.rollout(rollout).plan.verify[0]
-        said = await SoakMonitor(state, adapters).run_check((rollout, "p1"), spec)
+        said = await run_check(NodeSession(state, adapters, rollout, "p1"), spec)
         assert said == Unknown("check reachable: returned True, which is not a valid result")
 
         probe = StepDef("traffic.0.kubernetes", "kubernetes")
