@@ -170,6 +170,14 @@ def test_covered_failure_keeps_rollout_open() -> None:
     assert (seen.reason.code, lifted_by(seen.reason)) == ("failed", "rolloutctl retry, skip or rollback R n1")
 
 
+def test_nodes_in_flight_are_in_natural_order() -> None:
+    index = index_of(nodes_of({"a": ("n10",), "b": ("n2",)}))
+    submit(index)
+    for node in ("n10", "n2"):
+        admit(index, node)
+    assert [target.node for target in progress_of(index).in_flight] == ["n2", "n10"]
+
+
 def test_pool_and_rollout_count_skipped_nodes_alike() -> None:
     index = index_of(NODES)
     submit(index)

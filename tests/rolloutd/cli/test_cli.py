@@ -141,6 +141,7 @@ def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.
         (["skip", "r", "n1", "--reason", "x", "--return", "--leave"], "not allowed with"),
         (["rollouts", "delete"], "no ROLLOUT"),
         (["status", "--jsn"], "did you mean --json"),
+        (["release", "n3", "--reason", "x"], "unrecognized arguments: --reason"),
         (["pause", "r", "--reason", " "], "the audit needs a reason"),
         (["logs", "r", "n1", "--attempt", "0"], "1 or more"),
         (["status", "--for", "3"], "rolloutctl status: unrecognized arguments: --for"),

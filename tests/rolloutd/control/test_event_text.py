@@ -31,5 +31,11 @@ def test_the_audit_tells_one_as_one(targets: int, told: str) -> None:
     )
 
 
+def test_rollback_in_the_audit_says_so() -> None:
+    fields = {"source": "failed", "target": "isolating", "attempt": 2, "rolling_back": True, "text": "bad"}
+    text = event_text.describe_event({"event": "PhaseMoved", "fields": fields})
+    assert text == "failed \u2192 isolating (rollback), attempt 2: bad"
+
+
 def test_a_plural_of_its_own() -> None:
     assert pluralize(2, "process", "processes") == "2 processes"
