@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from machines.model.rollout import Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 
+TYPICAL_PERCENTILE = 50
+"""Half of the nodes are at least as quick: the lower end of an estimate."""
+
 EXPECTED_PERCENTILE = 90
 """Most nodes must fit the rest of a window, and one slow node must not close it for all."""
 
@@ -105,11 +108,11 @@ class RolloutCounters:
         """Targets that carry the change."""
         return sum(self.outcomes[outcome] for outcome in CARRIES_CHANGE)
 
-    def expected_s(self, default: float) -> float:
+    def expected_s(self, default: float, percentile: int = EXPECTED_PERCENTILE) -> float:
         """Return how long a node takes (seconds): a percentile of those that are done."""
         if not self.durations:
             return default
-        return self.durations[-(-len(self.durations) * EXPECTED_PERCENTILE // 100) - 1]
+        return self.durations[-(-len(self.durations) * percentile // 100) - 1]
 
     def _adjust_pools(self, target: Target, delta: int) -> None:
         for pool in target.pools:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from machines.facts.counters import percent_done
+from machines.facts.counters import TYPICAL_PERCENTILE, RolloutCounters, percent_done
 from machines.facts.index import Index
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
@@ -76,7 +76,11 @@ class PoolProgress:
 
 @dataclass(frozen=True, slots=True)
 class RolloutProgress:
-    """A rollout's state and counts; `eta_s` is in seconds from now, None when unknown."""
+    """A rollout's state and counts.
+
+    `eta_s` is in seconds from now, None while a person must act first.  `work_s` is the least and the most
+    that is left to do, also then; None if a closed pool keeps it from ending, or the rollout is closed.
+    """
 
     rollout: str
     state: RolloutState
@@ -90,6 +94,7 @@ class RolloutProgress:
     in_flight: tuple[Target, ...]
     pools: tuple[PoolProgress, ...]
     eta_s: float | None
+    work_s: tuple[float, float] | None
     reason: Reason | None
 
 
@@ -101,6 +106,7 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     state = _state(index, rollout, wave_progress, now)
     total = counters.phases.total() - counters.left
     is_done = state is RolloutState.DONE
+    work_s = None if rollout.closed else _work_s(index, rollout, wave_progress, now)
     reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
     return RolloutProgress(
         rollout=rollout_id,
@@ -116,7 +122,8 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
             index.target(rollout_id, node) for node in sorted(counters.in_flight, key=natural_sort_key)
         ),
         pools=_pool_progress(index, rollout_id),
-        eta_s=_eta_s(index, rollout, wave_progress, state, reason, now),
+        eta_s=0.0 if is_done else work_s[1] if work_s and _runs_alone(counters, state, reason) else None,
+        work_s=work_s,
         reason=reason,
     )
 
@@ -204,42 +211,37 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
     )
 
 
-def _eta_s(
-    index: Index,
-    rollout: Rollout,
-    wave_progress: WaveProgress,
-    state: RolloutState,
-    reason: Reason | None,
-    now: float,
-) -> float | None:
-    """Return the seconds to the end if nothing else blocks: the slowest pool, the limits, the soaks.
-
-    None while a reason holds that neither a node's end nor an observation lifts.
-    """
+def _runs_alone(counters: RolloutCounters, state: RolloutState, reason: Reason | None) -> bool:
+    """Return whether a node's end or an observation lifts the reason, so that no person must act."""
     if state not in (RolloutState.RUNNING, RolloutState.SOAKING):
-        return 0.0 if state is RolloutState.DONE else None
-    if state is RolloutState.RUNNING and reason is not None and reason.code not in TRANSIENT_REASONS:
-        return None
+        return False
+    if state is RolloutState.SOAKING or reason is None:
+        return True
+    is_freed_by_user = reason.remedy is not None and reason.remedy.kind in USER_REMEDIES
+    return reason.code in TRANSIENT_REASONS and not (
+        reason.code is ReasonCode.POOL_FULL and is_freed_by_user and not counters.in_flight
+    )
+
+
+def _work_s(
+    index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float
+) -> tuple[float, float] | None:
+    """Return the least and the most seconds to the end if nothing blocks: the slowest pool, limits, soaks.
+
+    It is never 0 while something is left.
+    """
     counters = index.counters(rollout.id)
-    if (
-        reason is not None
-        and reason.code is ReasonCode.POOL_FULL
-        and not counters.in_flight
-        and reason.remedy is not None
-        and reason.remedy.kind in USER_REMEDIES
-    ):
-        return None
     rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
     for pool_id, each in counters.pools.items():
         budget = index.budget(index.pool(pool_id))
-        rounds = max(
-            rounds, (each.total - each.done - each.failed - each.skipped) / budget if budget else math.inf
-        )
+        to_do = each.total - each.done - each.failed - each.skipped
+        rounds = max(rounds, to_do / budget if budget or not to_do else math.inf)
     if math.isinf(rounds):
         return None
-    return math.ceil(rounds) * index.expected_s(rollout.id) + _remaining_soak_s(
-        index, rollout, wave_progress, now
-    )
+    soak_s = _remaining_soak_s(index, rollout, wave_progress, now)
+    typical_s = counters.expected_s(rollout.plan.expected_s, TYPICAL_PERCENTILE)
+    low_s, high_s = (math.ceil(rounds) * each + soak_s for each in (typical_s, index.expected_s(rollout.id)))
+    return max(1.0, low_s), max(1.0, high_s)
 
 
 def _rounds(index: Index, rollout: Rollout, spec: WaveDef) -> int:

@@ -14,10 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from rolloutd.cli import timestamps
 from rolloutd.cli.event_printer import event_lines
 from rolloutd.cli.output import format_percent, sanitize
-from rolloutd.cli.queries import format_reason
+from rolloutd.cli.queries import format_reason, format_remaining
 from rolloutd.cli.watch_updates import WatchUpdate
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def _render_rollout(rollout: Rollout) -> Iterator[Text | Progress]:
     title.append(f"  {state}", style=_STYLES.get(state, "bold cyan"))
     if rollout["wave"]:
         title.append(f"  wave {rollout['wave']}")
-    if rollout["eta"]:
-        title.append(f"  ends about {timestamps.format_eta(rollout['eta'])}", style="dim")
+    title.append(format_remaining(rollout), style="dim")
     yield title
     yield _pool_bars(rollout)
     for node in rollout["in_flight"][:MAX_IN_FLIGHT]:

@@ -211,8 +211,7 @@ def print_rollout(rollout: Rollout) -> None:
     plan = colorize(sanitize(rollout["plan"]), "bold")
     print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_DIGEST_CHARS]}")
     wave = f", wave {rollout['wave']}" if rollout["wave"] else ""
-    eta = f", ends about {timestamps.format_eta(rollout['eta'])}" if rollout["eta"] else ""
-    print_line(f"{colorize(rollout['state'])}{wave}{eta}")
+    print_line(f"{colorize(rollout['state'])}{wave}{format_remaining(rollout)}")
     print_line(
         f"{progress_bar(rollout['percent'])} {format_percent(rollout['percent'])}   {_format_counts(rollout)}"
     )
@@ -236,6 +235,14 @@ def print_rollout(rollout: Rollout) -> None:
             for pool in rollout["pools"]
         ),
     )
+
+
+def format_remaining(rollout: Rollout) -> str:
+    """Return what machines and people have left to do: `, 4m to 6m of work and 2 votes left`."""
+    work, votes = rollout["work"], rollout["votes_missing"]
+    parts = [f"{timestamps.format_range(work['low_s'], work['high_s'])} of work"] if work else []
+    parts += [pluralize(votes, "vote")] if votes else []
+    return f", {' and '.join(parts)} left" if parts else ""
 
 
 def print_traffic_probes(shown: Rollout | Preview) -> None:

@@ -34,12 +34,10 @@ def format_age(text: str | None, now: datetime | None = None) -> str:
     return format_duration(((now or datetime.now(UTC)) - parse_rfc3339(text)).total_seconds(), AGE_UNITS)
 
 
-def format_eta(text: str | None, now: datetime | None = None) -> str:
-    """Return a future instant in local time as `14:32 (in 12m)`; `-` for None."""
-    if text is None:
-        return "-"
-    seconds = (parse_rfc3339(text) - (now or datetime.now(UTC))).total_seconds()
-    return f"{format_local(text)} ({'in ' + format_duration(seconds, AGE_UNITS) if seconds > 0 else 'now'})"
+def format_range(low_s: float, high_s: float) -> str:
+    """Return a time between two limits, as `4m to 6m`; one value if both read alike."""
+    low, high = format_duration(low_s, AGE_UNITS), format_duration(high_s, AGE_UNITS)
+    return low if low == high else f"{low} to {high}"
 
 
 def format_local(text: str, now: datetime | None = None) -> str:

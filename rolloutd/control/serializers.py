@@ -95,6 +95,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     current, index = resolved.rollout, resolved.index
     progress = rollout_progress(index, current.id, now)
     nodes = [index.nodes[each.node] for each in index.targets(current.id) if each.node in index.nodes]
+    gate_views = list(_gate_views(index, current, now))
     return {
         "rollout": current.id,
         "plan": current.plan.name,
@@ -109,8 +110,10 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "pending": progress.pending,
         "in_flight": [in_flight(state, target) for target in progress.in_flight],
         "pools": [cast("wire.Pool", asdict(pool)) for pool in progress.pools],
-        "gates": [gate(index, current, view, now) for view in _gate_views(index, current, now)],
+        "gates": [gate(index, current, view, now) for view in gate_views],
         "reason": reason(progress.reason),
+        "work": progress.work_s and {"low_s": progress.work_s[0], "high_s": progress.work_s[1]},
+        "votes_missing": 0 if current.closed else sum(map(_count_missing_votes, gate_views)),
         "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
         "submitted_by": current.submitted_by.name,
         "submitted_at": format_timestamp(current.submitted_at),
@@ -196,6 +199,14 @@ def _gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateV
     for gate, wave in each.plan.gates_in_order:
         yield gates.gate_view(index, each, gate, wave, now)
     yield gates.gate_view(index, each, GateName.PROCEED, "", now)
+
+
+def _count_missing_votes(view: gates.GateView) -> int:
+    """Return the votes that a gate still needs; `proceed` needs some only after a failure."""
+    if view.state == "open" or (view.state == "not-asked" and view.gate is GateName.PROCEED):
+        return 0
+    by_teams = sum(max(0, want - have) for _, want, have in view.teams)
+    return max(0, view.owners_required - view.owners_voted) + by_teams
 
 
 def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.Gate:

@@ -167,8 +167,18 @@ class Pool(TypedDict):
     max_unavailable: int
 
 
+class Work(TypedDict):
+    """The least and the most seconds of work that are left if nothing blocks."""
+
+    low_s: float
+    high_s: float
+
+
 class Rollout(TypedDict):
-    """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes."""
+    """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
+
+    `work` is what machines have left to do, `votes_missing` what people have: votes at all gates ahead.
+    """
 
     rollout: str
     plan: str
@@ -185,6 +195,8 @@ class Rollout(TypedDict):
     pools: list[Pool]
     gates: list[Gate]
     reason: Reason | None
+    work: Work | None
+    votes_missing: int
     eta: str | None
     submitted_by: str
     submitted_at: str

@@ -117,6 +117,20 @@ def test_eta_follows_slowest_pool_and_past_durations() -> None:
     assert progress_of(index, T0 + 10.0).eta_s == 30.0
 
 
+def test_work_is_a_range_and_stays_while_people_must_act() -> None:
+    index = index_of(NODES)
+    submit(index, opened=False, gates={GateName.START: VoteRequirement(owner=1)}, expected_s=60.0)
+    seen = progress_of(index)
+    assert (seen.eta_s, seen.work_s) == (None, (180.0, 180.0))
+    index.apply(GateOpened("R", GateName.START, "", T0))
+    for node, took_s in (("n1", 10.0), ("n2", 50.0)):
+        admit(index, node, at=T0)
+        for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+            transition(index, node, trigger, at=T0)
+        transition(index, node, Trigger.VERIFIED, Outcome.CHANGED, at=T0 + took_s)
+    assert progress_of(index, T0 + 50.0).work_s == (30.0, 150.0)
+
+
 def test_rollout_without_remaining_nodes_counts_nothing() -> None:
     index = index_of(nodes_of({"a": ("n1",)}))
     submit(index)

@@ -68,7 +68,7 @@ class FleetPage(Page):
                 (f"{rollout.counts['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
                 (fit(f" {rollout.status['wave'] or ''}", 11 if wide else 7), 0),
                 ("" if rate is None else f"{rate:,.0f}/h", 8 if wide else 5),
-                (summaries.format_eta(rollout, now), 5),
+                (summaries.format_work_left(rollout)[1], 5),
             )
             tail = (
                 "".join(f" {fit(text, cells or len(text), align_right=True)}" for text, cells in columns)

@@ -140,8 +140,10 @@ class RolloutPage(RolloutScreen, TwoPanes):
         ]
         head[-1] = justify(head[-1], [(f"  {missing_votes} ", "accent")] if missing_votes else [], width)
         summary = self.console.node_summary(rollout)
-        rate, eta = summaries.completion_rate(rollout, summary, now), summaries.format_eta(rollout, now)
-        right = (f"{rate:,.0f}/h " if rate is not None else "") + (f"~{eta} left " if eta else "")
+        rate = summaries.completion_rate(rollout, summary, now)
+        low, high = summaries.format_work_left(rollout)
+        work_left = low if low == high else f"{low}-{high}"
+        right = (f"{rate:,.0f}/h " if rate is not None else "") + (f"~{work_left} left " if high else "")
         status, counts = rollout.status, rollout.counts
         numbers = (
             f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"

@@ -196,10 +196,15 @@ def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: flo
     return len(recent) * 3_600 / max(MIN_RATE_WINDOW_S, now - min(recent))
 
 
-def format_eta(rollout: RolloutState, now: float) -> str:
-    """Return the remaining time by the daemon's estimate; empty without one."""
-    at = parse_timestamp(rollout.status["eta"])
-    return "" if at is None or rollout.is_closed else formatting.format_duration(at - now)
+def format_work_left(rollout: RolloutState) -> tuple[str, str]:
+    """Return the least and the most work left by the daemon's estimate; empty without one.
+
+    It does not count down between two responses: nothing may be done meanwhile.
+    """
+    work = rollout.status["work"]
+    if work is None or rollout.is_closed:
+        return "", ""
+    return formatting.format_duration(work["low_s"]), formatting.format_duration(work["high_s"])
 
 
 def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
