@@ -140,9 +140,12 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def trigger_us() -> float:
-    """Return the microseconds that the shared machine takes for one transition."""
+    """Return the microseconds that the shared machine takes for one transition, before it is cached."""
     total_ms = timed(
-        lambda: [next_phase(Trigger.VERIFIED, Phase.VERIFYING, Outcome.CHANGED) for _ in range(TRIGGERS)]
+        lambda: [
+            next_phase.__wrapped__(Trigger.VERIFIED, Phase.VERIFYING, Outcome.CHANGED)
+            for _ in range(TRIGGERS)
+        ]
     )
     return total_ms * 1000 / TRIGGERS
 

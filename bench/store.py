@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from machines.facts.apply import apply_to_target
 from machines.model.events import PhaseMoved, RolloutOpened
 from machines.model.plan import Digest, Plan
 from machines.model.rollout import DAEMON, Target
@@ -31,7 +32,8 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd import audit_chain
 from rolloutd.store import database, open_store
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
-from rolloutd.store.statements import build_statements
+from rolloutd.store.sql_statement import Statement
+from rolloutd.store.statements import build_statements, update_target
 
 BARE_BATCH = 100
 """Transitions per commit of the bare run."""
@@ -91,17 +93,18 @@ def through_bare_sqlite(state_dir: Path, nodes: int) -> float:
     """Return transitions per second of the same statements on bare SQLite."""
     state_dir.mkdir()
     connection = database.open_writer(state_dir / database.FILE_NAME)
-    with_targets = list(build_statements(opened(nodes), 0.0))
     connection.execute("BEGIN")
-    for statement in with_targets:
+    for statement in build_statements(opened(nodes), 0.0):
+        assert isinstance(statement, Statement)
         connection.executemany(statement.sql, statement.rows)
     connection.execute("COMMIT")
-    work = [
-        (statement.sql, statement.rows[0], add_sequence_number(text, seq), "0" * 64)
-        for seq, event in enumerate((event for i in range(nodes) for event in moves_to_done(f"n{i}")), 1)
-        for statement in build_statements(event, event.at)
-        for text in draft_entries(event, actor=DAEMON, cause="decide", at=event.at, digest="w" * 64)
-    ]
+    targets = {target.node: target for target in opened(nodes).targets}
+    work = []
+    for seq, event in enumerate((event for i in range(nodes) for event in moves_to_done(f"n{i}")), 1):
+        targets[event.node] = apply_to_target(targets[event.node], event)
+        statement = update_target(targets[event.node])
+        (text,) = draft_entries(event, actor=DAEMON, cause="decide", at=event.at, digest="w" * 64)
+        work.append((statement.sql, statement.rows[0], add_sequence_number(text, seq), "0" * 64))
     began = time.perf_counter()
     for start in range(0, len(work), BARE_BATCH):
         connection.execute("BEGIN IMMEDIATE")

@@ -41,6 +41,8 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
         case events.NodeOrdered():
             return replace(target, order=event.order, order_by=event.actor, ordered_at=event.at)
         case events.NodeAdvanced():
+            if target.phase is not Phase.PENDING:
+                raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not pending")
             return replace(target, position=event.position)
         case events.TargetChanged():
             return replace(target, team=event.team, pools=event.pools, needs_vote_of=event.needs_vote_of)
@@ -77,12 +79,23 @@ def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
             assert_never(event)
 
 
+def validate_edge(event: events.PhaseMoved) -> None:
+    """Raise IllegalTransition unless the table has this transition, for a target in any state."""
+    target_phase = next_phase(event.trigger, event.source, event.outcome)
+    if target_phase is not event.target:
+        raise IllegalTransition(
+            f"{event.trigger} leads from {event.source} to {target_phase}, not {event.target}"
+        )
+    if (event.failure is None) == (event.target is Phase.FAILED):
+        raise IllegalTransition(
+            f"{event.node}: every transition to failed has a failure, and no other has one"
+        )
+
+
 def validate_transition(target: Target, event: events.PhaseMoved) -> None:
     """Raise IllegalTransition unless the table has this transition and the target is in its source phase."""
-    target_phase = next_phase(event.trigger, event.source, event.outcome)
+    validate_edge(event)
     name, trigger = f"{event.node} of {event.rollout}", event.trigger
-    if target_phase is not event.target:
-        raise IllegalTransition(f"{trigger} leads from {event.source} to {target_phase}, not {event.target}")
     if target.phase is not event.source:
         raise IllegalTransition(f"{name} is {target.phase}, not {event.source}")
     # A rollback may repeat the attempt that failed or begin the next one.
@@ -92,8 +105,6 @@ def validate_transition(target: Target, event: events.PhaseMoved) -> None:
         raise IllegalTransition(
             f"{name} is in attempt {target.attempt}; {trigger} cannot follow in attempt {event.attempt}"
         )
-    if (event.failure is None) == (event.target is Phase.FAILED):
-        raise IllegalTransition(f"{name}: every transition to failed has a failure, and no other has one")
 
 
 def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:

@@ -187,12 +187,7 @@ class Projection(Index):
                 self.scheduling_queue.activate_all()
             case events.DaemonStarted():
                 self._epoch = event.epoch
-            case (
-                events.RequestDenied()
-                | events.SettingsChanged()
-                | events.RunOutputPruned()
-                | events.IsolationReleased()
-            ):
+            case _ if isinstance(event, events.RecordOnlyEvent):
                 pass
             case _:
                 assert_never(event)

@@ -361,6 +361,9 @@ RolloutEvent = (
 )
 """Events that change a rollout's own row."""
 
+RecordOnlyEvent = RequestDenied | SettingsChanged | RunOutputPruned | IsolationReleased
+"""Events that change no fact: only the audit has them."""
+
 FleetEvent = (
     NodesDiscovered
     | NodesRemoved
@@ -369,11 +372,8 @@ FleetEvent = (
     | FreezeStarted
     | FreezeLifted
     | TeamRulesChanged
-    | RequestDenied
     | DaemonStarted
-    | SettingsChanged
-    | RunOutputPruned
-    | IsolationReleased
+    | RecordOnlyEvent
 )
 """Events that concern no single rollout."""
 

@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from machines.facts.apply import apply_to_target
+from machines.states import IllegalTransition
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_entries import add_sequence_number
 from rolloutd.store.database import DATABASE_ERRORS, check_files_unchanged, explain_failure, identify_files
-from rolloutd.store.sql_statement import Statement
+from rolloutd.store.queries import load_target
+from rolloutd.store.sql_statement import Statement, TargetChange
+from rolloutd.store.statements import update_target
 
 TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 """The entries of one transaction, or the reason why it was rolled back."""
@@ -31,7 +35,7 @@ TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 class Transaction:
     """One caller's statements, and its audit entries without number and hash."""
 
-    statements: tuple[Statement, ...]
+    statements: tuple[Statement | TargetChange, ...]
     audit_drafts: tuple[str, ...]
 
 
@@ -97,7 +101,9 @@ class BatchWriter:
         execute("SAVEPOINT one")
         try:
             for statement in transaction.statements:
-                self._execute_statement(statement)
+                self._execute_statement(
+                    self._apply(statement) if isinstance(statement, TargetChange) else statement
+                )
             entries = self._append_audit_entries(transaction.audit_drafts, head)
         except (Conflict, OverflowError, *DATABASE_ERRORS) as error:
             # SQLite has rolled back the whole batch, so all of its transactions fail.
@@ -108,6 +114,16 @@ class BatchWriter:
             return error if isinstance(error, StoreFailed) else explain_failure(error, self._path)
         execute("RELEASE one")
         return entries
+
+    def _apply(self, change: TargetChange) -> Statement:
+        """Return the statement that writes a target's row as it is after the event."""
+        target = load_target(self._connection, change.rollout, change.node)
+        if target is None:
+            raise Conflict(f"{change.node} is not a target of {change.rollout}")
+        try:
+            return update_target(apply_to_target(target, change.event))
+        except IllegalTransition as error:
+            raise Conflict(f"{error}: another writer moved it first") from error
 
     def _execute_statement(self, statement: Statement) -> None:
         try:

@@ -133,6 +133,12 @@ def load_targets(connection: sqlite3.Connection, rollout: str) -> tuple[Target, 
     return tuple(map(_decode_target, rows))
 
 
+def load_target(connection: sqlite3.Connection, rollout: str, node: str) -> Target | None:
+    sql = f"{_SELECT_TARGET} WHERE target.rollout = ? AND target.node = ?"
+    row = connection.execute(sql, (rollout, node)).fetchone()
+    return None if row is None else _decode_target(row)
+
+
 def load_steps(
     connection: sqlite3.Connection, rollout: str, node: str, attempt: int | None
 ) -> tuple[StepRecord, ...]:

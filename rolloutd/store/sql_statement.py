@@ -1,4 +1,4 @@
-"""One SQL statement, and the number of rows that it must change."""
+"""What a transaction writes: SQL with the number of rows that it must change, or a change of one target."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from machines.model.events import TargetEvent
 from machines.model.rollout import Actor
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import Conflict
@@ -20,6 +21,15 @@ class Statement:
     expected_changes: int | None = None
     conflict_message: str = ""
     conflict: type[Conflict] = Conflict
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChange:
+    """An event that changes one target: the writer applies it to the row that it reads."""
+
+    rollout: str
+    node: str
+    event: TargetEvent
 
 
 def encode_actor(actor: Actor | None) -> str | None:

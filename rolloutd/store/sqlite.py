@@ -32,7 +32,7 @@ from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionRes
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.sql_statement import Statement
+from rolloutd.store.sql_statement import Statement, TargetChange
 from rolloutd.store.statements import build_statements
 
 MAX_BATCH = 256
@@ -246,7 +246,7 @@ class _Writer:
     def _translate(
         self, events: Sequence[Event], actor: Actor, cause: str, at: float
     ) -> tuple[Transaction, dict[str, str]]:
-        rows: list[Statement] = []
+        rows: list[Statement | TargetChange] = []
         drafts: list[str] = []
         opened: dict[str, str] = {}
         try:

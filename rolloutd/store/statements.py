@@ -3,9 +3,9 @@
 A statement says how many rows it must change, and the conflict when it changes another number: so a
 lost race for a row is detected without a read.  This file executes nothing and knows no connection.
 
-An event carries the new values.  A phase is moved only from the phase and attempt that the
-event names; a step's result is written only over its intent; a vote, an opened gate and a withdrawal happen
-once.
+What an event does to a target is said once, in machines/facts/apply.py: the writer reads the row, applies the
+event and writes the row, in one transaction (TargetChange).  A step's result is written only over its intent;
+a vote, an opened gate and a withdrawal happen once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
+from machines.facts.apply import validate_edge
 from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
@@ -22,22 +23,19 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
-    IsolationReleased,
     NodeAdvanced,
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
     PilotEvidenceAttached,
-    RequestDenied,
+    RecordOnlyEvent,
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
-    RunOutputPruned,
-    SettingsChanged,
     StepRecorded,
     TargetChanged,
     TargetsJoined,
@@ -46,7 +44,6 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.rollout import Target
-from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
@@ -59,7 +56,7 @@ from rolloutd.store.rollout_statements import (
     upsert_pilot_evidence,
     upsert_team_rules,
 )
-from rolloutd.store.sql_statement import Statement, encode_actor, encode_list
+from rolloutd.store.sql_statement import Statement, TargetChange, encode_actor, encode_list
 
 MAX_OUTPUT_CHARS = 65_536
 """Characters kept of a step's output: its end, which has the error; the run directory has all of it."""
@@ -68,7 +65,7 @@ MAX_PRIOR_CHARS = 1_048_576
 """Characters of what an isolator found; a cut one could not be restored, so a larger one is refused."""
 
 
-def build_statements(event: Event, at: float) -> Iterator[Statement]:
+def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChange]:
     """Yield the statements of an event that is committed at `at`, without its audit entry.
 
     Raises IllegalTransition for a move that is not in the table, ValueError or TypeError for a value that has
@@ -87,7 +84,7 @@ def build_statements(event: Event, at: float) -> Iterator[Statement]:
         case TargetsJoined() | TargetChanged():
             yield from _membership_statements(event)
         case ChangeNeeded() | NodeOrdered() | NodeAdvanced():
-            yield _update_target(event)
+            yield TargetChange(event.rollout, event.node, event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
             yield from mark_token_used(event)
             yield update_gate(event)
@@ -101,7 +98,7 @@ def build_statements(event: Event, at: float) -> Iterator[Statement]:
                 if isinstance(event, TeamRulesChanged)
                 else update_hold_or_freeze(event)
             )
-        case RequestDenied() | DaemonStarted() | SettingsChanged() | RunOutputPruned() | IsolationReleased():
+        case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
             return
         case _:
             assert_never(event)
@@ -109,48 +106,38 @@ def build_statements(event: Event, at: float) -> Iterator[Statement]:
 
 # -- nodes in rollouts ----------------------------------------------------------
 
-_UPDATE_PHASE = """
-UPDATE target
-SET phase = ?, outcome = ?, attempt = ?, rolling_back = ?, isolated = ifnull(?, isolated), since = ?,
-    not_before = ?, aborted_isolations = aborted_isolations * ? + ?, last_text = ?, failure = ?,
-    admitted_at = ifnull(?, admitted_at)
-WHERE rollout = ? AND node = ? AND phase = ? AND attempt BETWEEN ? AND ?"""
-
 _INSERT_FAILURE = (
     "INSERT INTO failure (rollout, id, node, attempt, step, message, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 
-_INSERT_TARGET = """
-INSERT INTO target (rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back,
-                    isolated, since, not_before, aborted_isolations, last_text, failure, order_kind,
-                    order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_TARGET_COLUMNS = (
+    *("rollout", "node", "team", "pools", "wave", "position", "phase", "outcome", "attempt", "rolling_back"),
+    *(
+        "isolated",
+        "since",
+        "not_before",
+        "aborted_isolations",
+        "last_text",
+        "failure",
+        "order_kind",
+        "order_by",
+    ),
+    *("ordered_at", "joined", "needs_vote_of", "maybe_current", "admitted_at"),
+)
+
+# The values of both statements are those of _encode_target(), which begin with the key.
+_PLACES = ", ".join("?" * len(_TARGET_COLUMNS))
+_ASSIGNMENTS = ", ".join(f"{name} = ?{number}" for number, name in enumerate(_TARGET_COLUMNS[2:], 3))
+_INSERT_TARGET = f"INSERT INTO target ({', '.join(_TARGET_COLUMNS)}) VALUES ({_PLACES})"  # noqa: S608  # constants
+_UPDATE_TARGET = f"UPDATE target SET {_ASSIGNMENTS} WHERE rollout = ?1 AND node = ?2"  # noqa: S608  # constants
 
 _COUNT_AMENDMENT = "UPDATE rollout SET amendments = amendments + 1 WHERE id = ?"
 
 
-def _transition_statements(event: PhaseMoved) -> Iterator[Statement]:
-    if next_phase(event.trigger, event.source, event.outcome) is not event.target:
-        raise IllegalTransition(f"{event.trigger} does not lead from {event.source} to {event.target}")
-    if (event.failure is None) == (event.target is Phase.FAILED):
-        raise IllegalTransition("a failure belongs to every move to failed and to no other")
+def _transition_statements(event: PhaseMoved) -> Iterator[Statement | TargetChange]:
+    validate_edge(event)
+    yield TargetChange(event.rollout, event.node, event)
     failure = event.failure
-    # The same change as apply_to_target() in machines/facts/apply.py, in SQL.
-    trigger, starts_attempt = event.trigger, event.trigger in NEW_ATTEMPT
-    min_attempt, max_attempt = event.attempt - starts_attempt, event.attempt - (trigger is Trigger.ADMITTED)
-    row: Sequence[Any] = (
-        *(event.target, event.outcome, event.attempt, event.rolling_back, event.isolated, event.at),
-        *(event.not_before, trigger not in RESETS_BACKOFF, trigger is Trigger.ISOLATION_ABORTED, event.text),
-        *(failure.id if failure else None, event.at if starts_attempt else None),
-        *(event.rollout, event.node, event.source, min_attempt, max_attempt),
-    )
-    yield Statement(
-        _UPDATE_PHASE,
-        (row,),
-        1,
-        f"{event.node} is not {event.source} in {event.rollout} at attempt {event.attempt}, so it cannot be"
-        f" {event.trigger}: another writer moved it first",
-    )
     if failure is not None:
         row = (
             *(event.rollout, failure.id, failure.node, failure.attempt, failure.step),
@@ -159,6 +146,10 @@ def _transition_statements(event: PhaseMoved) -> Iterator[Statement]:
         yield Statement(
             _INSERT_FAILURE, (row,), 1, f"failure {failure.id} of {event.rollout} is known already"
         )
+
+
+def update_target(target: Target) -> Statement:
+    return Statement(_UPDATE_TARGET, (_encode_target(target),), 1)
 
 
 def _encode_target(target: Target) -> Sequence[Any]:
@@ -184,31 +175,12 @@ def _insert_targets(targets: Sequence[Target]) -> Statement:
     return Statement(_INSERT_TARGET, rows, len(rows), "a node cannot be a target of the same rollout twice")
 
 
-def _membership_statements(event: TargetsJoined | TargetChanged) -> Iterator[Statement]:
+def _membership_statements(event: TargetsJoined | TargetChanged) -> Iterator[Statement | TargetChange]:
     yield Statement(_COUNT_AMENDMENT, ((event.rollout,),), 1, f"there is no rollout {event.rollout}")
     if isinstance(event, TargetsJoined):
         yield _insert_targets(event.targets)
-        return
-    sql = "UPDATE target SET team = ?, pools = ?, needs_vote_of = ? WHERE rollout = ? AND node = ?"
-    row = (event.team, encode_list(event.pools), event.needs_vote_of, event.rollout, event.node)
-    yield Statement(sql, (row,), 1, f"{event.node} is not a target of {event.rollout}")
-
-
-def _update_target(event: ChangeNeeded | NodeOrdered | NodeAdvanced) -> Statement:
-    if isinstance(event, NodeAdvanced):
-        sql = "UPDATE target SET position = ? WHERE rollout = ? AND node = ? AND phase = 'pending'"
-        place = (event.position, event.rollout, event.node)
-        return Statement(sql, (place,), 1, f"{event.node} does not wait in {event.rollout}")
-    if isinstance(event, ChangeNeeded):
-        sql = """
-        UPDATE target SET maybe_current = 0, last_text = ifnull(?, last_text)
-        WHERE rollout = ? AND node = ?"""
-        row: Sequence[Any] = (event.text or None, event.rollout, event.node)
     else:
-        sql = "UPDATE target SET order_kind = ?, order_by = ?, ordered_at = ? WHERE rollout = ? AND node = ?"
-        by, at = (encode_actor(event.actor), event.at) if event.order else (None, 0.0)
-        row = (event.order, by, at, event.rollout, event.node)
-    return Statement(sql, (row,), 1, f"{event.node} is not a target of {event.rollout}")
+        yield TargetChange(event.rollout, event.node, event)
 
 
 # -- steps ------------------------------------------------------------------------
@@ -229,7 +201,7 @@ WHERE step.state = 'intended'
        AND step.output = excluded.output AND excluded.prior IN ('null', step.prior))"""
 
 
-def _step_statements(event: StepRecorded) -> Iterator[Statement]:
+def _step_statements(event: StepRecorded) -> Iterator[Statement | TargetChange]:
     record = event.record
     prior = canonical_json(record.prior)
     if len(prior) > MAX_PRIOR_CHARS:
@@ -251,13 +223,7 @@ def _step_statements(event: StepRecorded) -> Iterator[Statement]:
         f" attempt {record.attempt}, has ended already and not as {record.state}",
     )
     if event.isolated is not None:
-        sql = "UPDATE target SET isolated = ? WHERE rollout = ? AND node = ?"
-        yield Statement(
-            sql,
-            ((event.isolated, record.rollout, record.node),),
-            1,
-            f"{record.node} is not a target of {record.rollout}",
-        )
+        yield TargetChange(record.rollout, record.node, event)
 
 
 # -- the inventory ----------------------------------------------------------------

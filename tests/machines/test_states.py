@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,11 +30,14 @@ from tests.machines.builders import T0, admit, fail, index_of, nodes_of, submit,
 
 
 @pytest.fixture
-def without_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_edge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take the edge from maintaining to verifying out of the machine, for one test."""
+    next_phase.cache_clear()
     reduced = copy.deepcopy(MACHINE)
     reduced.remove_transition(Trigger.MAINTAINED.value, Phase.MAINTAINING.name, Phase.VERIFYING.name)
     monkeypatch.setattr(states, "MACHINE", reduced)
+    yield
+    next_phase.cache_clear()
 
 
 @pytest.mark.usefixtures("without_edge")

@@ -26,27 +26,25 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
-    IsolationReleased,
     NodeAdvanced,
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
     PilotEvidenceAttached,
-    RequestDenied,
+    RecordOnlyEvent,
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
-    RunOutputPruned,
-    SettingsChanged,
     StepAction,
     StepRecord,
     StepRecorded,
     StepState,
     TargetChanged,
+    TargetEvent,
     TargetsJoined,
     TeamRulesChanged,
     VoteCast,
@@ -57,7 +55,7 @@ from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.windows import Freeze
-from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, next_phase
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
 from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
@@ -303,10 +301,7 @@ class MemoryStore:
             case StepRecorded():
                 _record(memory, event)
             case ChangeNeeded() | NodeOrdered() | NodeAdvanced() | TargetChanged():
-                target = _get_target(memory, event.rollout, event.node)
-                waits = target.phase is Phase.PENDING
-                _require(isinstance(event, NodeAdvanced) and not waits, f"{event.node} does not wait")
-                memory.targets[event.rollout, event.node] = apply.apply_to_target(target, event)
+                _apply_to_target(memory, event.rollout, event.node, event)
                 if isinstance(event, TargetChanged):
                     _change(memory, event)
             case RolloutOpened():
@@ -333,13 +328,8 @@ class MemoryStore:
                 _apply_to_fleet(memory, event)
 
     def _apply_transition(self, memory: MemoryState, event: PhaseMoved) -> None:
-        if next_phase(event.trigger, event.source, event.outcome) is not event.target:
-            raise IllegalTransition(f"{event.trigger} does not lead to {event.target}")
-        target = _get_target(memory, event.rollout, event.node)
-        try:
-            memory.targets[event.rollout, event.node] = apply.apply_to_target(target, event)
-        except IllegalTransition as error:
-            raise Conflict(str(error)) from error
+        apply.validate_edge(event)
+        _apply_to_target(memory, event.rollout, event.node, event)
         rollout = memory.rollouts[event.rollout]
         known = {failure.id for failure in rollout.failures}
         _require(event.failure is not None and event.failure.id in known, "this failure is known already")
@@ -348,7 +338,6 @@ class MemoryStore:
 
 def _record(memory: MemoryState, event: StepRecorded) -> None:
     record = event.record
-    target = _get_target(memory, record.rollout, record.node)
     key = (record.rollout, record.node, record.attempt, record.step, record.action, record.number)
     before = memory.steps.get(key)
     if before is not None:
@@ -356,8 +345,8 @@ def _record(memory: MemoryState, event: StepRecorded) -> None:
         record = record if record.prior is not None else replace(record, prior=before.prior)
         same = replace(record, at=before.at, stage=before.stage, visible_to=before.visible_to) == before
         _require(before.state is not StepState.INTENDED and not same, f"step {record.step} has ended already")
+    _apply_to_target(memory, record.rollout, record.node, event)
     memory.steps[key] = record
-    memory.targets[record.rollout, record.node] = apply.apply_to_target(target, event)
 
 
 def _gate(memory: MemoryState, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
@@ -408,11 +397,8 @@ def _apply_to_fleet(
     | FreezeStarted
     | FreezeLifted
     | TeamRulesChanged
-    | RequestDenied
-    | IsolationReleased
     | DaemonStarted
-    | SettingsChanged
-    | RunOutputPruned,
+    | RecordOnlyEvent,
 ) -> None:
     match event:
         case NodesDiscovered():
@@ -438,7 +424,7 @@ def _apply_to_fleet(
             del memory.freezes[event.freeze]
         case TeamRulesChanged():
             memory.team_rules[event.rules.team] = event.rules
-        case RequestDenied() | IsolationReleased() | DaemonStarted() | SettingsChanged() | RunOutputPruned():
+        case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
             pass
         case _:
             assert_never(event)
@@ -457,9 +443,12 @@ def _add(memory: MemoryState, targets: Sequence[Target]) -> None:
         memory.targets[key] = target
 
 
-def _get_target(memory: MemoryState, rollout: str, node: str) -> Target:
+def _apply_to_target(memory: MemoryState, rollout: str, node: str, event: TargetEvent) -> None:
     _require((rollout, node) not in memory.targets, f"{node} is not a target of {rollout}")
-    return memory.targets[rollout, node]
+    try:
+        memory.targets[rollout, node] = apply.apply_to_target(memory.targets[rollout, node], event)
+    except IllegalTransition as error:
+        raise Conflict(str(error)) from error
 
 
 def _get_rollout(memory: MemoryState, rollout: str) -> Rollout:
