@@ -45,7 +45,7 @@ JSON = Any
 LIMIT_S = 600.0
 NAMESPACE = "shop"
 SPARE_NODES = 3
-SAMPLE_S = 0.02
+SAMPLE_S = 0.1
 """Interval at which it is judged whether an evictable pod is left alone."""
 
 MAX_PAUSE_S = 2.0
