@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import shutil
 import statistics
 import sys
@@ -39,6 +40,9 @@ from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.access import ALL_RULES
 from tests.support.fake_kubernetes.controllers import is_healthy
 from tests.support.fake_kubernetes.objects import Change, format_time
+
+# The library loads in seconds, and the daemon has loaded it long before a drain.
+importlib.import_module("kubernetes_asyncio.client")
 
 JSON = Any
 

@@ -228,7 +228,7 @@ class _DrainPass:
         """Request the eviction once and return whether it was accepted; else the loop tries again later."""
         async with self._slots:
             try:
-                result = await evict(self._cluster, pod)
+                result = await evict(self._cluster, pod, grace_s=self._policy.grace_s)
             except ClusterUnreachable as error:
                 result = EvictionBlocked(str(error))
         if isinstance(result, PodGone):
@@ -257,6 +257,7 @@ class _DrainPass:
             join_sentences([text for text in blocked.values() if text]),
             f"{join_names(requested)} asked to end" if requested else "",
             terminating_text(plan.terminating),
+            f"waits for {join_names([pod.id for pod in plan.finishing])} to finish" if plan.finishing else "",
             disconnected,
         )
         return Busy("; ".join(part for part in parts if part), is_permanent=self._is_hopeless)
