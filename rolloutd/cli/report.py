@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rolloutd.audit_names import with_current_names
 from rolloutd.cli import exits
 from rolloutd.cli.audit import read_entries
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, int_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
 from rolloutd.cli.output import print_line
 from rolloutd.cli.timestamps import format_local
 from rolloutd.control import event_text
@@ -65,21 +65,10 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False)
     add_rollout_argument(parser)
     parser.add_argument("--html", action="store_true", help="HTML, the only format (default)")
-    parser = commands.add_command(
-        "serve-status", serve_status, "serve the rollouts' pages, read-only, on a loopback port", json=False
-    )
-    parser.add_argument("--port", metavar="N", type=int_argument(0), default=0, help="port (any free one)")
 
 
 def report(call: Invocation) -> int:
     print_line(render_rollout(call.client, call.args.rollout))
-    return exits.OK
-
-
-def serve_status(call: Invocation) -> int:
-    from rolloutd.cli.status_server import serve  # rolloutctl's start-up counts
-
-    serve(call.client, call.args.port)
     return exits.OK
 
 
