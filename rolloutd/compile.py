@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import (
+    DEFAULT_POLL_S,
     PILOT_WAVE,
     Capability,
     EnrolPolicy,
@@ -64,6 +65,8 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         verify=verify + _compile_team_checks(teams),
         # A plan stored by a version without probes lacks the key.
         traffic=compile_steps(PROBES, spec.get("traffic", ()), "traffic"),
+        idle_for_s=float(spec.get("idle_for") or 0.0),
+        poll_s=float(spec.get("poll") or DEFAULT_POLL_S),
         isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
         rollback=_compile_rollback(spec["rollback"]),
         rollback_verify=_compile_rollback_checks(spec["rollback"], verify),

@@ -296,7 +296,11 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.PEER_DOWN: _peer,
     ReasonCode.PEER_UNKNOWN: _peer,
     ReasonCode.MAX_PARALLEL: _max_parallel,
-    ReasonCode.TRAFFIC: lambda _, p: str(p["detail"]),
+    ReasonCode.TRAFFIC: lambda node, p: (
+        str(p["detail"])
+        if p["detail"] is not None
+        else f"{node} has been idle for {format_duration(p['idle_s'])} of {format_duration(p['idle_for_s'])}"
+    ),
     ReasonCode.TRAFFIC_UNKNOWN: lambda node, p: (
         f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
     ),
@@ -319,7 +323,6 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.DONE_WITH_EXCEPTIONS: lambda _, p: f"done with exceptions: {_exceptions(p)}",
     # A node in flight whose isolators or checks wait.
     ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
-    ReasonCode.NOT_RETURNED_YET: lambda node, p: f"{node} cannot return to service yet: {p['detail']}",
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
     ReasonCode.INVENTORY_AWAITED: lambda node, p: (
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "

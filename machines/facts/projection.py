@@ -138,7 +138,7 @@ class Projection(Index):
         rollout = self._rollouts.get(traffic.rollout)
         if rollout is None or rollout.closed:
             return
-        self._traffic.record(traffic)
+        self._traffic.record(replace(traffic, poll_s=rollout.plan.poll_s))
         self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
 
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:

@@ -137,10 +137,14 @@ class SchedulingQueue:
         """Return whether any node waits for a slot of the pool."""
         return pool in self._groups_by_pool
 
-    def has_competitors(self, pool: str) -> bool:
-        """Return whether more than one node waits for a slot of the pool."""
-        groups = self._groups_by_pool.get(pool, {})
-        return len(groups) > 1 or any(len(group.positions) > 1 for group in groups)
+    def has_competitors(self, pool: str, more_than: int = 1) -> bool:
+        """Return whether more than this many nodes wait for a slot of the pool."""
+        waiting = 0
+        for group in self._groups_by_pool.get(pool, ()):
+            waiting += len(group.positions)
+            if waiting > more_than:
+                return True
+        return False
 
     def rollouts_waiting_for(self, pool: str) -> list[str]:
         """Return the rollouts with a node that waits for a slot of the pool."""

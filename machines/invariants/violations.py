@@ -234,7 +234,11 @@ def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, 
     result = facts.traffic_of(target.rollout, target.node)
     if result is None or not 0.0 <= now - result.at < IDLE_MAX_AGE_S:
         return "its client traffic was not probed just now"
-    return None if result.busy is False else f"a traffic probe reports: {result.text}"
+    if result.busy is not False:
+        return f"a traffic probe reports: {result.text}"
+    if result.at - result.since < rollout.plan.idle_for_s:
+        return f"it was idle for {result.at - result.since:.0f} s, not {rollout.plan.idle_for_s:.0f} s"
+    return None
 
 
 def _pool_violation(

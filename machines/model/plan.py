@@ -16,6 +16,9 @@ from machines.model.selector import Selector
 from machines.model.windows import Window
 
 DEFAULT_EXPECTED_S = 15 * 60.0
+DEFAULT_POLL_S = 15.0
+"""Interval between probes of a candidate: a long request takes some seconds."""
+
 DEFAULT_TIMEOUT_S = 30 * 60.0
 
 JsonValue = Any  # JSON as it was read: None, bool, int, float, str, list, dict
@@ -142,6 +145,7 @@ class Digest:
 class Plan:
     """One change: what is done, where, with whose approval, and how it is judged.
 
+    A node starts once its traffic probes, each `poll_s`, have said idle for `idle_for_s` in a row.
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
     """
 
@@ -158,6 +162,8 @@ class Plan:
     fallback_verify: tuple[StepDef, ...] = ()
     gates: Mapping[GateName, VoteRequirement] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
+    idle_for_s: float = 0.0
+    poll_s: float = DEFAULT_POLL_S
     max_parallel: int | None = None
     pool_keys: tuple[str, ...] = ()
     enrol: EnrolPolicy = EnrolPolicy.AUTO

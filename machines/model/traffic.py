@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.plan import DEFAULT_POLL_S
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
 
 IDLE_MAX_AGE_S = 30.0
 """How long "idle" is valid: the node starts within a second or two after its probe."""
-
-REPROBE_MIN_S = 15.0
-"""First interval between probes of a busy node: a long request takes some seconds."""
 
 REPROBE_MAX_S = 300.0
 """Longest such interval: the end of a job that ran for hours may go unnoticed for so long."""
@@ -26,8 +24,8 @@ REPROBE_MAX_S = 300.0
 REPROBE_UNKNOWN_MAX_S = 60.0
 """Longest interval for unknown traffic: a probe server that is back should be noticed soon."""
 
-PROBE_AHEAD = 4
-"""Nodes of a pool that are probed together: each probe is a request to another team's server."""
+PROBE_AHEAD = 3
+"""Candidates of a pool that are probed in one poll: each probe is a request to another team's server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class TrafficResult:
     """The result of a plan's traffic probes on a node at an instant (epoch seconds).
 
     `busy` None: unknown.  `count`: how much traffic, if the probe has a number.  `since`: when the result was
-    first the same without a break; 0.0 before it is recorded.
+    first the same without a break; 0.0 before it is recorded.  `poll_s` is the plan's.
     """
 
     rollout: str
@@ -45,22 +43,26 @@ class TrafficResult:
     text: str = ""
     since: float = 0.0
     count: int | None = None
+    poll_s: float = DEFAULT_POLL_S
 
-    @property
-    def reprobe_at(self) -> float:
-        """When to probe again (epoch seconds): the longer the result is unchanged, the later."""
-        if self.busy is False:
-            return self.at + IDLE_MAX_AGE_S
+    def reprobe_at(self, *, is_contested: bool) -> float:
+        """Return when to probe again (epoch seconds).
+
+        In a contested pool a busy node gives its turn to others: the longer it stays busy, the later.
+        """
+        if self.busy is False or not is_contested:
+            return self.at + self.poll_s
         most_s = REPROBE_MAX_S if self.busy else REPROBE_UNKNOWN_MAX_S
-        return self.at + min(max(REPROBE_MIN_S, (self.at - self.since) / 2), most_s)
+        return self.at + max(self.poll_s, min((self.at - self.since) / 2, most_s))
 
-    def is_probe_due(self, now: float) -> bool:
-        """Return whether to probe again, also after the clock was set back."""
-        return not self.at <= now < self.reprobe_at
+    def is_recent(self, now: float) -> bool:
+        """Return whether the node was probed within the present poll; a clock that was set back ends it."""
+        return self.at <= now < self.at + self.poll_s
 
-    def is_idle(self, now: float) -> bool:
-        """Return whether the node is known to be idle at `now`."""
-        return self.busy is False and self.at <= now < self.at + IDLE_MAX_AGE_S
+    def is_idle(self, now: float, idle_for_s: float = 0.0) -> bool:
+        """Return whether the node is known to be idle at `now`, and to have been so for `idle_for_s`."""
+        is_fresh = self.at <= now < self.at + IDLE_MAX_AGE_S
+        return self.busy is False and is_fresh and self.at - self.since >= idle_for_s
 
 
 @dataclass(slots=True)
@@ -77,10 +79,15 @@ class TrafficResults:
         return self._results.get(rollout, {}).get(node)
 
     def record(self, traffic: TrafficResult) -> None:
-        """Record a result; it keeps the `since` of an equal one before it."""
+        """Record a result; it keeps the `since` of an equal one before it.
+
+        Idle results with more than two polls between them do not count as unbroken.
+        """
         nodes = self._results.setdefault(traffic.rollout, {})
         last = nodes.get(traffic.node)
         same = last is not None and last.busy is traffic.busy
+        if last is not None and traffic.busy is False:
+            same &= traffic.at - last.at <= max(IDLE_MAX_AGE_S, 2 * traffic.poll_s)
         since = last.since if last is not None and same else traffic.since or traffic.at
         nodes[traffic.node] = replace(traffic, since=since)
 
@@ -120,10 +127,10 @@ class ProbeBudget:
             self._undecided_pools.update(pools)
 
 
-def result_blocker(result: TrafficResult | None) -> Reason | None:
-    """Return why the node's last result keeps it from starting; None without a result or for an idle node."""
-    if result is None or result.busy is False:
-        return None
+def result_blocker(result: TrafficResult, idle_for_s: float, reprobe_at: float) -> Reason | None:
+    """Return why the node's last result keeps it from starting; None when it was idle for long enough."""
+    if result.busy is False:
+        return _idle_too_briefly(result, idle_for_s)
     code = ReasonCode.TRAFFIC if result.busy else ReasonCode.TRAFFIC_UNKNOWN
     kind = RemedyKind.WAIT_FOR_IDLE if result.busy else RemedyKind.WAIT_FOR_PROBE
     return Reason(
@@ -131,8 +138,17 @@ def result_blocker(result: TrafficResult | None) -> Reason | None:
         result.node,
         {"detail": result.text, "count": result.count},
         result.since,
-        Remedy(kind, until=result.reprobe_at),
+        Remedy(kind, until=reprobe_at),
     )
+
+
+def _idle_too_briefly(result: TrafficResult, idle_for_s: float) -> Reason | None:
+    idle_s = result.at - result.since
+    if idle_s >= idle_for_s:
+        return None
+    params: Params = {"detail": None, "count": None, "idle_s": idle_s, "idle_for_s": idle_for_s}
+    remedy = Remedy(RemedyKind.WAIT_UNTIL, until=result.since + idle_for_s)
+    return Reason(ReasonCode.TRAFFIC, result.node, params, result.since, remedy)
 
 
 def probe_pending_reason(target: Target) -> Reason:

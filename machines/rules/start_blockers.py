@@ -221,7 +221,17 @@ def traffic_blocker(index: Index, target: Target) -> Reason | None:
     result = index.traffic_of(target.rollout, target.node)
     if result is None or target.maybe_current or not index.plan_for(target).traffic:
         return None
-    return traffic.result_blocker(result)
+    idle_for_s = index.rollout(target.rollout).plan.idle_for_s
+    return traffic.result_blocker(result, idle_for_s, reprobe_at(index, target, result))
+
+
+def reprobe_at(index: Index, target: Target, result: traffic.TrafficResult) -> float:
+    """Return when to probe the node again (epoch seconds)."""
+    pool_ids = (pool.id for pool in index.all_pools(target.node))
+    queue = index.scheduling_queue
+    return result.reprobe_at(
+        is_contested=any(queue.has_competitors(pool, traffic.PROBE_AHEAD) for pool in pool_ids)
+    )
 
 
 def state_reason(index: Index, target: Target) -> Reason:

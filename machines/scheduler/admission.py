@@ -152,7 +152,7 @@ class _WaveAdmission:
             return blocked is None or target.isolated
         if not target.maybe_current and index.plan_for(target).traffic:
             result = index.traffic_of(target.rollout, target.node)
-            if result is None or not result.is_idle(self.now):
+            if result is None or not result.is_idle(self.now, self.rollout.plan.idle_for_s):
                 return self._request_probe(target, result, cursor)
         cursor.stays_active = True
         return builder.dry_reason is None and self._admit(target)
@@ -206,14 +206,20 @@ class _WaveAdmission:
     ) -> bool:
         """Probe a node that is not known to be idle; return whether to try the next one of its group.
 
-        A node that was never probed, or last idle, keeps its position until the answer; a busy or unknown
-        node yields to the others.
+        A node that was never probed, or last idle, keeps its position until the answer.  A node that is busy
+        or unknown, or must be idle for longer, yields to the others.
         """
         builder, pool_ids = self.builder, self._pool_ids(target)
-        if result is not None and not result.is_probe_due(self.now):
-            cursor.retry_at = min(cursor.retry_at, result.reprobe_at)
-            return True
-        yields = result is not None and result.busy is not False
+        if result is not None and result.is_recent(self.now):
+            # It is one of the candidates of this poll, and the next poll may probe others.
+            builder.probe_budget.add(pool_ids, undecided=False)
+            builder.wake_by(result.at + result.poll_s)
+        if result is not None:
+            due_at = start_blockers.reprobe_at(self.index, target, result)
+            if result.at <= self.now < due_at:
+                cursor.retry_at = min(cursor.retry_at, due_at)
+                return True
+        yields = result is not None and (result.busy is not False or self.rollout.plan.idle_for_s > 0)
         cursor.stays_active = True
         if (
             builder.probe_budget.is_exhausted(pool_ids)
@@ -223,7 +229,7 @@ class _WaveAdmission:
         self.probe_count += 1
         builder.probe_budget.add(pool_ids, undecided=not yields)
         builder.traffic_probes.append(ProbeTraffic(target.rollout, target.node))
-        builder.wake_by(self.now + traffic.REPROBE_MIN_S)
+        builder.wake_by(self.now + self.rollout.plan.poll_s)
         return True
 
     def _remaining_capacity(self) -> int:

@@ -3,7 +3,8 @@
 Traffic may reach a node between the probe that admitted it and its isolation.  So every isolator that can
 cordon does only that first: it keeps new work away and evicts nothing.  Then the probes run again.  Traffic
 that they find aborts the isolation; otherwise the isolators run in full.  A probe runs directly before an
-isolator that cannot cordon.
+isolator that cannot cordon, and once more before the playbook: traffic that an isolator did not keep away
+aborts the isolation as well.
 
 All of it is read from the records of the attempt, so a daemon that was killed in between continues here.
 Whether a recorded APPLY was a cordon or a full isolation follows from its place before or after the probe
@@ -40,6 +41,7 @@ class IsolationPlan:
     attempt and must not return to service; its traffic is waited for instead.
     """
 
+    isolators: Sequence[StepDef]
     probes: Sequence[StepDef]
     records: Sequence[StepRecord]
     now: float
@@ -53,7 +55,7 @@ class IsolationPlan:
         probes = () if is_ordered_rollback else plan.traffic
         attempt_records = [record for record in records if probes and record.attempt == target.attempt]
         must_stay_isolated = bool(probes) and isolated_in_earlier_attempt(plan.isolate, target, records)
-        return cls(probes, attempt_records, now, must_stay_isolated)
+        return cls(plan.isolate, probes, attempt_records, now, must_stay_isolated)
 
     def is_cordon_due(self) -> bool:
         """Return whether the isolators that can cordon do only that, until the node was found idle."""
@@ -73,22 +75,28 @@ class IsolationPlan:
                 return results[-1].text
         return ""
 
-    def required_probe(self, spec: StepDef | None) -> Action | None:
-        """Return the probe that must run before this isolator (None: before the playbook), None when none
-        must.
-        """
-        if spec is not None and Capability.CORDON_ONLY in spec.capabilities and self._is_evicting(spec):
-            return None
-        actions = (self._next_probe(probe) for probe in self.probes)
+    def final_probe(self) -> Action | None:
+        """Return the probe that must run between the last isolator and the playbook, None when none must."""
+        applied = [n for n, record in enumerate(self.records) if record.action is StepAction.APPLY]
+        later = self.records[applied[-1] :] if applied else self.records
+        actions = (self._next_probe(probe, later) for probe in self.probes)
         return next((action for action in actions if action is not None), None)
 
-    def _next_probe(self, probe: StepDef) -> Action | None:
+    def required_probe(self, spec: StepDef) -> Action | None:
+        """Return the probe that must run before this isolator, None when none must."""
+        if Capability.CORDON_ONLY in spec.capabilities and self._is_evicting(spec):
+            return None
+        actions = (self._next_probe(probe, self.records) for probe in self.probes)
+        return next((action for action in actions if action is not None), None)
+
+    def _next_probe(self, probe: StepDef, valid: Sequence[StepRecord]) -> Action | None:
+        """Return what a probe needs until one of the `valid` records says that the node is idle now."""
         results = self._probe_records(probe)
         if not results:
             return Probe(probe, 1)
         latest = results[-1]
         if latest.state is StepState.OK:
-            is_fresh = 0.0 <= self.now - latest.at < PROBE_MAX_AGE_S
+            is_fresh = 0.0 <= self.now - latest.at < PROBE_MAX_AGE_S and latest in valid
             return None if is_fresh else Probe(probe, latest.number + 1)
         is_conclusive = latest.state is StepState.BUSY or _are_retries_exhausted(results)
         delay_s = REPROBE_S if is_conclusive else UNKNOWN_RETRY_S

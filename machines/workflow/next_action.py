@@ -246,9 +246,7 @@ class _Reconciler:
                 not_before=self.now + backoff_s(self.target.aborted_isolations),
             )
         action = self._walk_phase()
-        if action is None and not self.plan.isolate:
-            # Without an isolator it is the playbook that disturbs traffic, so the probes come before it.
-            action = self.isolation_plan.required_probe(None)
+        action = action or self.isolation_plan.final_probe()
         if not isinstance(action, Wait):
             return action or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
@@ -363,13 +361,15 @@ class _Reconciler:
 
 def _needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
     """Return whether no process of an older run may be on the node for the next try of this step."""
-    match step.rule.action, step.spec:
-        case StepAction.REVERT, _:
+    is_new_run = latest is None or (
+        step.rule.action is StepAction.CHECK and latest.state is StepState.UNKNOWN
+    )
+    match step.purpose, step.spec:
+        case Purpose.RETURN, _:
             return True
-        case StepAction.RUN, _:
-            return latest is None
-        case StepAction.CHECK, StepDef() as spec:
-            is_new_run = latest is None or latest.state is StepState.UNKNOWN
+        case Purpose.MAINTAIN, _:
+            return is_new_run
+        case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, StepDef() as spec:
             return is_new_run and Capability.STARTS_RUN in spec.capabilities
         case _:
             return False

@@ -22,6 +22,9 @@ CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 
+OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot")
+"""Keys that a plan has only when they are given, so that other plans keep their digest."""
+
 
 def plan_content(document: PlanDocument) -> dict[str, JSON]:
     content = document.model_dump(mode="json", by_alias=True)
@@ -31,9 +34,11 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
             stage["name"] = "configure" if len(stages) == 1 else f"stage-{number}"
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
-    if content["spec"]["pilot"] is None:
-        # Without a pilot the content, and so the digest, is that of a version without pilots.
-        del content["spec"]["pilot"], content["spec"]["gates"]["pilot"]
+    for key in OPTIONAL_POLICY_KEYS:
+        if content["spec"][key] is None:
+            del content["spec"][key]
+    if "pilot" not in content["spec"]:
+        del content["spec"]["gates"]["pilot"]
     rollback = content["spec"]["rollback"]
     if rollback is not None:
         # A rollback needs the variables of the change; they are written out, so that people vote for them.
@@ -71,8 +76,8 @@ def policy_content(content: Content) -> dict[str, JSON]:
     waves = [{key: wave[key] for key in ("max_parallel", "soak", "gate")} for wave in spec["waves"]]
     canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}
     policy = {key: spec[key] for key in POLICY_KEYS}
-    pilot = {"pilot": spec["pilot"]} if "pilot" in spec else {}
-    return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy, **pilot}
+    optional = {key: spec[key] for key in OPTIONAL_POLICY_KEYS if key in spec}
+    return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy, **optional}
 
 
 def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:

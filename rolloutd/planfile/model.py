@@ -261,6 +261,14 @@ class Spec(Params):
         description="How client traffic on a node is seen: a node starts only while every one of these says "
         "that there is none. If none is given, it is not looked at.",
     )
+    idle_for: Duration = Field(
+        default=ABSENT,
+        description="How long all traffic probes must say idle in a row before a node starts; one probe each "
+        "is enough if not given.",
+    )
+    poll: PositiveDuration = Field(
+        default=ABSENT, description="Interval between the traffic probes of a candidate; 15s if not given."
+    )
     isolate: list[IsolateStep] = Field(
         default=[],
         max_length=MAX_STEPS,

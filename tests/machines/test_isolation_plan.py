@@ -51,9 +51,20 @@ def test_cordon_probe_drain_then_isolated() -> None:
     assert decided_action(0.0) == Isolate(CORDON, 1, cordon_only=True)
     assert decided_action(1.0, CORDONED_ONLY) == Probe(JOBS, 1)
     assert decided_action(2.0, CORDONED_ONLY, IDLE) == Isolate(CORDON, 2, is_prior_known=True)
-    done = decided_action(3.0, CORDONED_ONLY, IDLE, (CORDON, DO, 2, OK, 3.0))
+    drained: Step = (CORDON, DO, 2, OK, 3.0)
+    assert decided_action(3.0, CORDONED_ONLY, IDLE, drained) == Probe(JOBS, 2)
+    done = decided_action(4.0, CORDONED_ONLY, IDLE, drained, (JOBS, LOOK, 2, OK, 4.0))
     assert isinstance(done, Transition)
     assert done.trigger is Trigger.ISOLATED
+
+
+def test_traffic_after_isolation_aborts_before_playbook() -> None:
+    drained: Step = (CORDON, DO, 2, OK, 3.0)
+    found: Step = (JOBS, LOOK, 2, StepState.BUSY, 4.0)
+    assert decided_action(4.0, CORDONED_ONLY, IDLE, drained, found) == Revert(CORDON, 2, None, True)
+    back = decided_action(5.0, CORDONED_ONLY, IDLE, drained, found, (CORDON, UNDO, 2, OK, 5.0))
+    assert isinstance(back, Transition)
+    assert (back.trigger, back.text) == (Trigger.ISOLATION_ABORTED, BUSY)
 
 
 def test_traffic_found_aborts_isolation_with_reason() -> None:

@@ -12,12 +12,11 @@ from machines.invariants.violations import violation
 from machines.model.decision import CheckIfCurrent, ProbeTraffic
 from machines.model.events import RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
-from machines.model.plan import StepDef, WaveDef
+from machines.model.plan import DEFAULT_POLL_S, StepDef, WaveDef
 from machines.model.traffic import (
     IDLE_MAX_AGE_S,
     PROBE_AHEAD,
     REPROBE_MAX_S,
-    REPROBE_MIN_S,
     REPROBE_UNKNOWN_MAX_S,
     TrafficResult,
 )
@@ -111,17 +110,17 @@ def test_busy_node_probe_interval_grows() -> None:
     index = fleet(nodes=1)
     record_probe(index, n1=True)
     decision = decide(index, T0)
-    assert (decision.traffic_probes, decision.wake_at) == ((), T0 + REPROBE_MIN_S)
-    assert requested_probes(index, T0 + REPROBE_MIN_S) == ["n1"]
+    assert (decision.traffic_probes, decision.wake_at) == ((), T0 + DEFAULT_POLL_S)
+    assert requested_probes(index, T0 + DEFAULT_POLL_S) == ["n1"]
     seen_at, waits = T0, []
     for _ in range(12):
         told = index.traffic_of("R", "n1")
         assert told is not None
-        waits.append(told.reprobe_at - seen_at)
-        seen_at = told.reprobe_at
+        waits.append(told.reprobe_at(is_contested=True) - seen_at)
+        seen_at = told.reprobe_at(is_contested=True)
         record_probe(index, at=seen_at, n1=True)
     assert waits == sorted(waits)
-    assert (waits[0], waits[-1]) == (REPROBE_MIN_S, REPROBE_MAX_S)
+    assert (waits[0], waits[-1]) == (DEFAULT_POLL_S, REPROBE_MAX_S)
     index.record_observations(observed_up(index.nodes, seen_at), seen_at)
     assert explain_node(index, "R", "n1", seen_at).since == T0
 
@@ -132,13 +131,13 @@ def test_unknown_traffic_probed_again_soon() -> None:
         record_probe(index, at=T0 + after_s, n1=None)
     told = index.traffic_of("R", "n1")
     assert told is not None
-    assert told.reprobe_at == T0 + 5000.0 + REPROBE_UNKNOWN_MAX_S
+    assert told.reprobe_at(is_contested=True) == T0 + 5000.0 + REPROBE_UNKNOWN_MAX_S
 
 
 def test_reprobing_busy_node_does_not_block_others() -> None:
     index = fleet()
     record_probe(index, n1=True)
-    later = T0 + REPROBE_MIN_S
+    later = T0 + DEFAULT_POLL_S
     record_probe(index, at=later, n2=False)
     decision = decide(index, later)
     assert [each.node for each in decision.traffic_probes] == ["n1"]
@@ -161,11 +160,70 @@ def test_probe_count_independent_of_pool_count() -> None:
 
 
 def test_probing_continues_until_idle_node_found() -> None:
-    index = fleet(nodes=20)
-    for _ in range(20):
-        for node in requested_probes(index):
-            record_probe(index, **{node: node != "n17"})
-    assert started(index) == ["n17"]
+    index, now = fleet(nodes=20), T0
+    for _ in range(40):
+        index.record_observations(observed_up(index.nodes, now), now)
+        probed = requested_probes(index, now)
+        assert len(probed) <= PROBE_AHEAD, "few candidates in one poll"
+        for node in probed:
+            record_probe(index, at=now, **{node: node != "n17"})
+        assert requested_probes(index, now) == [], "no more before the next poll"
+        if started(index, now):
+            break
+        now = decide(index, now).wake_at or now
+    assert started(index, now) == ["n17"]
+
+
+@pytest.mark.parametrize("idle_for_s", [0.0, 30.0])
+def test_last_candidates_probed_each_poll(idle_for_s: float) -> None:
+    index, now = fleet(nodes=PROBE_AHEAD, idle_for_s=idle_for_s, poll_s=5.0), T0
+    for _ in range(200):
+        assert len(requested_probes(index, now)) == PROBE_AHEAD
+        record_probe(index, at=now, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
+        now += 5.0
+        index.record_observations(observed_up(index.nodes, now), now)
+    reason = explain_node(index, "R", "n1", now)
+    assert reason.remedy is not None
+    assert reason.remedy.until == now
+
+
+def test_node_starts_after_idle_for_in_a_row() -> None:
+    index = fleet(nodes=1, idle_for_s=30.0)
+    seen = []
+    for after_s, busy in ((0, False), (15, True), (30, False), (45, False), (60, False)):
+        index.record_observations(observed_up(index.nodes, T0 + after_s), T0 + after_s)
+        assert requested_probes(index, T0 + after_s) == ["n1"]
+        record_probe(index, at=T0 + after_s, n1=busy)
+        seen.append(started(index, T0 + after_s))
+    assert seen == [[], [], [], [], ["n1"]]
+
+
+def test_idle_for_is_a_reason_and_an_invariant() -> None:
+    index = fleet(nodes=1, idle_for_s=30.0)
+    record_probe(index, at=T0, n1=False)
+    record_probe(index, at=T0 + 15, n1=False)
+    reason = explain_node(index, "R", "n1", T0 + 15)
+    assert (reason.code, describe(reason)) == ("traffic", "n1 has been idle for 15s of 30s")
+    admitted = moved(index.target("R", "n1"), Trigger.ADMITTED, T0 + 15)
+    assert "it was idle for 15 s, not 30 s" in (violation(index, admitted, T0 + 15) or "")
+    record_probe(index, at=T0 + 30, n1=False)
+    assert violation(index, admitted, T0 + 30) is None
+
+
+def test_gap_between_idle_results_breaks_the_row() -> None:
+    index = fleet(nodes=1, idle_for_s=30.0)
+    record_probe(index, at=T0, n1=False)
+    later = T0 + IDLE_MAX_AGE_S + 1
+    index.record_observations(observed_up(index.nodes, later), later)
+    record_probe(index, at=later, n1=False)
+    assert started(index, later) == []
+
+
+def test_candidate_idle_long_enough_goes_before_earlier_one() -> None:
+    index = fleet(nodes=2, idle_for_s=30.0)
+    for after_s, busy in ((0, True), (15, False), (30, False)):
+        record_probe(index, at=T0 + after_s, n1=busy, n2=False)
+    assert started(index, T0 + 30) == ["n2"]
 
 
 def test_busy_nodes_not_probed_until_due() -> None:
@@ -173,8 +231,8 @@ def test_busy_nodes_not_probed_until_due() -> None:
     record_probe(index, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
     decide(index, T0)
     assert list(index.scheduling_queue.active("R", "fleet")) == []
-    assert decide(index, T0 + 1).wake_at == T0 + REPROBE_MIN_S
-    assert len(requested_probes(index, T0 + REPROBE_MIN_S)) == PROBE_AHEAD
+    assert decide(index, T0 + 1).wake_at == T0 + DEFAULT_POLL_S
+    assert len(requested_probes(index, T0 + DEFAULT_POLL_S)) == PROBE_AHEAD
 
 
 def test_maybe_current_checked_before_probe() -> None:

@@ -60,6 +60,8 @@ spec:
   windows: [{days: mon-fri, from: "09:00", to: "16:00", zone: Europe/Amsterdam}]
   traffic:
     - kubernetes: {pods: "app.kubernetes.io/component=job", namespaces: [batch], timeout: 20s}
+  idle_for: 30s
+  poll: 20s
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}
     - playbook: {file: isolate.yml, undo: deisolate.yml, timeout: 2m}

@@ -15,6 +15,7 @@ JSON = Any
 MERGE_KEYS = {
     "conditions": "type",
     "addresses": "type",
+    "taints": "key",
     "ownerReferences": "uid",
     "containers": "name",
     "volumes": "name",
