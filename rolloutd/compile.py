@@ -37,6 +37,9 @@ StepContent = Mapping[str, Mapping[str, JSON]]
 CANARY_WAVE = "canary"
 FLEET_WAVE = "fleet"
 
+CORE_PARAMS = frozenset({"in_service", "where", "baseline", "repair", "inconclusive"})
+"""Parameters for the core, which the adapter does not get."""
+
 MIN_TIMEOUT_S = 1.0
 """Minimum limit of a step without `within` and `timeout`: its adapter has a limit of its own."""
 
@@ -130,9 +133,12 @@ def compile_steps(
         StepDef(
             name=f"{prefix}.{number}.{kind}",
             kind=kind,
-            params={key: value for key, value in params.items() if key not in ("in_service", "where")},
+            params={key: value for key, value in params.items() if key not in CORE_PARAMS},
             timeout_s=max(float(params.get("within", 0) + params.get("timeout", 0)), MIN_TIMEOUT_S),
             in_service=bool(params.get("in_service", False)),
+            baseline=bool(params.get("baseline", False)),
+            repair=str(params.get("repair", "")),
+            accepts_unknown=params.get("inconclusive") == "pass",
             team=team,
             capabilities=adapters[kind].capabilities if kind in adapters else frozenset(),
             where=None if params.get("where") is None else parse_selector(params["where"]),

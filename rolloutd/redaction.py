@@ -15,7 +15,8 @@ def redact_for_team(result: StepResult, team: str | None) -> StepResult:
         return result
     match result:
         case Ok():
-            return Ok(f"the check of team {team} has passed", output=_join_output(result.text, result.output))
+            output = _join_output(result.text, result.output)
+            return Ok(f"the check of team {team} has passed", output, result.value)
         case Failed():
             said = f"the check of team {team} has not passed; its members see what it said"
             return Failed(said, output=_join_output(result.text, result.output))

@@ -27,7 +27,7 @@ from machines.model.limits import Limits
 from machines.model.node import UNLABELED, NodeHealth, Observation
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Hold, Rollout, Target
-from machines.model.target_plan import lacks_isolator, plan_for_target
+from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
 from machines.model.windows import any_open
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
@@ -360,7 +360,7 @@ def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
     if record.state is not StepState.INTENDED:
         return None
     target = facts.target(record.rollout, record.node)
-    wrong = (record.action is StepAction.RUN and target.phase is not Phase.MAINTAINING) or (
+    wrong = (record.action is StepAction.RUN and not _may_run(facts, target)) or (
         record.action is StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
     )
     if wrong or (target.phase in IN_FLIGHT_PHASES and record.attempt != target.attempt):
@@ -368,3 +368,11 @@ def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
         state = f"{target.phase} in attempt {target.attempt}"
         return f"{step} cannot begin on {record.node} of {record.rollout}: it is {state}"
     return None
+
+
+def _may_run(facts: InvariantFacts, target: Target) -> bool:
+    """Return whether a playbook may begin: while maintaining, or as a repair before the return to service."""
+    if target.phase is Phase.VERIFYING and target.node in facts.nodes:
+        plan = facts.rollouts[target.rollout].plan
+        return target.isolated or not isolators_for(plan, facts.nodes[target.node])
+    return target.phase is Phase.MAINTAINING

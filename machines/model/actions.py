@@ -59,11 +59,12 @@ class RunPlaybook:
 
 @dataclass(frozen=True, slots=True)
 class RunCheck:
-    """Judge the node by one check; recorded under `step`."""
+    """Judge the node by one check; recorded under `step`.  `is_baseline`: measure it before the change."""
 
     spec: StepDef
     step: str
     number: int
+    is_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class StepRecord:
     """One step of one attempt.
 
     `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
-    that an isolator found; `output` is evidence for people, limited by the shell; `visible_to` is the team
-    that may read it, None for everyone.
+    that an isolator found, or the value that a check measured; `output` is evidence for people, limited by
+    the shell; `visible_to` is the team that may read it, None for everyone.
     """
 
     rollout: str

@@ -80,7 +80,9 @@ class StepDef:
 
     `name` is unique in its list (`isolate.0.command`, `team.payments.0.ssh`).  Templates in `params`, such as
     `{{ node.name }}`, are not yet rendered.  `where` and `node_kinds` (empty: any) limit the nodes that it is
-    for (target_plan.py).
+    for (target_plan.py).  Of a check, `baseline`: it also runs before the isolation, and need not pass if it
+    failed then; `repair`: the playbook that is run once when it fails; `accepts_unknown`: a result that stays
+    unknown passes.
     """
 
     name: str
@@ -92,6 +94,9 @@ class StepDef:
     capabilities: frozenset[Capability] = frozenset()
     where: Selector | None = None
     node_kinds: frozenset[NodeKind] = frozenset()
+    baseline: bool = False
+    repair: str = ""
+    accepts_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,11 @@ from machines.workflow.steps import (
     Purpose,
     Step,
     compile_steps,
+    is_excused,
     judging_steps,
     latest_record,
     next_try,
+    repair_step,
     stages_for,
 )
 from machines.workflow.stopping import next_stop_action, on_isolation_lost
@@ -153,6 +155,8 @@ class _Reconciler:
     def _next_of(self, step: Step) -> Action | None:
         """Return what one step needs now, None when it is done or not needed."""
         match step.purpose:
+            case Purpose.BASELINE if self._has_begun_before():
+                return None
             case Purpose.CORDON if not self.isolation_plan.is_cordon_due():
                 return None
             case Purpose.RETURN if step.id not in self._active_isolations():
@@ -191,7 +195,7 @@ class _Reconciler:
         match step.purpose, step.spec:
             case Purpose.ISOLATE, StepDef() as spec if self.target.phase is Phase.ISOLATING:
                 return self.isolation_plan.required_probe(spec)
-            case Purpose.MAINTAIN, _:
+            case Purpose.MAINTAIN | Purpose.REPAIR, _:
                 run_record = self._latest(step)
                 is_started = run_record is not None and run_record.state is StepState.INTENDED
                 return self._ensure_isolated(run_record if is_started else None)
@@ -212,7 +216,7 @@ class _Reconciler:
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 return RunPlaybook(stage, number, is_started)
             case StepAction.CHECK, StepDef() as spec:
-                return RunCheck(spec, step.id, number)
+                return RunCheck(spec, step.id, number, is_baseline=step.purpose is Purpose.BASELINE)
             case _:
                 return CleanUpStaleRuns(number)
 
@@ -221,6 +225,14 @@ class _Reconciler:
         match step.purpose, step.spec:
             case Purpose.MAINTAIN, Stage() as stage if latest.state is StepState.UNKNOWN:
                 return self._resolve_unknown_run(step, stage, latest)
+            case Purpose.BASELINE, _:
+                return None  # what fails before need not pass after
+            case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, _ if self._is_excused(
+                step, latest
+            ):
+                return None
+            case Purpose.VERIFY, StepDef() as spec if spec.repair and latest.state is StepState.FAILED:
+                return self._repair(step, spec, latest)
             case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is not None:
                 return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
             case Purpose.RETURN | Purpose.CLEAN_UP, _:
@@ -308,6 +320,26 @@ class _Reconciler:
 
     # verifying
 
+    def _repair(self, step: Step, spec: StepDef, failed: StepRecord) -> Action:
+        """Return the run that repairs the node, the check after it, or the failure."""
+        repair = repair_step(self.plan, spec)
+        latest = self._latest(repair)
+        if latest is None or latest.state is StepState.INTENDED:
+            action = self._next_of(repair)
+            assert action is not None
+            return action
+        if latest.state is not StepState.OK:
+            text = f"{failed.text}; and its repair failed: {latest.text}"
+            return Transition(Trigger.FAILED, step=step.id, text=text)
+        if self.records.index(failed) < self.records.index(latest):
+            return self._start(step, failed.number + 1)
+        return Transition(Trigger.FAILED, step=step.id, text=f"{failed.text}; its repair did not help")
+
+    def _has_begun_before(self) -> bool:
+        """Return whether an earlier attempt changed or isolated the node, so that its baseline stays."""
+        has_run = any(r.action is StepAction.RUN and r.attempt < self.target.attempt for r in self.records)
+        return has_run or isolated_in_earlier_attempt(self.plan.isolate, self.target, self.records)
+
     def _watch(self, step: Step) -> Wait | None:
         """Wait until the node has served for the time of the probation."""
         during = {each.id for each in self.steps if each.purpose is Purpose.PROBATION}
@@ -320,7 +352,8 @@ class _Reconciler:
             if step.rule.in_service and step.rule.phase is Phase.VERIFYING:
                 latest = self._latest(step)
                 answer = self._next_try(step, latest)
-                if latest is not None and answer is latest.state and answer is not StepState.OK:
+                is_final = latest is not None and answer is latest.state and answer is not StepState.OK
+                if latest is not None and is_final and not self._is_excused(step, latest):
                     return self._reisolate(latest, self.records[self.records.index(latest) :])
         return None
 
@@ -338,6 +371,9 @@ class _Reconciler:
             if latest.state is not StepState.OK:
                 text += f"; and it could not be isolated again: {latest.text}"
         return Transition(Trigger.FAILED, step=failed_check.step, text=text)
+
+    def _is_excused(self, step: Step, latest: StepRecord) -> bool:
+        return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.records)
 
     # the records
 

@@ -36,6 +36,8 @@ UNKNOWN_MAX_TRIES = 3
 class Purpose(StrEnum):
     """Why a step is done."""
 
+    BASELINE = "baseline"
+    """Find out which checks fail before anything is done."""
     CORDON = "cordon"
     """Keep new work away, before the traffic probes."""
     ISOLATE = "isolate"
@@ -45,6 +47,8 @@ class Purpose(StrEnum):
     JUDGE_RUN = "judge-run"
     """Find out whether a run whose result is unknown made its change."""
     VERIFY = "verify"
+    REPAIR = "repair"
+    """Run the playbook that a failed check names, once."""
     RETURN = "return"
     VERIFY_IN_SERVICE = "verify-in-service"
     WATCH = "watch"
@@ -97,12 +101,14 @@ _LOST_RETURN = {
 }
 
 RULES: Mapping[Purpose, Rule] = {
+    Purpose.BASELINE: Rule(StepAction.CHECK, Phase.ISOLATING, _LOST_CHECK),
     Purpose.CORDON: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
     Purpose.ISOLATE: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
     Purpose.CLEAN_UP: Rule(StepAction.CLEAN_UP, retries={StepState.OK: Retry()}, repeated_by_order=True),
     Purpose.MAINTAIN: Rule(StepAction.RUN, Phase.MAINTAINING),
     Purpose.JUDGE_RUN: Rule(StepAction.CHECK),
     Purpose.VERIFY: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK),
+    Purpose.REPAIR: Rule(StepAction.RUN),
     Purpose.RETURN: Rule(StepAction.REVERT, Phase.VERIFYING, _LOST_RETURN, repeated_by_order=True),
     Purpose.VERIFY_IN_SERVICE: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK, in_service=True),
     Purpose.WATCH: Rule(StepAction.CHECK, Phase.VERIFYING),
@@ -124,6 +130,8 @@ class Step:
         return RULES[self.purpose]
 
 
+BASELINE_PREFIX = "baseline."
+
 CLEAN_UP = Step("clear", Purpose.CLEAN_UP)
 
 
@@ -137,7 +145,9 @@ def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
     # These hold whatever change the node carries.
     liveness = [s for s in plan.verify if Capability.JUDGES_LIVENESS in s.capabilities and s.team is None]
     cordons = [spec for spec in plan.isolate if Capability.CORDON_ONLY in spec.capabilities]
+    baseline = [] if target.rolling_back else [spec for spec in plan.verify if spec.baseline]
     rows = [
+        *_rows(Purpose.BASELINE, baseline, BASELINE_PREFIX),
         *_rows(Purpose.CORDON, cordons),
         *_rows(Purpose.ISOLATE, plan.isolate),
         *(Step(stage.step, Purpose.MAINTAIN, stage) for stage in stages_for(plan, target)),
@@ -155,6 +165,28 @@ def judging_steps(plan: Plan, run: int) -> list[Step]:
     """Return the checks that find out whether this run, whose result is unknown, made its change."""
     isolated = (spec for spec in plan.verify if not spec.in_service)
     return _rows(Purpose.JUDGE_RUN, isolated, f"probe.{run}.")
+
+
+def repair_step(plan: Plan, spec: StepDef) -> Step:
+    """Return the run of the playbook that repairs a node on which this check failed."""
+    variables = {key: value for stage in reversed(plan.stages) for key, value in stage.variables.items()}
+    stage = Stage(f"repair.{spec.name}", spec.repair, variables)
+    return Step(stage.step, Purpose.REPAIR, stage)
+
+
+def baseline_record(spec: StepDef, records: Sequence[StepRecord]) -> StepRecord | None:
+    """Return the result of a check before the change, None if it has none."""
+    step = BASELINE_PREFIX + spec.name
+    ended = (r for r in reversed(records) if r.step == step and r.state is not StepState.INTENDED)
+    return next(ended, None)
+
+
+def is_excused(spec: StepDef, state: StepState, records: Sequence[StepRecord]) -> bool:
+    """Return whether a check may end like this: it failed before the change too, or may stay unknown."""
+    if state is StepState.UNKNOWN:
+        return spec.accepts_unknown
+    before = baseline_record(spec, records) if spec.baseline else None
+    return state is StepState.FAILED and before is not None and before.state is StepState.FAILED
 
 
 def stages_for(plan: Plan, target: Target) -> tuple[Stage, ...]:

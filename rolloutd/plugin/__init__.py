@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import combinations
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from machines.model.node import NodeKind
@@ -25,6 +25,7 @@ from machines.model.plan import Capability
 from rolloutd.plugin.field_types import (
     Duration,
     FilePath,
+    InvalidValue,
     LabelKey,
     Playbook,
     PositiveDuration,
@@ -99,10 +100,26 @@ class Params(BaseModel):
 class CheckParams(Params):
     """The parameters of every check."""
 
+    baseline: bool = Field(
+        default=ABSENT,
+        description="Run the check before the isolation too; if it failed then, it need not pass.",
+    )
+    repair: Playbook = Field(
+        default=ABSENT,
+        description="Playbook that is run once when the check fails on the isolated node; then the check "
+        "runs again.",
+    )
+
     in_service: bool = Field(
         default=False,
         description="Run the check after the node is back in service, not while it is isolated.",
     )
+
+    @model_validator(mode="after")
+    def _repair_needs_isolation(self) -> Self:
+        if self.in_service and "repair" in self.model_fields_set:
+            raise InvalidValue("a repair runs on the isolated node", "`repair` without `in_service`")
+        return self
 
 
 def duration_field(default: str, description: str, *, alias: str | None = None) -> Any:

@@ -20,7 +20,8 @@ class StepContext:
     recorded before it acted.  `tree` is the pinned source.  `idempotency_key` is unique to (rollout, node,
     attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away without
     evicting running work; inspect() reports the node as not isolated while some is left.  `hold_reason` asks
-    for a return that leaves the node out of service.
+    for a return that leaves the node out of service.  Of a check, `is_baseline`: it measures the node before
+    the change; `baseline` is the value that it measured then.
     """
 
     host: Host
@@ -35,6 +36,8 @@ class StepContext:
     variables: Mapping[str, JSON] = field(default_factory=dict)
     cordon_only: bool = False
     hold_reason: str = ""
+    is_baseline: bool = False
+    baseline: JSON = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,11 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """The step succeeded."""
+    """The step succeeded; `value` is what a check measured, for its comparison after the change."""
 
     text: str = ""
     output: str = ""
+    value: JSON = None
 
 
 @dataclass(frozen=True, slots=True)

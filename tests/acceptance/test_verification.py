@@ -146,3 +146,59 @@ def test_failed_task_of_playbook_check_is_the_failure(tmp_path: Path) -> None:
         assert why.startswith('n1 failed in verify.0.playbook: task "service is up" failed on n1')
         assert "3 workers left" in why
         assert (tmp_path / "isolated-n1").exists()
+
+
+BREAKING_PLAYBOOK = (
+    CHANGE_PLAYBOOK
+    + """\
+    - name: break the service
+      ansible.builtin.raw: touch {{ log_file }}.broken-{{ inventory_hostname }}
+      when: inventory_hostname in breaks.split(",")
+"""
+)
+
+REPAIR_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: repair the service
+      ansible.builtin.raw: rm -f {{ log_file }}.broken-{{ inventory_hostname }}
+"""
+
+
+def submit_breaking(made: DaemonEnvironment, breaks: str, **check: Any) -> str:
+    """Submit a change that breaks the service of some nodes, and a check of the service."""
+    stage = {"playbook": "change.yml", "vars": {"log_file": str(made.log_file), "breaks": breaks}}
+    service = {"ssh": {"run": f"test ! -e {made.log_file}.broken-{{{{ node.name }}}}", **check}}
+    text = plan("breaking", isolate=[drain(made.directory)], maintain=stage, verify=[service])
+    return made.submit(text, {"change.yml": BREAKING_PLAYBOOK, "repair.yml": REPAIR_PLAYBOOK})
+
+
+def test_baseline_excuses_what_failed_before_and_nothing_else(tmp_path: Path) -> None:
+    with daemon_environment(tmp_path, fleet_labels(2, 2, 1)) as made:
+        Path(f"{made.log_file}.broken-n1").touch()
+        rollout = submit_breaking(made, "n1,n2", baseline=True)
+        made.vote(rollout, "start")
+        wait_paused(made, rollout)
+        nodes = made.nodes(rollout)
+        assert (nodes["n1"]["phase"], nodes["n1"]["outcome"]) == ("done", "changed")
+        assert nodes["n2"]["phase"] == "failed"
+        assert nodes["n2"]["reason"]["text"].startswith("n2 failed in verify.0.ssh")
+        steps = made.client.get(api_path("rollouts", rollout, "nodes", "n1"))["steps"]
+        assert [s["state"] for s in steps if s["action"] == "check"] == ["failed", "failed"]
+        assert steps[0]["step"] == "baseline.verify.0.ssh"
+
+
+def test_repair_runs_once_before_the_node_is_failed(tmp_path: Path) -> None:
+    with daemon_environment(tmp_path, fleet_labels(1, 1, 1)) as made:
+        rollout = submit_breaking(made, "n1", repair="repair.yml")
+        made.vote(rollout, "start")
+        made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "the node is done")
+        steps = made.client.get(api_path("rollouts", rollout, "nodes", "n1"))["steps"]
+        shown = [(s["step"], s["state"]) for s in steps if s["action"] in ("run", "check")]
+        assert shown == [
+            ("run.configure", "ok"),
+            ("verify.0.ssh", "failed"),
+            ("run.repair.verify.0.ssh", "ok"),
+            ("verify.0.ssh", "ok"),
+        ]

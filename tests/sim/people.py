@@ -114,6 +114,8 @@ class SimUsers:
             content, _ = await keeper.load_plan(old)
             content = {**content, "spec": {**content["spec"], "soak": 60}}
             plan = daemon.compile(content)
+            if plan.pilot_node is not None and plan.pilot_node not in state.index.nodes:
+                return False  # submit refuses a pilot that is not a target
             self.world.checker.plans[name] = plan
             self.world.isolators[name] = tuple(spec.kind for spec in plan.isolate)
             async with state.exclusive_commit(who.actor) as commit:

@@ -95,6 +95,18 @@ def with_random_pilot(pilots: random.Random, spec: dict[str, Any], nodes: int) -
     return {**spec, "pilot": {"node": f"n{pilots.randint(1, nodes)}"}, "gates": gates}
 
 
+def with_random_check_options(options: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes with checks that also run before the isolation or name a repair."""
+    verify = [{kind: dict(params) for kind, params in check.items()} for check in spec["verify"]]
+    for check in verify:
+        params = check.get("ssh", {})
+        if params.get("run") == "serves" and options.random() < 0.5:
+            params["baseline"] = True
+        if params.get("run") == "version" and options.random() < 0.3:
+            params["repair"] = "repair.yml"
+    return {**spec, "verify": verify}
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {

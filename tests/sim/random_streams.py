@@ -18,6 +18,7 @@ class RandomStreams:
     shape: random.Random
     traffic: random.Random
     pilots: random.Random
+    checks: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

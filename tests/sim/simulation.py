@@ -357,8 +357,13 @@ def run_seed(seed: int) -> SimResult:
         machines=machines,
         settings=plans.random_settings(shape, count),
         specs=[
-            plans.with_random_pilot(
-                chances.pilots, plans.with_random_probes(chances.traffic, plans.random_spec(shape)), count
+            plans.with_random_check_options(
+                chances.checks,
+                plans.with_random_pilot(
+                    chances.pilots,
+                    plans.with_random_probes(chances.traffic, plans.random_spec(shape)),
+                    count,
+                ),
             )
             for _ in range(shape.choice((1, 1, 2)))
         ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
 from rolloutd.plugin import (
     ABSENT,
+    CheckParams,
+    Duration,
     Field,
     FilePath,
     Params,
@@ -60,6 +62,41 @@ class PrometheusProbeParams(QueryParams):
     timeout: PositiveDuration = duration_field("10s", "Limit of one probe; after it the result is unknown.")
 
 
+class PrometheusCheckParams(QueryParams, CheckParams):
+    """A metric is within its limit, or not worse than before the change."""
+
+    exclusive = ("ratio", "difference")
+
+    max: float = Field(default=ABSENT, strict=False, description="Greatest result that passes in any case.")
+    ratio: float = Field(
+        default=ABSENT,
+        gt=0,
+        strict=False,
+        description="Above `max`: greatest result, as a multiple of that before the isolation.",
+    )
+    difference: float = Field(
+        default=ABSENT,
+        ge=0,
+        strict=False,
+        description="Above `max`: how much greater than before the isolation the result may be.",
+    )
+    inconclusive: Literal["fail", "pass"] = Field(
+        default="fail", description="What a query means that has no result until its limit."
+    )
+    within: Duration = duration_field("1m", "How long the result may take to become right.")
+    timeout: PositiveDuration = duration_field("10s", "Limit of one query.")
+
+    @model_validator(mode="after")
+    def _require_limit(self) -> PrometheusCheckParams:
+        given = self.model_fields_set
+        compares = not given.isdisjoint(self.exclusive)
+        if "max" not in given and not compares:
+            raise InvalidValue("the check has no limit", "max, ratio or difference")
+        if compares and not self.baseline:
+            raise InvalidValue("a comparison needs the value before", "`baseline: true` beside it")
+        return self
+
+
 class PrometheusObserverParams(QueryParams):
     """Sees a node as up or down as the monitoring does."""
 
@@ -71,3 +108,4 @@ class PrometheusObserverParams(QueryParams):
 PROBE = Registration("rolloutd.adapters.prometheus.traffic_probe:make", PrometheusProbeParams)
 OBSERVER = Registration("rolloutd.adapters.prometheus.observer:make", PrometheusObserverParams)
 SETTINGS = SettingsSection(ServerParams, "Prometheus servers by name, which plans and observers query.")
+CHECK = Registration("rolloutd.adapters.prometheus.check:make", PrometheusCheckParams)

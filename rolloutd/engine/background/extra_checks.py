@@ -8,6 +8,7 @@ from __future__ import annotations
 from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
 from machines.scheduler.progress import is_out_of_service
+from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.playbook_execution import CLEANUP_TIMEOUT_S
 from rolloutd.engine.drivers.step_journal import StepJournal
@@ -71,7 +72,11 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
 
 
 async def _check(session: NodeSession, spec: StepDef, step: str, number: int) -> Ok | Failed | Unknown:
-    ctx = await session.step_context(spec, step=step, number=number)
+    before = None
+    if spec.baseline:
+        before = baseline_record(spec, await session.state.store.load_steps(session.rollout, session.node))
+    baseline = None if before is None else before.prior
+    ctx = await session.step_context(spec, step=step, number=number, baseline=baseline)
     with adapter_errors(f"check {spec.kind}"):
         response = await session.adapters.checks[spec.kind].check(ctx)
     return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)

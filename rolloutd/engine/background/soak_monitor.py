@@ -10,11 +10,13 @@ import asyncio
 import logging
 from functools import partial
 
+from machines.model.events import StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 from machines.scheduler.progress import can_fail_soak, soaking_targets
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
+from machines.workflow.steps import is_excused
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
@@ -63,11 +65,18 @@ class SoakMonitor:
         try:
             for spec in self._state.index.plan_for(target).verify:
                 result = await self._confirm_result(key, spec)
-                if not isinstance(result, Ok):
+                if not isinstance(result, Ok) and not await self._is_excused(key, spec, result):
                     await self._fail_node(target, spec, redact_for_team(result, spec.team).text)
                     return
         except StoreFailed as failure:
             self._state.last_write_error = str(failure)
+
+    async def _is_excused(self, key: tuple[str, str], spec: StepDef, result: Failed | Unknown) -> bool:
+        """Return whether the check failed before the change too, or may stay unknown."""
+        if not spec.baseline and not spec.accepts_unknown:
+            return False
+        state = StepState.FAILED if isinstance(result, Failed) else StepState.UNKNOWN
+        return is_excused(spec, state, await self._state.store.load_steps(*key))
 
     async def _confirm_result(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
         """Repeat a check until it passes, or has failed often and long enough to count."""

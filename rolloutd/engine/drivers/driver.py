@@ -25,6 +25,7 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow import next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, first_busy
+from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
@@ -259,7 +260,15 @@ class Driver:
         record = self._journal.begin(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
         check = self._session.adapters.checks[spec.kind]
         prior = self._journal.prior_of_kind(spec.kind)
-        ctx = await self._session.step_context(spec, step=action.step, number=action.number, prior=prior)
+        before = baseline_record(spec, self._journal.records)
+        ctx = await self._session.step_context(
+            spec,
+            step=action.step,
+            number=action.number,
+            prior=prior,
+            is_baseline=action.is_baseline,
+            baseline=None if before is None else before.prior,
+        )
         # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.  A check that
         # is a run is recorded with its handle, so that a user can stop it and no other run meets it.
         if Capability.STARTS_RUN in spec.capabilities:
@@ -271,9 +280,9 @@ class Driver:
             await self._journal.update_unfinished_run()
 
     async def _check_until_passed(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
-        """Check until the check passes or its `within` is over; without `within`, check once."""
+        """Check until the check passes or its `within` is over; once without it, or before the change."""
         pause_s = CHECK_RETRY_S
-        until = self._state.now() + float(ctx.params.get("within", 0))
+        until = self._state.now() + (0.0 if ctx.is_baseline else float(ctx.params.get("within", 0)))
         while True:
             timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
             deadline = min(ctx.deadline, self._state.now() + timeout_s)

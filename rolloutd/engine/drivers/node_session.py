@@ -73,6 +73,8 @@ class NodeSession:
         number: int = 1,
         prior: Any = None,
         cordon_only: bool = False,
+        is_baseline: bool = False,
+        baseline: Any = None,
     ) -> StepContext:
         """Return the context of one step, named as its spec unless `step` says otherwise.
 
@@ -105,6 +107,8 @@ class NodeSession:
             prior=prior,
             variables=variables,
             cordon_only=cordon_only,
+            is_baseline=is_baseline,
+            baseline=baseline,
             hold_reason=describe_holds(state, self.node),
         )
 

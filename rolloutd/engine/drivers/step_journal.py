@@ -89,6 +89,8 @@ class StepJournal:
         result = redact_for_team(result, record.visible_to)
         output = result.output[-MAX_OUTPUT_CHARS:] if isinstance(result, Ok | Failed) else ""
         state = _STATE_OF_RESULT[type(result)]
+        if isinstance(result, Ok) and result.value is not None:
+            record = replace(record, prior=result.value)
         finished = replace(record, state=state, at=self._state.now(), text=result.text, output=output)
         await self.write(finished, isolated=isolated)
 
