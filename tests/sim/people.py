@@ -126,6 +126,8 @@ class SimUsers:
                 opened = plans.rollout_opened(
                     name, content, plan, state.index, who.actor, now, maybe_current=False
                 )
+                if plan.pilot_node not in {None, *(target.node for target in opened.targets)}:
+                    return False  # submit refuses a plan whose pilot has left
                 resolved_failures = submit._already_changed(state, [before], opened.digest.change)
                 ended = RolloutCancelled(old, who.actor, f"superseded by {name}", now)
                 await commit([ended, replace(opened, supersedes=old)], "submit")
