@@ -30,8 +30,9 @@ class HaproxyTrafficProbe:
             counts = {each.name: (await each.read(backend, server)).sessions for each in balancers}
         except (BalancerUnreachable, HaproxyFailed) as error:
             return Unknown(f"{node}: traffic is unknown: {error}")
-        total = pluralize(sum(counts.values()), "session")
-        where = f"{backend}/{server} ({', '.join(f'{name} {count}' for name, count in counts.items())})"
-        if sum(counts.values()) <= int(ctx.params.get("max", 0)):
-            return Ok(f"{total} of {where}")
-        return Busy(f"{node} is busy: {total} of {where}", count=sum(counts.values()))
+        total = sum(counts.values())
+        parts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        text = f"{pluralize(total, 'session')} of {backend}/{server} ({parts})"
+        if total <= int(ctx.params.get("max", 0)):
+            return Ok(text)
+        return Busy(f"{node} is busy: {text}", count=total)

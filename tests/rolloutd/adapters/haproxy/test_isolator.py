@@ -159,6 +159,6 @@ async def test_probe_counts_sessions_of_all_balancers(tmp_path: Path) -> None:
         await server.start_request("lb2")
         probe = HaproxyTrafficProbe(server.context)
         ctx = step_context(server.host, {**server.params, "max": 1}, server.clock)
-        assert await probe.probe(ctx) == Busy("n1 is busy: 2 sessions of web/n1 (lb1 1, lb2 1)")
+        assert await probe.probe(ctx) == Busy("n1 is busy: 2 sessions of web/n1 (lb1 1, lb2 1)", count=2)
         assert isinstance(await probe.probe(replace(ctx, params={**ctx.params, "max": 2})), Ok)
         await server.answer_requests()
