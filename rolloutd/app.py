@@ -51,7 +51,6 @@ from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
 from rolloutd.store import open_store
-from rolloutd.store.database import FILE_NAME
 
 log = logging.getLogger("rolloutd")
 
@@ -144,6 +143,7 @@ async def _run_services(
         daemon.refresh_inventory,
         daemon.observe_nodes,
         retention.wake_up,
+        daemon.record_audit,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -174,7 +174,6 @@ async def _run_services(
                 tasks.create_task(notifications.run(), name="notify"),
                 tasks.create_task(_serve_metrics(state, daemon), name="metrics"),
                 tasks.create_task(_prune(daemon, retention), name="prune"),
-                tasks.create_task(_verify_audit(daemon, systemd_reporter, settings), name="audit"),
             ]
             try:
                 yield
@@ -199,12 +198,6 @@ def _make_runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
         user=settings.ssh.user,
         key_file=settings.ssh.key_file,
     )
-
-
-async def _verify_audit(daemon: Daemon, systemd_reporter: SystemdReporter, settings: Settings) -> None:
-    # A long chain takes seconds of CPU time: decide first.
-    await daemon.first_iteration_done.wait()
-    await systemd_reporter.verify_audit(settings.state_dir / FILE_NAME)
 
 
 async def _prune(daemon: Daemon, retention: RetentionCleaner) -> None:

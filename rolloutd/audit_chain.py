@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ _SEQ_KEY = b',"seq":'
 
 _LOCK_TIMEOUT_S = 5.0
 """How long to wait for a lock: in WAL mode, readers wait only for recovery."""
+
+_NO_PROBLEM: tuple[int | None, str] = (None, "")
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
 
@@ -68,31 +71,35 @@ def verify_chain(database: Path | sqlite3.Connection, head: str | None = None) -
     FileNotFoundError for a missing file.
     """
     if isinstance(database, sqlite3.Connection):
-        return _verify_connection(database, head)
+        return verify_entries(database, head=head)
     if not database.is_file():
         raise FileNotFoundError(f"{database}: no such database; name another file")
     try:
         with closing(open_read_only(database)) as connection:
-            return _verify_connection(connection, head)
+            return verify_entries(connection, head=head)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         return ChainVerification(False, 0, GENESIS_HASH, None, f"{database}: not readable: {error}")
 
 
 def open_read_only(database: Path) -> sqlite3.Connection:
     """Return a read-only connection, for one thread at a time; raises sqlite3.Error."""
+    return _connect(read_only_uri(database))
+
+
+def read_only_uri(database: Path) -> str:
+    """Return the URI under which SQLite can read a database; raises sqlite3.Error."""
     uri = f"{database.absolute().as_uri()}?mode=ro"
-    connection = _connect(uri)
     try:
-        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        with closing(_connect(uri)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        connection.close()
         wal = database.with_name(database.name + "-wal")
         if not isinstance(error, sqlite3.OperationalError) or (wal.exists() and wal.stat().st_size > 0):
             raise
         # In a read-only directory SQLite cannot create WAL's shared memory; without
         # a WAL file, the database file alone is complete.
-        connection = _connect(f"{uri}&immutable=1")
-    return connection
+        return f"{uri}&immutable=1"
+    return uri
 
 
 def _connect(uri: str) -> sqlite3.Connection:
@@ -101,31 +108,54 @@ def _connect(uri: str) -> sqlite3.Connection:
     )
 
 
-def _verify_connection(connection: sqlite3.Connection, head: str | None) -> ChainVerification:
-    previous, count, head_found = GENESIS_HASH, 0, head in (None, GENESIS_HASH)
-    factory, connection.text_factory = connection.text_factory, bytes
+def verify_entries(
+    connection: sqlite3.Connection,
+    table: str = "audit",
+    head: str | None = None,
+    visit: Callable[[str], object] | None = None,
+) -> ChainVerification:
+    """Check the chain on this connection; `table` may name an attached database.
+
+    `visit` gets the text of each good entry, also of those after a bad one: an entry is good if its hash
+    follows from its text and the recorded hash before it.
+    """
+    previous, count, head_found, bad = GENESIS_HASH, 0, head in (None, GENESIS_HASH), _NO_PROBLEM
+    good_head = previous
+    # Bytes, so that an entry that is not UTF-8 any more counts as altered.
+    sql = f"SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {table} ORDER BY seq"  # noqa: S608  # our own name
+    expected = 1
     try:
-        # Bytes, so that an entry that is not UTF-8 any more counts as altered.
-        for seq, text, recorded_hash in connection.execute("SELECT seq, entry, hash FROM audit ORDER BY seq"):
-            problem = _find_problem(count + 1, previous, seq, text, recorded_hash)
-            if problem:
-                return ChainVerification(False, count, previous, count + 1, problem)
-            previous, count = recorded_hash.decode(), count + 1
-            head_found = head_found or previous == head
+        for seq, text, recorded_hash in connection.execute(sql):
+            problem = _find_problem(expected, previous, seq, text, recorded_hash)
+            if problem and bad is _NO_PROBLEM:
+                bad = (count + 1, problem)
+                if visit is None:
+                    break
+            previous, expected = _text(recorded_hash), seq + 1
+            if bad is _NO_PROBLEM:
+                good_head, count = previous, count + 1
+            head_found = head_found or (not problem and previous == head)
+            if visit is not None and not problem:
+                visit(text.decode())
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # SQLite quotes the damaged bytes in its message, and Python may fail to read that.
-        message = f"the file is damaged at entry {count + 1}: {error}"
-        return ChainVerification(False, count, previous, count + 1, message)
-    finally:
-        connection.text_factory = factory
+        if visit is not None:
+            raise
+        bad = (count + 1, f"the file is damaged at entry {count + 1}: {error}")
+    if bad is not _NO_PROBLEM:
+        return ChainVerification(False, count, good_head, *bad)
     if not head_found:
         message = (
             f"none of the {count} entries has the hash {head}: the tail was cut after it was noted,"
             " or the whole chain was rewritten"
         )
-        return ChainVerification(False, count, previous, count + 1, message)
+        return ChainVerification(False, count, good_head, count + 1, message)
     entries = "1 entry" if count == 1 else f"{count} entries"
-    return ChainVerification(True, count, previous, None, f"{entries}, each one hashed over the one before")
+    return ChainVerification(True, count, good_head, None, f"{entries}, each one hashed over the one before")
+
+
+def _text(recorded_hash: object) -> str:
+    return recorded_hash.decode("utf-8", "replace") if isinstance(recorded_hash, bytes) else ""
 
 
 def _find_problem(expected: int, previous: str, seq: object, text: object, recorded_hash: object) -> str:

@@ -6,9 +6,11 @@ them into English.  No other part parses these sentences: programs compare codes
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from machines.model.mismatch import MismatchKind
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.text import pluralize
@@ -44,7 +46,7 @@ def command(remedy: Remedy) -> str | None:
 def describe_who(remedy: Remedy) -> str | None:
     """Return who can give the command, None for every user with the right."""
     match remedy:
-        case Remedy(kind=RemedyKind.ADD_TEAM):
+        case Remedy(kind=RemedyKind.ADD_TEAM | RemedyKind.SETTLE):
             return "an admin"
         case Remedy(kind=RemedyKind.APPROVE, args={"team": team}):
             return f"a member of team {team}"
@@ -78,6 +80,31 @@ def describe_state(params: Params) -> str:
             return f"is held by {params['by']}{_since(params)}{_until(params)}: {params['reason']}"
         case _:
             return _HEALTH[params["health"]] + _detail(params["detail"])
+
+
+def describe_mismatch(subject: str, kind: str, columns: Sequence[str]) -> str:
+    """Return what is wrong with a row that the audit does not account for."""
+    match kind:
+        case MismatchKind.NOT_COMPARED:
+            return f"{subject}: not compared with the database yet"
+        case MismatchKind.EXTRA:
+            return f"{subject}: the database has it, but no audit entry made it"
+        case MismatchKind.MISSING:
+            return f"{subject}: an audit entry made it, but the database lacks it"
+        case _:
+            verb = "differs" if len(columns) == 1 else "differ"
+            return f"{subject}: {', '.join(columns)} {verb} from what the audit's entries make of it"
+
+
+def describe_differences(rows: int, unreadable: int, *, is_complete: bool) -> str:
+    """Return the result of a comparison of the database with an intact audit."""
+    parts = []
+    if rows:
+        count = pluralize(rows, "row") if is_complete else f"more than {pluralize(rows, 'row')}"
+        parts.append(f"{count} of the database {'differs' if rows == 1 else 'differ'} from the audit")
+    if unreadable:
+        parts.append(f"this version cannot read {pluralize(unreadable, 'audit entry', 'audit entries')}")
+    return "; ".join(parts)
 
 
 _HEALTH: Final[Mapping[str | None, str]] = {
@@ -263,6 +290,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ),
     ReasonCode.SOAKING: lambda _, p: f"wave {p['wave']} soaks until {format_rfc3339(p['until'])}",
     ReasonCode.OBSERVE_ONLY: lambda *_: "observe_only is set: rolloutd decides everything and does nothing",
+    ReasonCode.AUDIT_MISMATCH: lambda subject, p: describe_mismatch(subject, p["kind"], p["columns"]),
     # A gate at which no user can vote now.
     ReasonCode.CLOSED: lambda rollout, p: (
         f"{rollout} {'was cancelled' if p['cancelled'] else 'has ended'}; there is nothing to vote on"
@@ -341,6 +369,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     RemedyKind.RETURN: lambda a: f"return {a['node']}",
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
     RemedyKind.UNFREEZE: lambda a: f"unfreeze --scope {a['id']}",
+    RemedyKind.SETTLE: lambda a: f"audit settle {shlex.quote(a['subject'])}",
     RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']}",
 }
 """The command that ends a wait; a failed node's alternatives to retry are in REMEDIES."""

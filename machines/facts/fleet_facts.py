@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from machines.model.limits import Limits, TeamRules
+from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult, TrafficResults
@@ -47,6 +48,7 @@ class FleetFacts:
         self._team_rules: dict[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
         self._traffic = TrafficResults()
+        self._mismatches: tuple[AuditMismatch, ...] = ()
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -85,6 +87,16 @@ class FleetFacts:
     def epoch(self) -> int:
         """The daemon's term; it grows with every start."""
         return self._epoch
+
+    @property
+    def mismatches(self) -> Sequence[AuditMismatch]:
+        """The rows that the audit did not account for at its last comparison."""
+        return self._mismatches
+
+    def has_doubtful_records(self, rollout: str, node: str) -> bool:
+        """Return whether the audit does not account for the target's own row, failures or steps."""
+        scope = f"rollout/{rollout}"
+        return any(each.node == node and each.scope == scope for each in self._mismatches)
 
     def rollout(self, rollout: str) -> Rollout:
         return self._rollouts[rollout]

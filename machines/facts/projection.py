@@ -35,6 +35,7 @@ from machines.facts.index import Index
 from machines.facts.scheduling_queue import queue_position
 from machines.model import events
 from machines.model.limits import Limits
+from machines.model.mismatch import AuditMismatch
 from machines.model.node import Observation
 from machines.model.plan import Plan
 from machines.model.rollout import Hold, Rollout, Target
@@ -70,6 +71,13 @@ class Projection(Index):
         index._team_rules = {each.team: each for each in snapshot.team_rules}
         index._nodes = {node.name: node for node in snapshot.nodes}
         index._rebuild_pools()
+        return index
+
+    def rebuilt(self, snapshot: FactsSnapshot) -> Projection:
+        """Return a new index of these stored facts, with the observations of this one."""
+        index = Projection.build(snapshot, self.limits, self._compile)
+        index.record_mismatches(self._mismatches)
+        index.record_observations(self.observations, self.now)
         return index
 
     def apply(self, event: events.Event) -> None:
@@ -141,6 +149,12 @@ class Projection(Index):
         self._traffic.record(replace(traffic, poll_s=rollout.plan.poll_s))
         self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
 
+    def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
+        """Replace the rows that the audit does not account for."""
+        if tuple(mismatches) != self._mismatches:
+            self._mismatches = tuple(mismatches)
+            self.scheduling_queue.activate_all()
+
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits
@@ -187,8 +201,8 @@ class Projection(Index):
                 self.scheduling_queue.activate_all()
             case events.DaemonStarted():
                 self._epoch = event.epoch
-            case _ if isinstance(event, events.RecordOnlyEvent):
-                pass
+            case _ if isinstance(event, events.RecordOnlyEvent | events.MismatchSettled):
+                pass  # after a settled mismatch the shell loads the facts again
             case _:
                 assert_never(event)
 

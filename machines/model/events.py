@@ -343,6 +343,23 @@ class IsolationReleased:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class MismatchSettled:
+    """An admin settled what a row is that the audit did not account for; `row` None: there is none.
+
+    `kept` is `audit` when the row was restored from the audit, `database` when the stored row was accepted.
+    """
+
+    subject: str
+    table: str
+    key: Mapping[str, Any]
+    row: Mapping[str, Any] | None
+    kept: str
+    actor: Actor
+    reason: str
+    at: float
+
+
 TargetEvent = PhaseMoved | StepRecorded | ChangeNeeded | NodeOrdered | NodeAdvanced | TargetChanged
 """Events that change one target."""
 
@@ -373,6 +390,7 @@ FleetEvent = (
     | FreezeLifted
     | TeamRulesChanged
     | DaemonStarted
+    | MismatchSettled
     | RecordOnlyEvent
 )
 """Events that concern no single rollout."""

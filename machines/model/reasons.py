@@ -31,6 +31,7 @@ class ReasonCode(StrEnum):
     NODE_FAILED = "node-failed"
     SOAKING = "soaking"
     OBSERVE_ONLY = "observe-only"
+    AUDIT_MISMATCH = "audit-mismatch"
     # A gate that takes no votes now.
     CLOSED = "closed"
     NOT_ASKED = "not-asked"
@@ -103,6 +104,7 @@ class RemedyKind(StrEnum):
     RELEASE = "release"
     UNFREEZE = "unfreeze"
     ADD_TEAM = "add-team"
+    SETTLE = "settle"
     CHANGE_SETTINGS = "change-settings"
     CHANGE_INVENTORY = "change-inventory"
     UNCORDON = "uncordon"

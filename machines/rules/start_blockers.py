@@ -20,6 +20,7 @@ from machines.facts.availability import (
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.model import traffic, windows
+from machines.model.mismatch import MismatchKind
 from machines.model.node import Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
@@ -55,6 +56,8 @@ def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None
         return Reason(ReasonCode.CANCELLED, rollout.id, params, cancelled.at)
     if rollout.ended_at is not None:
         return Reason(ReasonCode.ENDED, rollout.id, since=rollout.ended_at)
+    if (doubt := mismatch_blocker(index, "all", f"rollout/{rollout.id}")) is not None:
+        return doubt
     if (paused := rollout.paused) is not None:
         params = {"by": paused.by.name, "reason": paused.reason}
         remedy = Remedy(RemedyKind.RESUME, {"rollout": rollout.id})
@@ -71,6 +74,17 @@ def observe_only_blocker(index: Index) -> Reason | None:
     if not index.limits.observe_only:
         return None
     return Reason(ReasonCode.OBSERVE_ONLY, "rolloutd", remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
+
+
+def mismatch_blocker(index: Index, *scopes: str) -> Reason | None:
+    """Return the first row in one of these scopes that the audit does not account for."""
+    found = next((each for each in index.mismatches if each.scope in scopes), None)
+    if found is None:
+        return None
+    params: Params = {"kind": found.kind.value, "columns": found.columns}
+    is_found = found.kind is not MismatchKind.NOT_COMPARED
+    remedy = Remedy(RemedyKind.SETTLE, {"subject": found.subject}) if is_found else None
+    return Reason(ReasonCode.AUDIT_MISMATCH, found.subject, params, remedy=remedy)
 
 
 def _rejection_blocker(rollout: Rollout) -> Reason | None:
@@ -123,7 +137,8 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
         return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)
     return (
-        _coverage_blocker(index, rollout, target)
+        mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}")
+        or _coverage_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
         or _window_blocker(index, rollout, target.team, now)

@@ -30,6 +30,10 @@ def decide(index: Index, now: float) -> Decision:
     for rollout in index.rollouts.values():
         if rollout.closed:
             continue
+        doubt = start_blockers.mismatch_blocker(index, "all", f"rollout/{rollout.id}")
+        if doubt is not None:  # not even its end or a gate may rest on a doubtful row
+            builder.reasons[rollout.id] = doubt
+            continue
         _collect_gate_openings(index, rollout, now, builder)
         if gates.needs_pilot_evidence(index, rollout):
             builder.pilots_to_document.append(rollout.id)

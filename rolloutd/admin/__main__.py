@@ -1,4 +1,4 @@
-"""The commands doctor, backup and restore; exit codes 0 (no problem), 1 (problem), 2 (usage)."""
+"""The commands doctor, verify, backup and restore; exit codes 0 (no problem), 1 (problem), 2 (usage)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.verb == "doctor":
         return _run_doctor(config, as_json=options.json)
     try:
+        if options.verb == "verify":
+            return _run_verify(options.file, options.head)
         settings = load(config)
         return _run_backup(settings, options) if options.verb == "backup" else _run_restore(settings, options)
     except InvalidFile as invalid:
@@ -39,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rolloutctl", allow_abbrev=False)
-    parser.add_argument("verb", choices=("doctor", "backup", "restore"))
+    parser.add_argument("verb", choices=("doctor", "verify", "backup", "restore"))
     parser.add_argument("--file", type=Path)
+    parser.add_argument("--head")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--json", action="store_true")
     return parser
@@ -59,6 +62,20 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
     else:
         sys.stdout.writelines(map(_format_result, results))
     return EXIT_OK if all(finding.ok for finding in results) else EXIT_PROBLEMS
+
+
+def _run_verify(file: Path, head: str | None) -> int:
+    """Print the verification of a database file as JSON."""
+    from rolloutd.control.serializers import audit_report
+    from rolloutd.store.audit_comparison import compare_with_audit
+
+    try:
+        report = compare_with_audit(file, head)
+    except FileNotFoundError as missing:
+        _write_stderr(str(missing))
+        return EXIT_PROBLEMS
+    sys.stdout.write(json.dumps(audit_report(report)) + "\n")
+    return EXIT_OK if report.ok else EXIT_PROBLEMS
 
 
 def _format_result(result: CheckResult) -> str:

@@ -13,16 +13,22 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd import audit_chain
 from rolloutd.admin.backup import find_damage
 from rolloutd.errors import RolloutdError
+from rolloutd.ports import AuditReport
+from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.store import database
+from rolloutd.store.audit_comparison import compare_with_audit
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
 
 ARTIFACT_DIRECTORIES = ("runs", "trees", "git")
 """Directories next to the database that grow; the settings' `keep` limits them."""
+
+
+MAX_LISTED_MISMATCHES = 5
+"""Rows that are named; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ def check_database(path: Path) -> Iterator[CheckResult]:
                 if database.has_current_schema(connection)
                 else "; older than this version: a start brings it up to date"
             )
-            verdict = audit_chain.verify_chain(connection)
+        report = compare_with_audit(path)
     except RolloutdError as error:
         yield CheckResult("database", False, str(error))
         return
@@ -92,8 +98,27 @@ def check_database(path: Path) -> Iterator[CheckResult]:
         yield CheckResult("database", False, f"damaged: {damage}; stop the daemon and restore a backup")
     else:
         yield CheckResult("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound{old}")
-    what = verdict.message if verdict.ok else f"{verdict.message}; keep a copy, and compare with a backup"
-    yield CheckResult("audit", verdict.ok, what)
+    chain = report.chain
+    what = chain.message if chain.ok else f"{chain.message}; keep a copy, and compare with a backup"
+    yield CheckResult("audit", chain.ok, what)
+    yield _check_tables(report)
+
+
+def _check_tables(report: AuditReport) -> CheckResult:
+    """Return whether the tables follow from the audit."""
+    if not report.compared:
+        return CheckResult("tables", True, "not compared with the audit: a start migrates the database first")
+    if not report.mismatches and not report.unreadable:
+        return CheckResult("tables", True, "every row follows from the audit")
+    named = [
+        describe_mismatch(row.mismatch.subject, row.mismatch.kind, row.mismatch.columns)
+        for row in report.mismatches[:MAX_LISTED_MISMATCHES]
+    ]
+    differences = describe_differences(
+        len(report.mismatches), len(report.unreadable), is_complete=report.is_complete
+    )
+    text = "; ".join((differences, *named, "see `rolloutctl audit verify`"))
+    return CheckResult("tables", False, text)
 
 
 def has_current_database(path: Path) -> bool:

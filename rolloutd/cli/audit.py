@@ -21,6 +21,7 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
+from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import print_json_line, print_line, print_message, print_now, sanitize
 from rolloutd.cli.reconnect import follow_events
 from rolloutd.control import event_text
@@ -29,7 +30,7 @@ from rolloutd.control.client import Client, api_path
 if TYPE_CHECKING:
     from rolloutd.control.wire import Audit, AuditEntry
 
-ACTIONS = ("verify", "head", "export")
+ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
 
 PAGE_SIZE = 1000
@@ -59,12 +60,21 @@ def register(commands: CommandGroup) -> None:
         "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
         "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
+        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason R [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
     parser.add_argument(
-        "target", metavar="ROLLOUT", nargs="?", help="only this rollout; or verify, head or export"
+        "target", metavar="ROLLOUT", nargs="?", help="only this rollout; or verify, head, settle or export"
     )
-    parser.add_argument("exported", metavar="ROLLOUT", nargs="?", help="the rollout to export")
+    parser.add_argument(
+        "exported", metavar="SUBJECT", nargs="?", help="rollout to export; or mismatch to settle, or all"
+    )
+    parser.add_argument(
+        "--keep",
+        choices=("audit", "database"),
+        help="restore rows from the audit, or accept the stored ones",
+    )
+    parser.add_argument("--reason", metavar="R", help="why, for settle")
     parser.add_argument(
         "--rollout", metavar="ROLLOUT", help=f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
     )
@@ -97,12 +107,9 @@ def audit(call: Invocation) -> int:
     if args.target == "export" and args.rollout is not None and args.exported is None:
         action, args.exported = "export", args.rollout
     if action == "export":
-        if args.exported is None:
-            raise exits.Exit(
-                exits.USAGE,
-                "rolloutctl audit export: no ROLLOUT; name one (--rollout export shows one so named)",
-            )
-        return _export_rollout(call.client, args.exported, args.output)
+        return _export(call)
+    if action == "settle":
+        return _settle(call)
     if args.exported is not None or args.output is not None or (args.rollout and args.target):
         raise exits.Exit(
             exits.USAGE, "rolloutctl audit: too many arguments; name one ROLLOUT, or use audit export ROLLOUT"
@@ -212,15 +219,38 @@ def _format_entry(entry: dict[str, Any], *, local: bool = True) -> str:
 
 def _verify_chain(call: Invocation) -> int:
     if call.args.database is not None:
-        verdict = _verify_file(call.args)
+        arguments = ["verify", "--json", f"--file={call.args.database}"]
+        verdict = run_admin_query([*arguments, *(["--head", call.args.head] if call.args.head else [])])
     else:
         verdict = call.get(api_path("audit", "verify"), head=call.args.head)
+    return _print_verification(call, verdict)
+
+
+def _settle(call: Invocation) -> int:
+    """Settle rows that the audit does not account for, and verify again."""
+    args = call.args
+    if args.exported is None or args.keep is None or args.reason is None:
+        raise exits.Exit(
+            exits.USAGE,
+            "rolloutctl audit settle: needs SUBJECT, --keep and --reason; list subjects with audit verify",
+        )
+    body = {"subjects": [args.exported], "keep": args.keep, "reason": args.reason}
+    return _print_verification(call, call.client.post(api_path("audit", "settle"), body))
+
+
+def _print_verification(call: Invocation, verdict: dict[str, Any]) -> int:
     if call.args.json:
         call.print_data(verdict)
     else:
         print_line(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {sanitize(verdict['message'])}")
         if verdict["ok"] or verdict["entries"]:
             print_line(f"head {verdict['head']}")
+        for each in verdict["mismatches"]:
+            print_line(sanitize(each["text"]))
+        if not verdict["compared"]:
+            print_message("the tables were not compared: another version wrote this file")
+        if verdict["unreadable"]:
+            print_line(f"unreadable entries: {', '.join(map(str, verdict['unreadable']))}")
     return exits.OK if verdict["ok"] else exits.REFUSED
 
 
@@ -255,6 +285,15 @@ def _hash_argument(text: str) -> str:
 
 
 # -- the export ---------------------------------------------------------------
+
+
+def _export(call: Invocation) -> int:
+    if call.args.exported is None:
+        raise exits.Exit(
+            exits.USAGE,
+            "rolloutctl audit export: no ROLLOUT; name one (--rollout export shows one so named)",
+        )
+    return _export_rollout(call.client, call.args.exported, call.args.output)
 
 
 def _export_rollout(client: Client, rollout_name: str, output: Path | None) -> int:

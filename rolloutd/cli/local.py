@@ -6,13 +6,14 @@ Those programs need libraries that rolloutctl does not load, because its start-u
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import rolloutd
 from rolloutd.cli import exits
@@ -93,6 +94,16 @@ def run_admin_command(call: Invocation) -> NoReturn:
     arguments += ["--json"] if args.json else []
     arguments += [f"--file={args.file}"] if hasattr(args, "file") else []
     _exec_module("rolloutd.admin", arguments)
+
+
+def run_admin_query(arguments: list[str]) -> dict[str, Any]:
+    """Return the JSON that an admin command prints; raises Exit with its exit code if it prints none."""
+    command = [*_module_command("rolloutd.admin"), *arguments]
+    result = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    if not result.stdout:
+        raise exits.Exit(result.returncode, result.stderr.strip())
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
 
 
 def tui(call: Invocation) -> int:

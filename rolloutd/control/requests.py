@@ -105,6 +105,13 @@ class ReasonBody(RequestBody):
     reason: Reason
 
 
+class SettleBody(ReasonBody):
+    """Rows that the audit does not account for, by subject (`all` for each), and which side is kept."""
+
+    subjects: Names
+    keep: Literal["audit", "database"]
+
+
 class ReasonNowBody(ReasonBody):
     """A reason; `now` also stops running work."""
 

@@ -22,6 +22,11 @@ async def any_user(state: State, who: Identity, path_params: Mapping[str, str]) 
     """Allow every user who can open the socket."""
 
 
+async def admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
+    if not who.admin:
+        raise NotAllowed(f"{who.user} may not settle what the audit does not account for; ask an admin")
+
+
 async def team_member(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
     """Allow members of some team, and admins."""
     rollout_commands.require_team_member(who, "do this")

@@ -14,10 +14,14 @@ from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams
 from rolloutd.engine.state import State
-from rolloutd.ports import JSON, Runner, SourceStore
+from rolloutd.ports import JSON, AuditReport, Runner, SourceStore
 
 ANY_SOCKET_USER = "everybody who can open the socket"
 ANY_TEAM_MEMBER = "members of the teams in the settings, and admins"
+
+
+def _record_nothing(report: AuditReport) -> None:
+    pass
 
 
 async def _observe_nothing(nodes: Sequence[str]) -> None:
@@ -29,7 +33,7 @@ class Services:
     """What handlers work with.
 
     `refresh_inventory` and `prune_runs` start background work and return at once;
-    `observe_nodes` returns once the nodes were observed.
+    `observe_nodes` returns once the nodes were observed; `record_audit` makes the loop obey a verification.
     """
 
     state: State
@@ -40,6 +44,7 @@ class Services:
     refresh_inventory: Callable[[], None]
     observe_nodes: Callable[[Sequence[str]], Awaitable[None]] = _observe_nothing
     prune_runs: Callable[[], None] = lambda: None
+    record_audit: Callable[[AuditReport], None] = _record_nothing
 
 
 @dataclass(frozen=True, slots=True)

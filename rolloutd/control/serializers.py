@@ -27,7 +27,8 @@ from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.ports import ClosedRollout
+from rolloutd.ports import AuditReport, ClosedRollout
+from rolloutd.reason_text import describe_differences, describe_mismatch
 
 NO_PROGRESS = StepProgress()
 
@@ -337,4 +338,31 @@ def failure(found: Failure | None) -> wire.Failure | None:
         "step": found.step,
         "message": found.message,
         "at": format_timestamp(found.at),
+    }
+
+
+def audit_report(report: AuditReport) -> wire.AuditVerification:
+    chain, rows = report.chain, report.mismatches
+    message = chain.message
+    if chain.ok and not report.ok:
+        message = describe_differences(len(rows), len(report.unreadable), is_complete=report.is_complete)
+    return {
+        "ok": report.ok,
+        "entries": chain.entries,
+        "head": chain.head,
+        "first_bad": chain.first_bad,
+        "message": message,
+        "mismatches": [
+            {
+                "subject": row.mismatch.subject,
+                "kind": row.mismatch.kind.value,
+                "scope": row.mismatch.scope,
+                "columns": list(row.mismatch.columns),
+                "restorable": row.is_restorable,
+                "text": describe_mismatch(row.mismatch.subject, row.mismatch.kind, row.mismatch.columns),
+            }
+            for row in rows
+        ],
+        "unreadable": list(report.unreadable),
+        "compared": report.compared,
     }

@@ -341,14 +341,36 @@ class Audit(TypedDict):
     next: int | None
 
 
+class AuditMismatch(TypedDict):
+    """A row of the database that does not follow from the audit.
+
+    `kind`: extra, missing or altered; `columns`: those that differ; `scope`: what does not start until an
+    admin has settled it; `restorable`: the audit has all that the row needs.
+    """
+
+    subject: str
+    kind: str
+    scope: str
+    columns: list[str]
+    restorable: bool
+    text: str
+
+
 class AuditVerification(TypedDict):
-    """Whether the audit's hash chain is intact; `first_bad` is the first entry that is not."""
+    """Whether the audit's hash chain is intact and the database follows from it.
+
+    `first_bad` is the first entry that breaks the chain; `unreadable` are entries of an unknown form;
+    `compared` is false for the file of an older version, of which only the chain was verified.
+    """
 
     ok: bool
     entries: int
     head: str
     first_bad: int | None
     message: str
+    mismatches: list[AuditMismatch]
+    unreadable: list[int]
+    compared: bool
 
 
 class AuditHead(TypedDict):

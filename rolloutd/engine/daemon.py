@@ -18,6 +18,7 @@ from machines.model.rollout import NodeOrder, Target
 from machines.scheduler.decide import decide
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
+from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import HoldReleaser
@@ -32,7 +33,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import LeadershipLost, StoreFailed
-from rolloutd.ports import Inventory, Observer, Ok, Scheduler
+from rolloutd.ports import AuditReport, Inventory, Observer, Ok, Scheduler
 from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
 
@@ -72,6 +73,7 @@ class Daemon:
         self._traffic_prober = TrafficProber(state, adapters)
         self._progress_reporter = ProgressReporter(state, adapters)
         self._pilot_documenter = PilotDocumenter(state, adapters.runner)
+        self._audit_monitor = AuditMonitor(state)
         self._decision_duration_s = 0.0
         self.iteration_listeners: list[Callable[[float], None]] = []
         """The loop calls each with the seconds that the decision took."""
@@ -87,6 +89,9 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._stop_when_leadership_lost(), name="leadership")
+            # Before the first driver: no node is moved by a row that the audit does not account for.
+            await self._verify_audit()
+            self._scheduler.call_every("audit", INTERVAL_S, self._start_audit_verification)
             self._update_drivers()
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()
@@ -120,6 +125,18 @@ class Daemon:
         self._scheduler.call_every(
             "inventory", self._state.settings.inventory_refresh_s, self.refresh_inventory
         )
+
+    def record_audit(self, report: AuditReport) -> None:
+        """Obey a verification that a user asked for."""
+        self._audit_monitor.record(report)
+
+    def _start_audit_verification(self) -> None:
+        self._tasks.create_task(self._verify_audit(), name="audit")
+
+    async def _verify_audit(self) -> None:
+        if not await self._audit_monitor.verify():
+            retry_at = self._state.now() + RETRY_S
+            self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
 
     # -- one iteration
 
@@ -177,7 +194,7 @@ class Daemon:
         """Start a driver for each node that needs one, and pass on what has changed."""
         for target in self._state.index.needing_driver():
             key = (target.rollout, target.node)
-            if key in self._drivers:
+            if key in self._drivers or self._state.index.has_doubtful_records(*key):
                 continue
             driver = Driver(self._state, self._adapters, *key, daemon_started_at=self._started_at)
             self._drivers[key] = driver

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import Actor, Event, StepRecord
+from machines.model.events import Actor, Event, MismatchSettled, StepRecord
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from rolloutd.engine.transition_log import log_events
@@ -246,6 +246,8 @@ class State:
         # Only after the commit: no decision may use a fact that a crash would lose.
         for event in events:
             self.index.apply(event)
+        if any(isinstance(event, MismatchSettled) for event in events):
+            self.index = self.index.rebuilt(await self.store.load_snapshot())
         self.changes.notify_committed(entries)
         log_events(events, actor, cause)
         self.wake_up()

@@ -19,6 +19,7 @@ from machines.model.events import (
     HoldReleased,
     HoldTaken,
     IsolationReleased,
+    MismatchSettled,
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
@@ -103,15 +104,6 @@ def describe_event(event: Event) -> str:
 
 def _describe_fleet_event(event: Event) -> str:
     match event:
-        case HoldTaken():
-            hold = event.hold
-            return f"{hold.node}: held as {hold.source}/{hold.id} by {hold.actor.name}: {hold.reason}"
-        case HoldReleased():
-            return f"{event.node}: hold {event.source}/{event.id} released by {event.actor.name}"
-        case FreezeStarted():
-            return f"frozen: {event.freeze.scope}: {event.freeze.reason}"
-        case FreezeLifted():
-            return f"freeze {event.freeze} lifted by {event.actor.name}"
         case NodesDiscovered():
             return f"the inventory reported {pluralize(len(event.nodes), 'new or changed node')}"
         case NodesRemoved():
@@ -125,10 +117,27 @@ def _describe_fleet_event(event: Event) -> str:
             return (
                 f"{event.rollout}: output of {runs} is removed, {format_duration(event.keep_s)} after its end"
             )
-        case IsolationReleased():
-            return f"{event.node}: returned to service by {event.kind}: no hold is left"
         case SettingsChanged():
             return f"settings changed: {', '.join(event.changed)}"
+        case MismatchSettled():
+            return f"{event.subject}: settled by the {event.kept} by {event.actor.name}: {event.reason}"
+        case _:
+            return _describe_lock_event(event)
+
+
+def _describe_lock_event(event: Event) -> str:
+    match event:
+        case HoldTaken():
+            hold = event.hold
+            return f"{hold.node}: held as {hold.source}/{hold.id} by {hold.actor.name}: {hold.reason}"
+        case HoldReleased():
+            return f"{event.node}: hold {event.source}/{event.id} released by {event.actor.name}"
+        case FreezeStarted():
+            return f"frozen: {event.freeze.scope}: {event.freeze.reason}"
+        case FreezeLifted():
+            return f"freeze {event.freeze} lifted by {event.actor.name}"
+        case IsolationReleased():
+            return f"{event.node}: returned to service by {event.kind}: no hold is left"
         case _:
             # Steps are too many for the log; the transitions that follow from them are logged.
             return ""

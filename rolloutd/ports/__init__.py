@@ -40,7 +40,14 @@ from rolloutd.ports.steps import (
     SupportsProgressReports,
     Unknown,
 )
-from rolloutd.ports.store import AuditEntry, ClosedRollout, RolloutRecord, Store
+from rolloutd.ports.store import (
+    AuditEntry,
+    AuditReport,
+    ClosedRollout,
+    RolloutRecord,
+    RowMismatch,
+    Store,
+)
 from rolloutd.ports.types import JSON
 
 __all__ = [
@@ -52,6 +59,7 @@ __all__ = [
     "Artifact",
     "ArtifactStore",
     "AuditEntry",
+    "AuditReport",
     "Busy",
     "Check",
     "Clock",
@@ -71,6 +79,7 @@ __all__ = [
     "ProgressKind",
     "ProgressReport",
     "RolloutRecord",
+    "RowMismatch",
     "RunEvent",
     "RunRequest",
     "RunState",

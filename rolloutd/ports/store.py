@@ -8,6 +8,7 @@ from typing import Protocol
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, StepRecord
+from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
 from machines.model.rollout import Interruption, Rollout, Target
 from rolloutd.audit_chain import ChainVerification
@@ -56,6 +57,41 @@ class RolloutRecord:
     source: Mapping[str, str]
     ended_at: float | None
     deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowMismatch:
+    """A row of a table that the audit does not account for; None where there is no row.
+
+    `expected` and `found` hold hashes in place of values that the audit does not have; `is_restorable` says
+    whether the audit has all that the row needs.
+    """
+
+    mismatch: AuditMismatch
+    table: str
+    key: Mapping[str, JSON]
+    expected: Mapping[str, JSON] | None
+    found: Mapping[str, JSON] | None
+    is_restorable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """The audit's verification: its chain, and the rows that differ from it.
+
+    `unreadable`: entries that this version cannot decode.  `is_complete`: no mismatch is left out.
+    `compared`: False for a file of an older version, of which only the chain was verified.
+    """
+
+    chain: ChainVerification
+    mismatches: tuple[RowMismatch, ...] = ()
+    unreadable: tuple[int, ...] = ()
+    is_complete: bool = True
+    compared: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return self.chain.ok and not self.mismatches and not self.unreadable
 
 
 class Store(Protocol):
@@ -125,8 +161,8 @@ class Store(Protocol):
 
     async def latest_audit_entry(self) -> AuditEntry | None: ...
 
-    async def verify_audit(self, head: str | None = None) -> ChainVerification:
-        """Verify the audit's chain from its first entry, and that `head` occurs in it."""
+    async def verify_audit(self, head: str | None = None) -> AuditReport:
+        """Verify the audit's chain, that `head` occurs in it, and that the tables follow from the audit."""
 
     async def is_token_used(self, token: str) -> bool:
         """Return whether a service has used this token."""

@@ -1,4 +1,4 @@
-"""systemd integration: status, watchdog, reload, audit check.
+"""systemd integration: status, watchdog, reload.
 
 The loop itself pings the watchdog after each iteration; a timer only makes it iterate often enough.  So
 systemd restarts the daemon when the loop hangs, the timer stops or the store never answers, and in no other
@@ -10,21 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 
 from machines.model.rollout import Rollout
 from machines.states import Phase
-from rolloutd import audit_chain
 from rolloutd.engine.state import State
 from rolloutd.reason_text import describe
 from rolloutd.service.systemd import SystemdNotifier
 from rolloutd.text import pluralize
 
 log = logging.getLogger("rolloutd.service.service_manager")
-
-AUDIT_CONDITION = "audit"
-"""Key of the daemon's condition for a broken audit chain."""
-
 
 MAX_LISTED = 2
 """Rollouts whose reason is in the status line; the others are counted, and `rolloutctl status` shows them."""
@@ -68,19 +62,6 @@ class SystemdReporter:
                 await self._reload()
             finally:
                 self._systemd.notify_ready(format_status(self._state))
-
-    async def verify_audit(self, database: Path) -> None:
-        """Check the audit chain once, in a thread; a broken chain becomes a condition and stops nothing."""
-        verdict = await asyncio.to_thread(audit_chain.verify_chain, database)
-        if verdict.ok:
-            log.info("the audit's chain is whole: %d entries, head %s", verdict.entries, verdict.head)
-            return
-        self._state.conditions[AUDIT_CONDITION] = (
-            f"the audit's chain is BROKEN ({verdict.message}): the database was changed by hand or by"
-            " its disk; keep a copy and see `rolloutctl audit verify`"
-        )
-        log.critical("%s", self._state.conditions[AUDIT_CONDITION], extra={"first_bad": verdict.first_bad})
-        self.report_status()
 
 
 def format_status(state: State) -> str:

@@ -90,8 +90,9 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
         case RolloutOpened():
             yield from _opened_fields(event)
         case TargetsJoined():
-            for targets in _chunk(event.targets):
-                yield {"at": event.at, "targets": [_target_fields(target) for target in targets]}
+            for number, targets in enumerate(_chunk(event.targets)):
+                targets_json = [_target_fields(target, event.at) for target in targets]
+                yield {"at": event.at, "part": number, "targets": targets_json}
         case TeamRulesChanged():
             yield {
                 "actor": _to_json(event.actor),
@@ -103,8 +104,13 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
             }
         case PilotEvidenceAttached():
             evidence = event.evidence
-            # The digest replaces the content, because it is what people vote for.
-            yield {"at": evidence.at, "digest": evidence.digest, "pilot_since": evidence.pilot_since}
+            # A hash and the digest that people vote for replace the content.
+            yield {
+                "at": evidence.at,
+                "content": _hash_text(canonical_json(dict(evidence.content))),
+                "digest": evidence.digest,
+                "pilot_since": evidence.pilot_since,
+            }
         case StepRecorded():
             yield {"isolated": event.isolated, **_step_fields(event.record)}
         case _:
@@ -112,11 +118,13 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
 
 
 def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
-    """Yield the fields of a submit; the digests replace the content, because people vote for digests."""
+    """Yield the fields of a submit; a hash and the digests that people vote for replace the content."""
+    content = _hash_text(canonical_json(event.content))
     for number, targets in enumerate(_chunk(event.targets)):
         yield {
             "again": event.again,
             "at": event.at,
+            "content": content,
             "digest": _to_json(event.digest),
             "name": event.name,
             "part": number,
@@ -124,7 +132,7 @@ def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
             "source": dict(event.source),
             "submitted_by": _to_json(event.submitted_by),
             "supersedes": event.supersedes,
-            "targets": [_target_fields(target) for target in targets],
+            "targets": [_target_fields(target, event.at) for target in targets],
         }
 
 
@@ -151,8 +159,15 @@ def _node_fields(node: Node) -> Mapping[str, Any]:
     return {"kind": node.kind, "labels": dict(node.labels), "name": node.name, "sources": list(node.sources)}
 
 
-def _target_fields(target: Target) -> Mapping[str, Any]:
-    return {"node": target.node, "pools": list(target.pools), "team": target.team, "wave": target.wave}
+def _target_fields(target: Target, at: float) -> Mapping[str, Any]:
+    """Return what an audit replay needs of a target that joins at `at`: what a new one does not imply."""
+    rare = {
+        each.name: _to_json(value)
+        for each in fields(Target)
+        if (value := getattr(target, each.name)) != (at if each.name == "since" else each.default)
+    }
+    del rare["rollout"]
+    return {**rare, "team": target.team}
 
 
 def _chunk(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -102,7 +102,9 @@ class BatchWriter:
         try:
             for statement in transaction.statements:
                 self._execute_statement(
-                    self._apply(statement) if isinstance(statement, TargetChange) else statement
+                    target_statement(self._connection, statement)
+                    if isinstance(statement, TargetChange)
+                    else statement
                 )
             entries = self._append_audit_entries(transaction.audit_drafts, head)
         except (Conflict, OverflowError, *DATABASE_ERRORS) as error:
@@ -115,35 +117,14 @@ class BatchWriter:
         execute("RELEASE one")
         return entries
 
-    def _apply(self, change: TargetChange) -> Statement:
-        """Return the statement that writes a target's row as it is after the event."""
-        target = load_target(self._connection, change.rollout, change.node)
-        if target is None:
-            raise Conflict(f"{change.node} is not a target of {change.rollout}")
-        try:
-            return update_target(apply_to_target(target, change.event))
-        except IllegalTransition as error:
-            raise Conflict(f"{error}: another writer moved it first") from error
-
     def _execute_statement(self, statement: Statement) -> None:
         try:
-            changed = self._execute_rows(statement.sql, statement.rows)
+            changed = execute_rows(self._connection, statement.sql, statement.rows)
         except sqlite3.IntegrityError as error:
             message = statement.conflict_message or "a row is not as expected"
             raise statement.conflict(f"{message} ({error})") from error
         if statement.expected_changes is not None and changed != statement.expected_changes:
             raise statement.conflict(statement.conflict_message)
-
-    def _execute_rows(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        try:
-            if len(rows) == 1:
-                return self._connection.execute(sql, rows[0]).rowcount
-            return self._connection.executemany(sql, rows).rowcount if rows else 0
-        except UnicodeEncodeError:
-            # Outside text may contain a lone surrogate, which UTF-8 cannot encode: replace only that.
-            return self._connection.executemany(
-                sql, [[_replace_surrogates(value) for value in row] for row in rows]
-            ).rowcount
 
     def _append_audit_entries(self, drafts: Sequence[str], head: AuditEntry) -> tuple[AuditEntry, ...]:
         entries: list[AuditEntry] = []
@@ -155,6 +136,30 @@ class BatchWriter:
             )
             entries.append(head)
         return tuple(entries)
+
+
+def target_statement(connection: sqlite3.Connection, change: TargetChange) -> Statement:
+    """Return the statement that writes a target's row as it is after the event; raises Conflict."""
+    target = load_target(connection, change.rollout, change.node)
+    if target is None:
+        raise Conflict(f"{change.node} is not a target of {change.rollout}")
+    try:
+        return update_target(apply_to_target(target, change.event))
+    except IllegalTransition as error:
+        raise Conflict(f"{error}: another writer moved it first") from error
+
+
+def execute_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Execute one statement for each row and return how many rows changed."""
+    try:
+        if len(rows) == 1:
+            return connection.execute(sql, rows[0]).rowcount
+        return connection.executemany(sql, rows).rowcount if rows else 0
+    except UnicodeEncodeError:
+        # Outside text may contain a lone surrogate, which UTF-8 cannot encode: replace only that.
+        return connection.executemany(
+            sql, [[_replace_surrogates(value) for value in row] for row in rows]
+        ).rowcount
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -124,10 +124,17 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def has_current_schema(connection: sqlite3.Connection) -> bool:
-    """Return whether no migration is left to run."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return bool(version == len(_migrations()))
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Create the tables of this version in an empty database."""
+    for number, script in _migrations():
+        _migrate(connection, number, script)
+
+
+def has_current_schema(connection: sqlite3.Connection, name: str = "main") -> bool:
+    """Return whether no migration is left to run; `name` may be that of an attached database."""
+    (application,) = connection.execute(f"PRAGMA {name}.application_id").fetchone()
+    (version,) = connection.execute(f"PRAGMA {name}.user_version").fetchone()
+    return bool(application == APPLICATION_ID and version == len(_migrations()))
 
 
 def read_epoch(connection: sqlite3.Connection) -> int:

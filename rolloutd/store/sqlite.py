@@ -23,10 +23,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
 from machines.model.rollout import Rollout, Target
-from rolloutd import audit_chain
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
+from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord
 from rolloutd.store import database, queries
+from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries, rollout_of
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
@@ -168,10 +168,10 @@ class SqliteStore:
     async def latest_audit_entry(self) -> AuditEntry | None:
         return await self._read(queries.load_head)
 
-    async def verify_audit(self, head: str | None = None) -> audit_chain.ChainVerification:
-        """Check the chain on a connection of its own, so that other reads need not wait."""
+    async def verify_audit(self, head: str | None = None) -> AuditReport:
+        """Verify on a connection of its own, so that other reads need not wait."""
         try:
-            return await asyncio.to_thread(audit_chain.verify_chain, self.path, head)
+            return await asyncio.to_thread(compare_with_audit, self.path, head)
         except FileNotFoundError as error:
             raise StoreFailed(f"{self.path} is gone: stop the daemon and restore a backup") from error
 

@@ -23,6 +23,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    MismatchSettled,
     NodeAdvanced,
     NodeOrdered,
     NodesDiscovered,
@@ -47,6 +48,7 @@ from machines.model.rollout import Target
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
+from rolloutd.store.audited_tables import settle_row
 from rolloutd.store.rollout_statements import (
     insert_rollout,
     mark_token_used,
@@ -65,7 +67,7 @@ MAX_PRIOR_CHARS = 1_048_576
 """Characters of what an isolator found; a cut one could not be restored, so a larger one is refused."""
 
 
-def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChange]:
+def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChange]:  # noqa: C901  # a case for each event
     """Yield the statements of an event that is committed at `at`, without its audit entry.
 
     Raises IllegalTransition for a move that is not in the table, ValueError or TypeError for a value that has
@@ -98,6 +100,8 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
                 if isinstance(event, TeamRulesChanged)
                 else update_hold_or_freeze(event)
             )
+        case MismatchSettled():
+            yield from settle_row(event)
         case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
             return
         case _:

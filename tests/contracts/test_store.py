@@ -83,6 +83,8 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
 async def store(backend: StoreBackend) -> AsyncIterator[Store]:
     opened_store = await backend.open()
     yield opened_store
+    # Whatever a test wrote, the tables follow from the audit.
+    assert (await opened_store.verify_audit()).ok
     await opened_store.close()
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.audit_chain import verify_chain
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.settings import Settings
 from rolloutd.store import database
+from rolloutd.store.audit_comparison import compare_with_audit
 from tests.sim import plans, suggested_commands
 from tests.sim.daemon_process import DaemonProcess
 from tests.sim.fault_plan import FaultPlan, SeededFaults
@@ -334,9 +334,13 @@ class Simulation:
             self.coverage.count("pilot:evidence")
         life.store.check_last_commit()
         await life.run(life.store.compare_with_disk())
-        verdict = verify_chain(self.state_dir / database.FILE_NAME)
-        if not verdict.ok:
-            checker.report_violation(f"the audit is broken: {verdict.message}")
+        report = compare_with_audit(self.state_dir / database.FILE_NAME)
+        if not report.chain.ok:
+            checker.report_violation(f"the audit is broken: {report.chain.message}")
+        for row in report.mismatches:
+            checker.report_violation(f"the audit does not account for {row}")
+        for seq in report.unreadable:
+            checker.report_violation(f"the audit cannot be replayed at entry {seq}")
         for rollout, acknowledged in self._users.votes.items():
             try:
                 stored = {vote.id for vote in (await life.store.load_rollout(rollout)).votes}

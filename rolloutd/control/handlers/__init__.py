@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolloutd.control.handlers import commands, plans, queries, streams, teams
+from rolloutd.control.handlers import audit, commands, plans, queries, streams, teams
 from rolloutd.control.routes import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -11,4 +11,5 @@ ROUTES: tuple[Route, ...] = (
     *plans.routes,
     *commands.routes,
     *teams.routes,
+    *audit.routes,
 )

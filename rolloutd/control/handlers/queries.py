@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from machines.model.events import StepRecord
 from rolloutd.audit_chain import GENESIS_HASH
@@ -195,9 +194,11 @@ async def audit(services: Services, request: Request) -> wire.Audit:
 
 @routes.add("GET", "/v1/audit/verify", query_model=VerifyQuery)
 async def verify(services: Services, request: Request) -> wire.AuditVerification:
-    """Verify the audit's hash chain."""
-    verdict = await services.state.store.verify_audit(request.query.head)
-    return cast("wire.AuditVerification", asdict(verdict))
+    """Verify the audit's hash chain, and that the database follows from the audit."""
+    report = await services.state.store.verify_audit(request.query.head)
+    if request.query.head is None:
+        services.record_audit(report)
+    return serializers.audit_report(report)
 
 
 @routes.add("GET", "/v1/audit/head")

@@ -7,7 +7,6 @@ else happens to the node.
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 
 from machines.model.events import StepState
@@ -24,8 +23,6 @@ from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.redaction import redact_for_team
-
-log = logging.getLogger("rolloutd.engine.background.soak_monitor")
 
 CHECK_INTERVAL_S = 60.0
 """Interval between the checks of a soaking canary: a failure is known within a minute."""
@@ -97,5 +94,4 @@ class SoakMonitor:
             moved = transition(
                 target, Trigger.SOAK_CHECK_FAILED, self._state.now(), step=f"soak.{spec.name}", text=text
             )
-            log.warning("%s/%s: failed during the soak: %s", target.rollout, target.node, text)
             await commit([moved], f"{spec.name} failed during the soak: {text}")

@@ -311,7 +311,6 @@ class Driver:
         await self._state.commit(
             [*self._complete_stop_order(moved), moved, *carry_over(self._state.index, moved)], cause=why
         )
-        log.info("%s: %s -> %s (%s)", self._session.subject, moved.source, moved.target, why)
 
     def _complete_stop_order(self, moved: PhaseMoved) -> list[Event]:
         """Return the event that completes a user's stop order, if the transition ends out of flight.

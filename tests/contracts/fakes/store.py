@@ -26,6 +26,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    MismatchSettled,
     NodeAdvanced,
     NodeOrdered,
     NodesDiscovered,
@@ -58,7 +59,7 @@ from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
-from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
+from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries, rollout_of
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -157,7 +158,10 @@ class MemoryStore:
     async def latest_audit_entry(self) -> AuditEntry | None:
         return self.memory.entries[-1] if self.memory.entries else None
 
-    async def verify_audit(self, head: str | None = None) -> ChainVerification:
+    async def verify_audit(self, head: str | None = None) -> AuditReport:
+        return AuditReport(self._verify_chain(head))
+
+    def _verify_chain(self, head: str | None) -> ChainVerification:
         previous, noted = GENESIS_HASH, head in (None, GENESIS_HASH)
         for number, entry in enumerate(self.memory.entries, 1):
             if entry.seq != number or hash_entry(previous, entry.text) != entry.hash:
@@ -424,6 +428,8 @@ def _apply_to_fleet(
             del memory.freezes[event.freeze]
         case TeamRulesChanged():
             memory.team_rules[event.rules.team] = event.rules
+        case MismatchSettled():
+            pass
         case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
             pass
         case _:

@@ -230,7 +230,7 @@ async def test_random_requests_change_nothing_unseen(tmp_path: Path, part: int) 
         assert statuses[200] + statuses.get(201, 0) > REQUESTS // PARTS // 5, "most of it was nonsense"
         verdict = await inside.state.store.verify_audit()
         assert verdict.ok
-        assert verdict.entries == inside.state.changes.latest_seq
+        assert verdict.chain.entries == inside.state.changes.latest_seq
         limits = compile_limits(inside.state.settings)
         index = Projection.build(await inside.state.store.load_snapshot(), limits, kept["compile"])
         remembered, known = index.snapshot(), inside.state.index.snapshot()

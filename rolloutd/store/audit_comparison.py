@@ -1,0 +1,160 @@
+"""Comparison of the tables with what the audit's entries make of them.
+
+One read transaction covers the audit and the tables, so a daemon may write meanwhile.  The replayed rows are
+in a temporary file of SQLite, which compares them; memory does not grow with the audit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from machines.model.mismatch import AuditMismatch, MismatchKind
+from rolloutd import audit_chain
+from rolloutd.audit_chain import canonical_json
+from rolloutd.ports import AuditReport, RowMismatch
+from rolloutd.store import database
+from rolloutd.store.audit_replay import AuditReplay, hashed_content
+from rolloutd.store.audited_tables import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
+
+Row = Mapping[str, Any]
+
+MAX_MISMATCHES = 1000
+"""Rows of one table that are named; a person settles them one by one or all at once."""
+
+
+def compare_with_audit(path: Path, head: str | None = None) -> AuditReport:
+    """Verify the chain of a database and compare its tables with the audit, read-only.
+
+    Raises FileNotFoundError, StoreFailed; a broken chain and a damaged file are results.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such database; name another file")
+    try:
+        # An empty name is a private temporary file, which SQLite removes when it is closed.
+        with closing(sqlite3.connect("", uri=True, isolation_level=None)) as connection:
+            database.create_tables(connection)
+            connection.execute("ATTACH ? AS stored", (audit_chain.read_only_uri(path),))
+            if database.has_current_schema(connection, "stored"):
+                return _compare(connection, head)
+    except database.DATABASE_ERRORS as error:
+        chain = audit_chain.verify_chain(path, head)
+        if chain.ok:
+            raise database.explain_failure(error, path) from error
+        return AuditReport(chain, compared=False)
+    return AuditReport(audit_chain.verify_chain(path, head), compared=False)
+
+
+def _compare(connection: sqlite3.Connection, head: str | None) -> AuditReport:
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.create_function("audited", 2, _audited, deterministic=True)
+    connection.execute("BEGIN")
+    replay = AuditReplay(connection)
+    chain = audit_chain.verify_entries(connection, "stored.audit", head, replay.add)
+    replay.finish()
+    _adopt_unrecorded(connection, replay)
+    by_table = [list(_table_mismatches(connection, table)) for table in KEYS]
+    found = tuple(row for rows in by_table for row in rows[:MAX_MISMATCHES])
+    is_complete = all(len(rows) <= MAX_MISMATCHES for rows in by_table)
+    return AuditReport(chain, found, tuple(replay.unreadable), is_complete)
+
+
+def _audited(column: str, value: str) -> str:
+    """Return the audited form of a hashed column: what the replay writes for it."""
+    if column == "content":
+        return canonical_json(hashed_content(_sha256(value)))
+    return value if value == "null" else canonical_json(_sha256(value))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _adopt_unrecorded(connection: sqlite3.Connection, replay: AuditReplay) -> None:
+    """Take over what entries of older versions did not record, so that it counts as equal."""
+    connection.executemany(
+        "UPDATE target SET (position, maybe_current, needs_vote_of) ="
+        " (SELECT position, maybe_current, needs_vote_of FROM stored.target AS s"
+        "  WHERE s.rollout = target.rollout AND s.node = target.node)"
+        " WHERE rollout = ?1 AND node = ?2"
+        " AND EXISTS (SELECT 1 FROM stored.target AS s WHERE s.rollout = ?1 AND s.node = ?2)",
+        replay.without_positions,
+    )
+    connection.execute(
+        "UPDATE rollout SET content = (SELECT audited('content', content) FROM stored.rollout AS s"
+        " WHERE s.id = rollout.id) WHERE content = '{}' AND id IN (SELECT id FROM stored.rollout)"
+    )
+
+
+def _table_mismatches(connection: sqlite3.Connection, table: str) -> Iterator[RowMismatch]:
+    columns = compared_columns(connection, table)
+    stored = ", ".join(
+        f"audited('{name}', {name})" if (table, name) in HASHED_COLUMNS else name for name in columns
+    )
+    here = f"SELECT {', '.join(columns)} FROM main.{table}"  # noqa: S608  # names of our own schema
+    there = f"SELECT {stored} FROM stored.{table}"  # noqa: S608  # names of our own schema
+    limit = f"LIMIT {MAX_MISMATCHES + 1}"
+    found = _rows_by_key(connection, table, columns, f"{there} EXCEPT {here} {limit}")
+    expected = _rows_by_key(connection, table, columns, f"{here} EXCEPT {there} {limit}")
+    for key in dict.fromkeys((*found, *expected)):
+        names = dict(zip(KEYS[table], json.loads(key), strict=True))
+        yield _describe_mismatch(table, names, expected.get(key), found.get(key))
+
+
+def _describe_mismatch(table: str, key: Row, expected: Row | None, found: Row | None) -> RowMismatch:
+    columns: tuple[str, ...] = ()
+    if found is None:
+        kind = MismatchKind.MISSING
+    elif expected is None:
+        kind = MismatchKind.EXTRA
+    else:
+        kind = MismatchKind.ALTERED
+        columns = tuple(name for name, value in expected.items() if found[name] != value)
+    names = [str(value) for value in key.values() if value not in (None, "")]
+    row = found or expected or {}
+    node = row["node"] if table in ("target", "failure", "step") else None
+    summary = AuditMismatch("/".join((table, *names)), kind, _scope(table, row), columns, node)
+    return RowMismatch(summary, table, key, expected, found, _is_restorable(table, columns, expected, found))
+
+
+def _is_restorable(table: str, columns: tuple[str, ...], expected: Row | None, found: Row | None) -> bool:
+    hashed = {name for of, name in HASHED_COLUMNS if of == table}
+    if expected is None or found is not None:
+        return not hashed & set(columns)
+    return all(expected[name] == "null" for name in hashed)
+
+
+def _scope(table: str, row: Row) -> str:
+    """Return what must not start while a row is in doubt."""
+    match table:
+        case "rollout":
+            return f"rollout/{row['id']}"
+        case "target" | "failure" | "step" | "pilot_evidence" | "vote" | "opened":
+            return f"rollout/{row['rollout']}"
+        case "hold":
+            return f"node/{row['node']}"
+        case "node":
+            return f"node/{row['name']}"
+        case "team_rules":
+            return f"team/{row['team']}"
+        case _:
+            return "all"
+
+
+def compared_columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Return the columns of a table that the audit accounts for."""
+    skipped = NOT_COMPARED_COLUMNS.get(table, {})
+    info = connection.execute(f"PRAGMA main.table_info({table})")
+    return [name for _, name, *_ in info if name not in skipped]
+
+
+def _rows_by_key(
+    connection: sqlite3.Connection, table: str, columns: list[str], sql: str
+) -> dict[str, dict[str, Any]]:
+    rows = (dict(zip(columns, row, strict=True)) for row in connection.execute(sql))
+    return {json.dumps([row[name] for name in KEYS[table]]): row for row in rows}

@@ -1,0 +1,200 @@
+"""Replay of the audit: what the tables must hold, made from the entries alone.
+
+The entries are decoded to events, and the same statements that wrote the daemon's tables write an empty
+database.  An entry has hashes in place of a plan's content and of what an isolator found; so the replayed
+columns hold those hashes too.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from zoneinfo import ZoneInfo
+
+from machines.model import events
+from machines.model.limits import TeamRules
+from machines.model.plan import Digest
+from machines.model.rollout import Target
+from machines.model.windows import DAYS, Window
+from rolloutd.audit_names import with_current_names
+from rolloutd.errors import Conflict
+from rolloutd.store.audit_entries import NODES_PER_ENTRY
+from rolloutd.store.audited_tables import settle_row
+from rolloutd.store.batch_writer import execute_rows, target_statement
+from rolloutd.store.sql_statement import Statement, TargetChange
+from rolloutd.store.statements import build_statements
+
+Entry = Mapping[str, Any]
+
+_EVENTS: Final[Mapping[str, type[Any]]] = {kind.__name__: kind for kind in get_args(events.Event)}
+
+_WRITES_NOTHING: Final = frozenset(
+    kind.__name__ for kind in (*get_args(events.RecordOnlyEvent), events.DaemonStarted)
+)
+"""Events without rows: they are most of the entries of a quiet daemon, and need no decoding."""
+
+
+class AuditReplay:
+    """Writes entries, one by one and in order, to the tables of an empty database."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._pending: dict[str, Any] | None = None
+        self.unreadable: list[int] = []
+        """Sequence numbers of entries that this version cannot decode."""
+        self.without_positions: set[tuple[str, str]] = set()
+        """Targets (rollout, node) whose entry is of a version that did not record their position."""
+
+    def add(self, text: str) -> None:
+        """Replay one entry; the parts of a large one are joined first."""
+        entry = with_current_names(json.loads(text))
+        if self._pending is not None and _continues(self._pending, entry):
+            self._pending["fields"]["targets"] += entry["fields"]["targets"]
+            self._pending["size"] = len(entry["fields"]["targets"])
+            return
+        self.finish()
+        if entry["event"] in ("RolloutOpened", "TargetsJoined"):
+            self._pending = {**entry, "size": len(entry["fields"]["targets"])}
+        elif entry["event"] not in _WRITES_NOTHING:
+            self._apply(entry)
+
+    def finish(self) -> None:
+        """Replay the entry whose further parts were awaited."""
+        if self._pending is not None:
+            entry, self._pending = self._pending, None
+            self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        statements: list[Statement | TargetChange]
+        try:
+            event = decode_event(entry)
+            if isinstance(event, events.MismatchSettled):
+                statements = list(settle_row(event, hashed=True))
+            else:
+                statements = list(build_statements(event, entry["at"]))
+        except (AttributeError, KeyError, LookupError, TypeError, ValueError):
+            self.unreadable.append(entry["seq"])
+            return
+        if isinstance(event, events.RolloutOpened | events.TargetsJoined):
+            known = zip(event.targets, entry["fields"]["targets"], strict=True)
+            self.without_positions |= {(t.rollout, t.node) for t, each in known if "position" not in each}
+        for each in statements:
+            try:
+                statement = (
+                    target_statement(self._connection, each) if isinstance(each, TargetChange) else each
+                )
+                execute_rows(self._connection, statement.sql, statement.rows)
+            except (Conflict, sqlite3.IntegrityError):
+                continue  # an entry that contradicts earlier ones: the comparison shows what it left
+
+
+def decode_event(entry: Entry) -> events.Event:
+    """Return the event of an entry with today's names.
+
+    Raises KeyError, TypeError or ValueError for an entry that this version cannot read.
+    """
+    kind, content = _EVENTS[entry["event"]], dict(entry["fields"])
+    match entry["event"]:
+        case "RolloutOpened":
+            return _decode_submit(entry["rollout"], content)
+        case "TargetsJoined":
+            targets = _decode_targets(entry["rollout"], content, joined=True)
+            return events.TargetsJoined(entry["rollout"], targets, content["at"])
+        case "TeamRulesChanged":
+            rules = TeamRules(
+                content["team"], tuple(map(_parse_window, content["windows"])), tuple(content["canaries"])
+            )
+            return events.TeamRulesChanged(rules, _decode(events.Actor, content["actor"]), "", content["at"])
+        case "StepRecorded":
+            isolated = content.pop("isolated")
+            record = {**content, "rollout": entry["rollout"], "node": entry["node"], "output": ""}
+            return events.StepRecorded(_decode(events.StepRecord, record), isolated)
+        case _:
+            names = {each.name for each in fields(kind)}
+            place = {key: entry[key] for key in ("rollout", "node") if key in names}
+            decoded: events.Event = _decode(kind, {**content, **place})
+            return decoded
+
+
+def hashed_content(content_hash: str) -> Mapping[str, str]:
+    """Return what stands for a plan's content in a replayed row."""
+    return {"sha256": content_hash}
+
+
+def _decode_submit(rollout: str, content: dict[str, Any]) -> events.RolloutOpened:
+    return events.RolloutOpened(
+        rollout=rollout,
+        name=content["name"],
+        content=hashed_content(content["content"]) if "content" in content else {},
+        source=content["source"],
+        digest=_decode(Digest, content["digest"]),
+        selector_digest=content["selector_digest"],
+        submitted_by=_decode(events.Actor, content["submitted_by"]),
+        at=content["at"],
+        targets=_decode_targets(rollout, content, joined=False),
+        again=content["again"],
+        supersedes=content.get("supersedes"),
+    )
+
+
+def _decode_targets(rollout: str, content: Mapping[str, Any], *, joined: bool) -> tuple[Target, ...]:
+    # Entries of older versions have node, team, pools and wave alone.
+    implied = {"rollout": rollout, "position": 0, "since": content["at"], "joined": joined}
+    return tuple(_decode(Target, {**implied, **each}) for each in content["targets"])
+
+
+def _continues(previous: Mapping[str, Any], entry: Entry) -> bool:
+    """Return whether the entry is a further part of the event before it."""
+    if (previous["event"], previous["rollout"]) != (entry["event"], entry["rollout"]):
+        return False
+    part = entry["fields"].get("part")
+    if part is not None:
+        return bool(part > 0)
+    # Up to 0.2, a part of TargetsJoined had no number.
+    is_full = previous["size"] == NODES_PER_ENTRY
+    return is_full and bool(previous["fields"]["at"] == entry["fields"]["at"])
+
+
+# -- values ---------------------------------------------------------------------
+
+
+def _decode(hint: Any, value: Any) -> Any:
+    """Return a value of this type from its JSON form."""
+    if value is None or hint is Any:
+        return value
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _decode(next(each for each in args if each is not type(None)), value)
+    if origin is tuple:
+        return tuple(_decode(args[0], each) for each in value)
+    if not isinstance(hint, type):
+        return value
+    if is_dataclass(hint):
+        hints = _hints(hint)
+        return hint(**{key: _decode(hints[key], each) for key, each in value.items()})
+    return hint(value) if issubclass(hint, StrEnum) else value
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+def _parse_window(text: str) -> Window:
+    """Return the window that str() wrote: `mon-fri 09:00-16:00 Europe/Amsterdam`."""
+    days, hours, zone = text.split(" ", 2)
+    start, end = (int(each[:2]) * 60 + int(each[3:]) for each in hours.split("-"))
+    return Window(frozenset(_parse_days(days)), start, end, ZoneInfo(zone))
+
+
+def _parse_days(text: str) -> Iterator[int]:
+    first, dash, last = text.partition("-")
+    if dash:
+        return iter(range(DAYS.index(first), DAYS.index(last) + 1))
+    return iter([DAYS.index(day) for day in text.split(",")])

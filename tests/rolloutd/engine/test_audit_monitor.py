@@ -1,0 +1,170 @@
+"""A row that the audit does not account for blocks what depends on it until an admin settles it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.plan import GateName
+from machines.scheduler.decide import decide, explain_node
+from machines.states import Phase
+from rolloutd.control.client import ApiError
+from rolloutd.engine.background.audit_monitor import CONDITION, AuditMonitor
+from rolloutd.reason_text import describe, lifted_by
+from rolloutd.store import database, open_store
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.engine.test_daemon import running, until
+from tests.rolloutd.slow_store import adapters_of, daemon_of
+
+EVE = '{"kind":"person","name":"oscar","uid":1002}'
+
+
+@asynccontextmanager
+async def sqlite_environment(tmp_path: Path) -> AsyncIterator[ControlEnvironment]:
+    """Serve a fleet whose facts are in SQLite."""
+
+    async def opened(compile_plan: Any) -> Any:
+        return await open_store(tmp_path / "state", compile_plan=compile_plan)
+
+    async with control_environment(tmp_path, store=opened) as env:
+        yield env
+
+
+def run_sql(tmp_path: Path, script: str) -> None:
+    """Change the database as a user with a shell would."""
+    with closing(sqlite3.connect(tmp_path / "state" / database.FILE_NAME)) as connection:
+        connection.executescript(script)
+
+
+def forge_start(tmp_path: Path, rollout: str, digest: str) -> None:
+    """Insert a yes of the owner and the opened gate."""
+    run_sql(
+        tmp_path,
+        "INSERT INTO vote"
+        " (id, rollout, gate, wave, digest, actor, yes, reason, at, teams, shown, nodes, more)"
+        f" VALUES ('v9', '{rollout}', 'start', '', '{digest}', '{EVE}', 1, 'ok', 1, '[\"infra\"]', '[]',"
+        " '[]', 0);"
+        f"INSERT INTO opened (rollout, gate, wave, at) VALUES ('{rollout}', 'start', '', 1);",
+    )
+
+
+async def restart(env: ControlEnvironment) -> AuditMonitor:
+    """Load the facts as a new daemon would, and verify them."""
+    await env.restart()
+    monitor = AuditMonitor(env.state)
+    assert await monitor.verify()
+    return monitor
+
+
+async def test_forged_votes_start_nothing(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await env.restart()
+        assert decide(env.state.index, env.clock.now()).admissions, "without the audit it would start"
+        await restart(env)
+        decision = decide(env.state.index, env.clock.now())
+        assert (decision.admissions, decision.gate_openings) == ((), ())
+        reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
+        assert describe(reason) == "vote/v9: the database has it, but no audit entry made it"
+        assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9"
+        assert "2 rows of the database differ from the audit" in env.state.conditions[CONDITION]
+
+
+async def test_rows_restored_from_audit_start_nothing(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await restart(env)
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        with pytest.raises(ApiError) as refused:
+            await env.request("olga", "post", "/v1/audit/settle", body)
+        assert refused.value.status == 403
+        assert (await env.request("adam", "post", "/v1/audit/settle", body))["ok"]
+        monitor = AuditMonitor(env.state)
+        await monitor.verify()
+        assert CONDITION not in env.state.conditions
+        assert env.state.index.rollout(rollout).votes == ()
+        reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
+        assert reason.code == "gate-start"
+        entries = await env.state.store.read_audit(event="MismatchSettled")
+        assert ['"name":"adam"' in entry.text for entry in entries] == [True, True]
+
+
+async def test_accepted_rows_count_from_then_on(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await restart(env)
+        body = {"subjects": ["vote/v9"], "keep": "database", "reason": "repaired by hand"}
+        await env.request("adam", "post", "/v1/audit/settle", body)
+        body["subjects"] = [f"opened/{rollout}/start"]
+        assert (await env.request("adam", "post", "/v1/audit/settle", body))["ok"]
+        await restart(env)
+        assert [each.gate for each in env.state.index.rollout(rollout).opened] == [GateName.START]
+        await env.commit()  # the facts can still be written
+        assert decide(env.state.index, env.clock.now()).current_checks == ()
+
+
+SCOPES = {
+    "hold": ("DELETE FROM hold", {"p1"}),
+    "node": ("UPDATE node SET labels = '{\"team\":\"search\"}' WHERE name = 'p1'", {"p1"}),
+    "freeze": ("DELETE FROM freeze", {"p1", "p2", "s1", "s2"}),
+    "rollout": (
+        "UPDATE rollout SET submitted_by = replace(submitted_by, 'olga', 'adam')",
+        {"p1", "p2", "s1", "s2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("table", SCOPES)
+async def test_mismatch_blocks_its_scope_alone(tmp_path: Path, table: str) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.start(
+            text=PLAN.replace("soak:", 'canary: {select: "!x", max_parallel: 9}\n  soak:')
+        )
+        await env.request("adam", "put", "/v1/holds", {"node": "p1", "reason": "disk"})
+        await env.request("adam", "post", "/v1/freezes", {"scope": "team/idle", "reason": "sale"})
+        script, expected = SCOPES[table]
+        run_sql(tmp_path, script)
+        await restart(env)
+        reasons = {
+            name: explain_node(env.state.index, rollout, name, env.clock.now()).code
+            for name in ("p1", "p2", "s1", "s2")
+        }
+        assert {name for name, code in reasons.items() if code == "audit-mismatch"} == expected
+
+
+async def test_forged_step_keeps_driver_waiting(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.start()
+        await env.isolate(rollout, "p1")
+        run_sql(tmp_path, "UPDATE target SET phase = 'verifying' WHERE node = 'p1'")
+        await env.restart()
+        daemon = daemon_of(env, adapters_of(env, tmp_path))
+        async with running(daemon):
+            await asyncio.wait_for(daemon.first_iteration_done.wait(), 60.0)
+            assert env.phase(rollout, "p1") is Phase.VERIFYING
+            assert (await env.state.store.load_steps(rollout, "p1"))[-1].step == "isolate.0.command"
+
+
+async def test_transition_logged_once_with_its_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "rolloutd")
+    async with control_environment(tmp_path) as env:
+        rollout = await env.start()
+        daemon = daemon_of(env, adapters_of(env, tmp_path))
+        async with running(daemon):
+            await until(env, lambda: env.phase(rollout, "p1") is Phase.DONE)
+        moves = [each for each in caplog.records if " -> " in each.getMessage()]
+        entries = await env.state.store.read_audit(event="PhaseMoved")
+        assert len(moves) == len(entries) >= 4
+        assert all(each.cause for each in moves)  # type: ignore[attr-defined]
