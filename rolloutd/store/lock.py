@@ -15,6 +15,9 @@ from rolloutd.errors import AlreadyRunning, StoreFailed
 
 FILE_NAME = "lock"
 
+_STOPPED = frozenset("Tt")
+"""Process states of SIGSTOP and of a debugger."""
+
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -36,9 +39,7 @@ class StateLock:
         except BlockingIOError:
             holder = _describe_holder(self._file.fileno())
             self._file.close()
-            raise AlreadyRunning(
-                f"{state_dir} is held by another daemon{holder}: end that one first"
-            ) from None
+            raise AlreadyRunning(f"{state_dir}: {holder}") from None
         self._write(since)
 
     def release(self) -> None:
@@ -56,10 +57,27 @@ class StateLock:
 
 
 def _describe_holder(descriptor: int) -> str:
-    """Return pid and start of the daemon that holds the lock, or the empty string."""
+    """Return which daemon holds the lock, its state, and what ends it."""
     try:
         content = json.loads(os.pread(descriptor, 1024, 0))
-        since = format_rfc3339(content["since"])
-        return f", pid {int(content['pid'])}, since {since}"
+        pid, since = int(content["pid"]), format_rfc3339(content["since"])
     except (OSError, ValueError, KeyError, TypeError):
+        return "another daemon holds it; find it with `fuser` on the lock file and stop it"
+    state = process_state(pid)
+    if state in _STOPPED:
+        return (
+            f"daemon pid {pid}, started {since}, holds it and is suspended; resume it with"
+            f" kill -CONT {pid} or end it with kill -KILL {pid}"
+        )
+    if state == "D":
+        return f"daemon pid {pid}, started {since}, holds it and waits for a disk; check that disk"
+    return f"daemon pid {pid}, started {since}, holds it and runs; stop that daemon first"
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of a process as in proc(5), the empty string when unknown."""
+    try:
+        # The name in parentheses may contain anything, also a parenthesis.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
         return ""

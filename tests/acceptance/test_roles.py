@@ -260,6 +260,7 @@ ASKS: dict[Key, Arrange] = {
     ("DELETE", "/v1/holds"): releasing,
     ("POST", "/v1/freezes"): freezing,
     ("DELETE", "/v1/freezes"): thawing,
+    ("POST", "/v1/audit/settle"): plain("/v1/audit/settle", {**REASON, "subjects": ["all"], "keep": "audit"}),
 }
 
 

@@ -56,6 +56,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"wave": "canary", "until": AT},
         "wave canary soaks until 2027-01-15T08:00:00Z",
     ),
+    ReasonCode.AUDIT_MISMATCH: (
+        "target/R/n1",
+        {"kind": "altered", "columns": ("phase", "outcome")},
+        "target/R/n1: phase, outcome differ from what the audit's entries make of it",
+    ),
     ReasonCode.OBSERVE_ONLY: (
         "rolloutd",
         {},
@@ -183,6 +188,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
 }
 
 ARGS: dict[str, str | bool] = {
+    "subject": "vote/v9",
     "rollout": "R",
     "node": "n1",
     "gate": "continue",
@@ -200,6 +206,7 @@ COMMANDS = {
     RemedyKind.RETURN: "rolloutctl return n1",
     RemedyKind.RELEASE: "rolloutctl release n1 --as k1",
     RemedyKind.UNFREEZE: "rolloutctl unfreeze --scope k1",
+    RemedyKind.SETTLE: "rolloutctl audit settle vote/v9",
     RemedyKind.ADD_TEAM: "rolloutctl skip R n1",
 }
 

@@ -102,6 +102,11 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ("POST", "/v1/rollouts/{r}/nodes/{n}/skip"): ("olga", f"{n}/skip", {**REASON, "put_back": "leave"}),
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
+        ("POST", "/v1/audit/settle"): (
+            "adam",
+            "/v1/audit/settle",
+            {**REASON, "subjects": ["all"], "keep": "audit"},
+        ),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (

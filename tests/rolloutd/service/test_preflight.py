@@ -27,7 +27,8 @@ def test_a_second_daemon_is_told_who_was_first(service_manager: FakeServiceManag
     done = service_manager.run_once()
     assert done.returncode == 1
     assert service_manager.process is not None
-    assert f"held by another daemon, pid {service_manager.process.pid}, since 2" in done.stderr
+    assert f"daemon pid {service_manager.process.pid}, started 2" in done.stderr
+    assert "holds it and runs; stop that daemon first" in done.stderr
     assert service_manager.client.get("/v1/audit") == before
     assert service_manager.client.get("/v1/health")["pid"] == service_manager.process.pid
 

@@ -144,7 +144,7 @@ async def test_a_second_daemon_is_told_who_holds_the_directory(tmp_path: Path) -
     await write(first, HELD)
     with pytest.raises(AlreadyRunning) as refusal:
         await open_store(tmp_path, compile_plan=plan_of)
-    assert f"pid {os.getpid()}, since 2023-11-14T22:13:20Z" in str(refusal.value)
+    assert f"pid {os.getpid()}, started 2023-11-14T22:13:20Z" in str(refusal.value)
     (entry,) = await write(first, HELD)
     assert entry.seq == 2
     await first.close()
