@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from machines.model import events
 from machines.model.limits import TeamRules
 from machines.model.plan import Digest
-from machines.model.rollout import Target
+from machines.model.rollout import PilotEvidence, Target
 from machines.model.windows import DAYS, Window
 from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
@@ -106,6 +106,10 @@ def decode_event(entry: Entry) -> events.Event:
         case "TargetsJoined":
             targets = _decode_targets(entry["rollout"], content, joined=True)
             return events.TargetsJoined(entry["rollout"], targets, content["at"])
+        case "PilotEvidenceAttached":
+            content["content"] = hashed_content(content["content"])
+            evidence = _decode(PilotEvidence, content)
+            return events.PilotEvidenceAttached(entry["rollout"], entry["node"], evidence)
         case "TeamRulesChanged":
             rules = TeamRules(
                 content["team"], tuple(map(_parse_window, content["windows"])), tuple(content["canaries"])

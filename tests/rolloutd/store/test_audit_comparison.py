@@ -22,6 +22,7 @@ from machines.model.events import (
     HoldTaken,
     NodeOrdered,
     NodesDiscovered,
+    PilotEvidenceAttached,
     RolloutPaused,
     StepRecorded,
     StepState,
@@ -32,7 +33,7 @@ from machines.model.events import (
 from machines.model.limits import TeamRules
 from machines.model.mismatch import MismatchKind
 from machines.model.plan import GateName
-from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
+from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
@@ -78,6 +79,8 @@ async def _write_history(state_dir: Path) -> None:
     await write(store, rollout_opened(nodes=nodes, at=0.0))
     await write(store, TargetsJoined("r1", joined, 9.0))
     await write(store, VoteCast("r1", replace(vote(), actor=JIRA, until=99.0), "token-1", "zoe"))
+    evidence = PilotEvidence({"steps": [1]}, "digest-1", 1.0, 2.0)
+    await write(store, PilotEvidenceAttached("r1", "n0", evidence))
     await write(store, GateOpened("r1", GateName.START, "", 6.0))
     await write(store, phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING))
     begun = step(StepState.INTENDED, prior={"weight": 5}, handle="h1", visible_to="payments")
@@ -222,7 +225,8 @@ def _rewrite_as_before(connection: sqlite3.Connection) -> None:
     for seq, text in connection.execute("SELECT seq, entry FROM audit ORDER BY seq").fetchall():
         entry = json.loads(text)
         fields = entry["fields"]
-        fields.pop("content", None)
+        if entry["event"] == "RolloutOpened":
+            fields.pop("content")
         if entry["event"] == "TargetsJoined":
             fields.pop("part")
         for each in fields.get("targets", ()):
