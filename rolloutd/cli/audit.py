@@ -21,8 +21,8 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
-from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import print_json_line, print_line, print_message, print_now, sanitize
+from rolloutd.cli.programs import run_admin_query
 from rolloutd.cli.reconnect import follow_events
 from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path

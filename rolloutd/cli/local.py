@@ -6,19 +6,16 @@ Those programs need libraries that rolloutctl does not load, because its start-u
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import rolloutd
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import SHELLS, CommandGroup, Invocation
 from rolloutd.cli.output import print_line, sanitize
+from rolloutd.cli.programs import environment, module_command
 from rolloutd.control.client import api_path
 
 NAME_KINDS = ("rollouts", "nodes", "teams", "pools")
@@ -96,16 +93,6 @@ def run_admin_command(call: Invocation) -> NoReturn:
     _exec_module("rolloutd.admin", arguments)
 
 
-def run_admin_query(arguments: list[str]) -> dict[str, Any]:
-    """Return the JSON that an admin command prints; raises Exit with its exit code if it prints none."""
-    command = [*_module_command("rolloutd.admin"), *arguments]
-    result = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
-    if not result.stdout:
-        raise exits.Exit(result.returncode, result.stderr.strip())
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
-
-
 def tui(call: Invocation) -> int:
     """Open the console; with --host, at the other end of a tunnel."""
     args = call.args
@@ -116,8 +103,8 @@ def tui(call: Invocation) -> int:
     from rolloutd.cli.tunnel import open_tunnel
 
     with open_tunnel(host, call.client.path) as socket:
-        console = [*_module_command("tui"), "--socket", str(socket), "--reach", host, *arguments]
-        return subprocess.call(console, env=_environment())
+        console = [*module_command("tui"), "--socket", str(socket), "--reach", host, *arguments]
+        return subprocess.call(console, env=environment())
 
 
 def web(call: Invocation) -> NoReturn:
@@ -160,14 +147,4 @@ def _display_options(args: argparse.Namespace) -> list[str]:
 def _exec_module(module: str, arguments: list[str]) -> NoReturn:
     """Become another program of rolloutd, in the same process, so that signals reach it."""
     sys.stdout.flush()
-    os.execve(sys.executable, [*_module_command(module), *arguments], _environment())  # noqa: S606
-
-
-def _module_command(module: str) -> list[str]:
-    return [sys.executable, "-P", "-m", module]
-
-
-def _environment() -> Mapping[str, str]:
-    """Return an environment that imports this installation's modules, not the current directory's."""
-    search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.execve(sys.executable, [*module_command(module), *arguments], environment())  # noqa: S606
