@@ -351,6 +351,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.DONE_WITH_EXCEPTIONS: lambda _, p: f"done with exceptions: {_exceptions(p)}",
     # A node in flight whose isolators or checks wait.
     ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
+    ReasonCode.NOT_RETURNED_YET: lambda node, p: f"{node} cannot return to service yet: {p['detail']}",
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
     ReasonCode.INVENTORY_AWAITED: lambda node, p: (
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "

@@ -76,6 +76,7 @@ class ReasonCode(StrEnum):
     DONE_WITH_EXCEPTIONS = "done-with-exceptions"
     # A node at work whose isolators or checks wait.
     NOT_ISOLATED_YET = "not-isolated-yet"
+    NOT_RETURNED_YET = "not-returned-yet"
     NOT_PASSED_YET = "not-passed-yet"
     INVENTORY_AWAITED = "inventory-awaited"
 

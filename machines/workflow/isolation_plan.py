@@ -41,7 +41,6 @@ class IsolationPlan:
     attempt and must not return to service; its traffic is waited for instead.
     """
 
-    isolators: Sequence[StepDef]
     probes: Sequence[StepDef]
     records: Sequence[StepRecord]
     now: float
@@ -55,7 +54,7 @@ class IsolationPlan:
         probes = () if is_ordered_rollback else plan.traffic
         attempt_records = [record for record in records if probes and record.attempt == target.attempt]
         must_stay_isolated = bool(probes) and isolated_in_earlier_attempt(plan.isolate, target, records)
-        return cls(plan.isolate, probes, attempt_records, now, must_stay_isolated)
+        return cls(probes, attempt_records, now, must_stay_isolated)
 
     def is_cordon_due(self) -> bool:
         """Return whether the isolators that can cordon do only that, until the node was found idle."""

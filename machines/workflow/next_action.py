@@ -397,15 +397,13 @@ class _Reconciler:
 
 def _needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
     """Return whether no process of an older run may be on the node for the next try of this step."""
-    is_new_run = latest is None or (
-        step.rule.action is StepAction.CHECK and latest.state is StepState.UNKNOWN
-    )
-    match step.purpose, step.spec:
-        case Purpose.RETURN, _:
+    match step.rule.action, step.spec:
+        case StepAction.REVERT, _:
             return True
-        case Purpose.MAINTAIN, _:
-            return is_new_run
-        case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, StepDef() as spec:
+        case StepAction.RUN, _:
+            return latest is None
+        case StepAction.CHECK, StepDef() as spec:
+            is_new_run = latest is None or latest.state is StepState.UNKNOWN
             return is_new_run and Capability.STARTS_RUN in spec.capabilities
         case _:
             return False

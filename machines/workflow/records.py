@@ -10,6 +10,8 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 
+_ISOLATOR_ACTIONS = (StepAction.APPLY, StepAction.INSPECT, StepAction.REVERT)
+
 
 def active_isolations(
     specs: Iterable[StepDef], records: Sequence[StepRecord]
@@ -69,15 +71,17 @@ def completed_since_revert(step: str, records: Sequence[StepRecord]) -> bool:
 def first_busy(records: Sequence[StepRecord], target: Target) -> StepRecord | None:
     """Return the first of the latest unbroken series of "busy" answers, with the text of the last one.
 
-    None when the node is isolated, or when no isolator was asked in this attempt.
+    The answers are all to isolations, or all to returns to service.  None when the last step was carried out,
+    or when no isolator was asked in this attempt.
     """
     first = last = None
     for record in reversed(records):
-        if record.attempt != target.attempt or record.action not in (StepAction.APPLY, StepAction.INSPECT):
+        if record.attempt != target.attempt or record.action not in _ISOLATOR_ACTIONS:
             continue
         if record.state is StepState.INTENDED:
             continue
-        if record.state is not StepState.BUSY:
+        is_return = record.action is StepAction.REVERT
+        if record.state is not StepState.BUSY or (last and is_return != (last.action is StepAction.REVERT)):
             break
         first, last = record, last or record
     return None if first is None or last is None else replace(first, text=last.text)

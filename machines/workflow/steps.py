@@ -21,7 +21,7 @@ from machines.model.rollout import Target
 from machines.states import Phase
 
 NOT_ISOLATED_RETRY_S = 20.0
-"""Shortest time between two starts of an isolator that answers "busy".
+"""Shortest time between two starts of an isolator that answers "busy", also to a return to service.
 
 It counts from the start, so a drain that worked for its whole pass continues without a pause.
 """
@@ -31,6 +31,10 @@ UNKNOWN_RETRY_S = 5.0
 
 UNKNOWN_MAX_TRIES = 3
 """Tries of a step whose answer was lost; after the last one, unknown traffic counts as busy."""
+
+
+RETURN_MAX_TRIES = 45
+"""Tries of a return to service whose isolator answers "busy", some 15 minutes; then a person decides."""
 
 
 class Purpose(StrEnum):
@@ -96,7 +100,7 @@ _LOST_ISOLATION = {
 _LOST_RETURN = {
     # The isolation was undone, and is in effect again.
     StepState.OK: Retry(),
-    StepState.BUSY: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES + 1),
+    StepState.BUSY: Retry(NOT_ISOLATED_RETRY_S, tries=RETURN_MAX_TRIES, from_start=True),
     StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES + 1),
 }
 

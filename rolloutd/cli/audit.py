@@ -164,6 +164,11 @@ def _fetch_entries(call: Invocation, after: int) -> Iterator[AuditEntry]:
     )
 
 
+def read_entries(client: Client, rollout: str) -> Iterator[AuditEntry]:
+    """Yield all entries of a rollout, oldest first."""
+    return _pages(client, 0, rollout=rollout)
+
+
 def _pages(
     client: Client, after: int, limit: int | None = None, **filters: str | None
 ) -> Iterator[AuditEntry]:

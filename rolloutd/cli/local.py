@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import SHELLS, CommandGroup, Invocation
+from rolloutd.cli.command_group import SHELLS, CommandGroup, Invocation, int_argument
 from rolloutd.cli.output import print_line, sanitize
 from rolloutd.cli.programs import environment, module_command
 from rolloutd.control.client import api_path
@@ -58,6 +58,10 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command("completion", complete, "print shell completion", json=False)
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     _register_console(commands)
+    parser = commands.add_command(
+        "serve-status", serve_status, "serve the rollouts' pages, read-only, on a loopback port", json=False
+    )
+    parser.add_argument("--port", metavar="N", type=int_argument(0), default=0, help="port (any free one)")
 
 
 def _register_console(commands: CommandGroup) -> None:
@@ -111,6 +115,14 @@ def web(call: Invocation) -> NoReturn:
     """Serve the console to a browser."""
     options = ["--web", "--port", str(call.args.port), *_display_options(call.args)]
     _exec_module("tui", ["--socket", call.client.path, *options])
+
+
+def serve_status(call: Invocation) -> int:
+    """Serve the pages of rollouts until interrupted."""
+    from rolloutd.cli.status_server import serve
+
+    serve(call.client, call.args.port)
+    return exits.OK
 
 
 def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:

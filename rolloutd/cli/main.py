@@ -20,6 +20,7 @@ from rolloutd.cli import (
     local,
     plans,
     queries,
+    report,
     rollout_actions,
     teams,
     voting,
@@ -74,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
     help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
     help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
-    for module in (plans, queries, watch, voting, rollout_actions, holds, teams, audit, local):
+    for module in (plans, queries, watch, voting, rollout_actions, holds, teams, audit, report, local):
         module.register(commands)
     return top
 

@@ -14,6 +14,7 @@ from machines.facts import votes
 from machines.facts.availability import observed_unavailability
 from machines.facts.counters import percent_done
 from machines.facts.index import Index
+from machines.model.events import StepAction
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Digest, GateName
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
@@ -318,7 +319,9 @@ def node_reason(index: Index, target: Target, blocker: Reason | None, live: Step
             limit_s = index.rollout(target.rollout).plan.isolate_timeout_s
             remedy = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=target.since + limit_s)
         params = {"detail": live.first_busy.text}
-        return Reason(ReasonCode.NOT_ISOLATED_YET, target.node, params, live.first_busy.at, remedy)
+        is_return = live.first_busy.action is StepAction.REVERT
+        code = ReasonCode.NOT_RETURNED_YET if is_return else ReasonCode.NOT_ISOLATED_YET
+        return Reason(code, target.node, params, live.first_busy.at, None if is_return else remedy)
     if live.failing_check:
         checks = {"step": live.step, "detail": live.failing_check}
         remedy = Remedy(RemedyKind.WAIT_FOR_CHECK, until=live.failing_check_until)

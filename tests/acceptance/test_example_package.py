@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.haproxy import Haproxy
+from tests.support.sshd import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "flagfile"
@@ -27,6 +31,7 @@ spec:
   targets: "role=worker"
   isolate:
     - flagfile: {path: "DIRECTORY/{{ node.name }}.flag"}
+    - haproxy: {backend: web, server: "{{ node.name }}"}
   maintain:
     playbook: sysctl.yml
     vars: {somaxconn: 65535, sysctl_file: "{{ node_root }}/etc/sysctl.d/90-somaxconn.conf"}
@@ -41,8 +46,9 @@ from rolloutd.demo.environment import demo_environment
 from rolloutd.demo.scenario import run
 from rolloutd.demo.ui import LogUi
 
-directory, plan = Path(sys.argv[1]), Path(sys.argv[2])
-directory.mkdir()
+directory, plan, settings = map(Path, sys.argv[1:])
+(directory / "config.d").mkdir(parents=True)
+(directory / "config.d" / "balancer.yaml").write_text(settings.read_text())
 with demo_environment(directory, nodes=1, keep=True) as demo:
     demo.plan_file.write_text(plan.read_text())
     rollout = run(demo, LogUi(), {})
@@ -109,11 +115,21 @@ def test_plan_needs_the_package(python: Path, tmp_path: Path) -> None:
     assert "no adapter `flagfile` is installed; install the package that provides it" in refused
 
 
-@pytest.mark.servers
-def test_plan_runs_to_done(python: Path, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yml"
+@pytest.mark.servers("haproxy")
+def test_isolator_of_the_package_drains_beside_haproxy(python: Path, tmp_path: Path) -> None:
+    plan, settings = tmp_path / "plan.yml", tmp_path / "settings.yaml"
     plan.write_text(PLAN.replace("DIRECTORY", str(tmp_path)))
-    printed = run([python, "-c", DEMO, tmp_path / "demo", plan])
+    balancer = Haproxy(tmp_path / "lb1", {"n1": free_port()}).start()
+    settings.write_text(f"haproxy: {{lb1: {{socket: {balancer.socket}}}}}\n")
+    try:
+        printed = run([python, "-c", DEMO, tmp_path / "demo", plan, settings])
+        assert set(balancer.admin_states().values()) == {(0, 40)}
+    finally:
+        balancer.stop()
     assert "done 1" in printed.splitlines()
     assert "n1: isolating → maintaining" in printed
     assert not list(tmp_path.glob("*.flag"))
+    changes = re.findall(
+        r"Server web/n1 (enters drain|is going DOWN|is UP/READY)", balancer.log_file.read_text()
+    )
+    assert changes == ["enters drain", "is going DOWN", "is UP/READY"]

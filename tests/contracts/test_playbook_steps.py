@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from rolloutd.adapters.ansible.registration import PLAYBOOK_ISOLATOR
 from rolloutd.adapters.playbook_steps import PlaybookIsolator, make, make_check, run_name
-from rolloutd.ports import Failed, Host, Ok
+from rolloutd.contracts import IsolatorBackend, IsolatorContract, SystemClock
+from rolloutd.ports import (
+    AdapterContext,
+    Failed,
+    Host,
+    InventorySnapshot,
+    IsolationStatus,
+    Isolator,
+    Ok,
+    StepContext,
+    StepResult,
+)
 from tests.contracts.fakes.runner import FakeRunHost, Script, playbook_context
+from tests.contracts.runner_backends import AnsibleBackend
 from tests.contracts.ssh_fixtures import step_context
 
 
@@ -16,6 +33,55 @@ def playbook_isolator(backend: FakeRunHost) -> PlaybookIsolator:
 
 
 PLAYBOOKS = {"file": "isolate.yml", "undo": "deisolate.yml"}
+
+
+FLAG_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks: [{{name: flag, ansible.builtin.raw: {command}}}]
+"""
+
+
+class FlagIsolator:
+    """The isolator as the daemon uses it: with a source whose playbooks set and remove a flag file."""
+
+    def __init__(self, ansible: AnsibleBackend) -> None:
+        self.host, self.params, self.clock = ansible.host(), PLAYBOOKS, SystemClock()
+        self._tree, self._flag = ansible.tree, ansible.directory / "flag"
+        (ansible.tree / "isolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"touch {self._flag}"))
+        (ansible.tree / "deisolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"rm -f {self._flag}"))
+        snapshot = InventorySnapshot({self.host.name: ansible.connection})
+        context = AdapterContext(ansible.shell, self.clock, ansible.runner(), lambda: snapshot, None)
+        self._isolator = make(context)
+        self.isolator: Isolator = self
+
+    async def inspect(self, ctx: StepContext) -> IsolationStatus:
+        return await self._isolator.inspect(replace(ctx, tree=self._tree))
+
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        return await self._isolator.isolate(replace(ctx, tree=self._tree))
+
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        return await self._isolator.return_to_service(replace(ctx, tree=self._tree))
+
+    async def is_isolated(self) -> bool:
+        return self._flag.exists()
+
+    async def isolate_from_outside(self) -> None:
+        self._flag.touch()
+
+
+@pytest.mark.servers
+class TestPlaybookIsolator(IsolatorContract):
+    registration, can_inspect = PLAYBOOK_ISOLATOR, False
+
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[IsolatorBackend]:
+        ansible = AnsibleBackend(directory)
+        try:
+            yield FlagIsolator(ansible)
+        finally:
+            await ansible.close()
 
 
 async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> None:

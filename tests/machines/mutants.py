@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "vote-for-another-digest-counts",
         votes.valid_votes,
-        "vote.digest == rollout.digest.whole",
+        "vote.digest == rollout.digest_at(gate)",
         "True",
     ),
     Mutant(

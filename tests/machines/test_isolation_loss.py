@@ -86,6 +86,9 @@ def test_wait_reason_is_last_isolator_message() -> None:
     assert said(FIRST, *busy) == 20.0
     assert said(FIRST, *busy, (CORDON.name, StepAction.APPLY, 4, StepState.INTENDED, 40.0)) == 20.0
     assert said(*busy, (CORDON.name, StepAction.APPLY, 4, StepState.OK, 40.0)) is None
+    returning = [(CORDON.name, StepAction.REVERT, n, StepState.BUSY, 10.0 * n) for n in (4, 5)]
+    assert said(*busy, *returning) == 40.0
+    assert said(*busy, *returning, (CORDON.name, StepAction.REVERT, 6, StepState.OK, 60.0)) is None
     assert first_busy([record(*step) for step in busy], replace(MAINTAINING, attempt=2)) is None
 
 

@@ -87,6 +87,8 @@ def test_every_purpose_has_a_rule() -> None:
         (Purpose.ISOLATE, StepState.UNKNOWN, 3, StepState.UNKNOWN),
         (Purpose.RETURN, StepState.UNKNOWN, 3, Wait(T0 + UNKNOWN_RETRY_S, BALANCER.name)),
         (Purpose.RETURN, StepState.UNKNOWN, 4, StepState.UNKNOWN),
+        (Purpose.RETURN, StepState.BUSY, 44, Wait(T0 - 5.0 + NOT_ISOLATED_RETRY_S, BALANCER.name)),
+        (Purpose.RETURN, StepState.BUSY, 45, StepState.BUSY),
         (Purpose.MAINTAIN, StepState.UNKNOWN, 1, StepState.UNKNOWN),
         (Purpose.VERIFY, StepState.UNKNOWN, 2, 3),
         (Purpose.VERIFY, StepState.UNKNOWN, 3, StepState.UNKNOWN),

@@ -172,6 +172,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.LEFT: ("n1", {}, f"{DONE}left"),
     ReasonCode.ROLLED_BACK: ("n1", {}, f"{DONE}rolled-back"),
     ReasonCode.NOT_ISOLATED_YET: ("n1", {"detail": "2 pods are left"}, "2 pods are left"),
+    ReasonCode.NOT_RETURNED_YET: (
+        "n1",
+        {"detail": "lb1 does not answer"},
+        "n1 cannot return to service yet: lb1 does not answer",
+    ),
     ReasonCode.NOT_PASSED_YET: (
         "n1",
         {"step": "verify.0.ssh", "detail": "refused"},

@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "vote-counted-for-another-digest",
         votes.valid_votes,
-        "vote.digest == rollout.digest.whole",
+        "vote.digest == rollout.digest_at(gate)",
         "True",
     ),
 )

@@ -69,7 +69,7 @@ class Haproxy:
             if self._try_start(*ports):
                 self.port, self.admin_port = ports
                 return self
-        raise RuntimeError(f"haproxy did not start: {self._log.read_text()}")
+        raise RuntimeError(f"haproxy did not start: {self.log_file.read_text()}")
 
     def stop(self) -> None:
         """End it with all its sessions; safe to repeat."""
@@ -105,7 +105,8 @@ class Haproxy:
         return {row["svname"]: row for row in csv.DictReader(answer.strip().splitlines())}
 
     @property
-    def _log(self) -> Path:
+    def log_file(self) -> Path:
+        """What HAProxy wrote: each change of a server's state, among others."""
         return self.directory / "haproxy.log"
 
     def _try_start(self, port: int, admin_port: int) -> bool:
@@ -118,7 +119,7 @@ class Haproxy:
                 dir=self.directory, level=self.level, port=port, admin_port=admin_port, servers=servers
             )
         )
-        with self._log.open("ab") as log:
+        with self.log_file.open("ab") as log:
             process = subprocess.Popen(
                 [HAPROXY, "-db", "-f", str(config)],
                 stdin=subprocess.DEVNULL,

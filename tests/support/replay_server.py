@@ -57,6 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
                     {"seq": e["seq"], "hash": "", "entry": e} for e in fleet.entries if e["seq"] > after
                 ][:limit]
                 self._send_json({"entries": found, "next": None})
+            case ["audit", "head"]:
+                self._send_json({"seq": fleet.seq, "hash": "0" * 64, "at": None})
             case ["audit", "verify"]:
                 self._send_json(
                     {

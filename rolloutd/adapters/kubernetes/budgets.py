@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,10 @@ POLICY_GROUP = "policy/v1"
 
 SYNC_TIMEOUT_S = 5.0
 """How long a drain waits for the first list of budgets; a server that answers lists them in milliseconds."""
+
+
+EVENT_TIMEOUT_S = 2.0
+"""How long an accepted eviction counts while the budget's status does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Budget:
     healthy: int = 0
     sync_error: str = ""
     always_allows_unready: bool = False
+    disrupted: frozenset[str] = frozenset()
 
     @property
     def id(self) -> str:
@@ -80,15 +85,35 @@ def parse_budget(budget: Mapping[str, JSON]) -> Budget:
         healthy=status.get("currentHealthy", 0),
         sync_error=next((str(c.get("message") or "no reason given") for c in failures), ""),
         always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
+        disrupted=frozenset(status.get("disruptedPods") or ()),
     )
 
 
 @dataclass(slots=True)
 class _Requests:
-    """Evictions under one budget that its status does not show yet."""
+    """Evictions under one budget that its status may not show yet.
+
+    The server counts an eviction in `disruptedPods` before it answers; the answer and the watch's event come
+    in any order.  `accepted` are pods whose answer came first, with its time, `counted` those whose event
+    did.
+    """
 
     unanswered: int = 0
-    accepted: int = 0
+    accepted: dict[str, float] = field(default_factory=dict)
+    counted: set[str] = field(default_factory=set)
+
+    def pending(self, now: float) -> int:
+        """Return how many disruptions are taken beyond those that the status shows."""
+        return self.unanswered + sum(now - at < EVENT_TIMEOUT_S for at in self.accepted.values())
+
+    def on_accepted(self, pod: str, now: float) -> None:
+        if pod not in self.counted:
+            self.accepted[pod] = now
+
+    def on_status(self, disrupted: frozenset[str]) -> None:
+        for pod in disrupted:
+            self.accepted.pop(pod, None)
+        self.counted |= disrupted if self.unanswered else frozenset()
 
 
 @dataclass(slots=True)
@@ -125,28 +150,34 @@ class BudgetWatch:
         candidates = self._budgets.get(pod.namespace, {}).values()
         return [each for each in candidates if selector_matches(each.selector, pod.labels)]
 
-    def blocking(self, pod: Pod) -> Budget | None:
-        """Return the budget that refuses the pod's eviction now; None if the eviction can be requested."""
+    def blockers(self, pod: Pod) -> list[Budget]:
+        """Return the budgets that refuse the pod's eviction now; none if the eviction can be requested."""
         covering = self.covering(pod)
-        if len(covering) != 1 or pod.bypasses_budget:
-            return None
+        if len(covering) != 1:
+            return covering
         [budget] = covering
-        if not pod.is_ready and budget.is_observed and budget.allows_unready():
-            return None
+        if pod.bypasses_budget or (not pod.is_ready and budget.is_observed and budget.allows_unready()):
+            return []
         requests = self._requests.get(budget.id, _Requests())
-        left = budget.allowed - requests.unanswered - requests.accepted
-        return None if budget.is_observed and left > 0 else budget
+        left = budget.allowed - requests.pending(asyncio.get_running_loop().time())
+        return [] if budget.is_observed and left > 0 else covering
 
-    @contextlib.contextmanager
-    def requesting(self, pod: Pod) -> Iterator[_Requests]:
-        """Count an eviction that is being requested against the pod's budget."""
+    def count_request(self, pod: Pod) -> Callable[[bool], None]:
+        """Count an eviction against the pod's budget; return a function to call with whether it succeeded."""
         covering = self.covering(pod)
         requests = self._requests.setdefault(covering[0].id, _Requests()) if covering else _Requests()
         requests.unanswered += 1
-        try:
-            yield requests
-        finally:
+
+        def finish(is_accepted: bool) -> None:
             requests.unanswered -= 1
+            if is_accepted:
+                requests.on_accepted(pod.name, asyncio.get_running_loop().time())
+            if not requests.unanswered:
+                requests.counted.clear()
+            if covering:
+                self._notify()  # the event of this eviction may have come before its answer
+
+        return finish
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when any budget has changed, or after the timeout."""
@@ -158,13 +189,14 @@ class BudgetWatch:
 
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
         self._budgets.clear()
+        for requests in self._requests.values():
+            requests.accepted.clear()
         for each in objects:
             self._store(each)
         self.is_synced = True
         self._notify()
 
     def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
-        # The new status of a budget includes the evictions that were accepted before.
         if kind == "DELETED":
             self._budgets.get(obj["metadata"]["namespace"], {}).pop(obj["metadata"]["name"], None)
         else:
@@ -187,7 +219,7 @@ class BudgetWatch:
         budget = parse_budget(obj)
         self._budgets.setdefault(budget.namespace, {})[budget.name] = budget
         if budget.id in self._requests:
-            self._requests[budget.id].accepted = 0
+            self._requests[budget.id].on_status(budget.disrupted)
 
     def _notify(self) -> None:
         # A waiter holds the event that was current when it began, so it misses no change and sees none twice.

@@ -18,6 +18,7 @@ from rolloutd.adapters.kubernetes.nodes import (
     KEPT_FOR,
     LEGACY_DOMAIN,
     MAX_REASON_LENGTH,
+    SOFT_TAINT,
     CordonOwner,
     CordonState,
     IsolationRecord,
@@ -65,6 +66,28 @@ async def cordon_node(cluster: Cluster, name: str, *, rollout: str, attempt: int
     return await _compare_and_set(cluster, name, rollout, decide)
 
 
+async def prefer_no_schedule(cluster: Cluster, name: str, *, rollout: str, at: float) -> float:
+    """Taint a node in service, and return since when it has the taint (epoch seconds); 0 for any other."""
+    since = 0.0
+
+    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+        nonlocal since
+        if cordon.cordon_owner is not CordonOwner.NONE or cordon.hold_reason is not None:
+            return Ok("")
+        key, taints = f"{cluster.domain}/{SOFT_TAINT}", (node.get("spec") or {}).get("taints") or []
+        values = (str(each.get("value", "")) for each in taints if each["key"] == key)
+        found = next(values, None)
+        since = float(found) if found is not None and found.isdecimal() else at
+        if found is not None:
+            return Ok("")
+        taint = {"key": key, "value": f"{at:.0f}", "effect": "PreferNoSchedule"}
+        meta = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        return {"metadata": meta, "spec": {"taints": [*taints, taint]}}, ""
+
+    await _compare_and_set(cluster, name, rollout, decide)
+    return since
+
+
 async def uncordon_node(
     cluster: Cluster, name: str, *, rollout: str, was_cordoned: bool, hold_reason: str = ""
 ) -> Ok | Busy:
@@ -85,6 +108,8 @@ async def uncordon_node(
             why = "as it was before us"
         stays = closed and bool(why)
         done = f"{name} stays cordoned: {why}" if stays else f"{name} is in service as before"
+        if cordon.record is None and (soft_taint := _without_soft_taint(cluster, node)):
+            return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, **soft_taint}, done
         if cordon.record is None or cordon.record.rollout != rollout:
             return Ok(done)
         kept = why if stays and cordon.cordon_owner is CordonOwner.OURS and not was_cordoned else None
@@ -130,11 +155,20 @@ def _build_patch(
     if left_for is not None or kept_for in present:
         annotations[kept_for] = None if left_for is None else left_for[:MAX_REASON_LENGTH]
     patch: dict[str, JSON] = {
-        "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": annotations}
+        "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": annotations},
+        **_without_soft_taint(cluster, node),
     }
     if bool((node.get("spec") or {}).get("unschedulable")) != cordoned:
-        patch["spec"] = {"unschedulable": True if cordoned else None}
+        patch.setdefault("spec", {})["unschedulable"] = True if cordoned else None
     return patch
+
+
+def _without_soft_taint(cluster: Cluster, node: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the part of a patch that removes our taint; empty if the node has none."""
+    taints = (node.get("spec") or {}).get("taints") or []
+    rest = [taint for taint in taints if taint["key"] != f"{cluster.domain}/{SOFT_TAINT}"]
+    # The API server replaces the list as a whole.
+    return {} if len(rest) == len(taints) else {"spec": {"taints": rest or None}}
 
 
 async def _compare_and_set(cluster: Cluster, name: str, rollout: str, decide: Decide) -> Ok | Busy:

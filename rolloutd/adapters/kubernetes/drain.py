@@ -9,6 +9,9 @@ timeout the next pass continues.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 from rolloutd.adapters.kubernetes.api_errors import ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
@@ -42,6 +45,9 @@ MAX_CONCURRENT_EVICTIONS = 4
 
 BLOCKER_RECHECK_S = 30.0
 """Longest wait for a change of a budget before the blockers are judged again."""
+
+HOPELESS_CHECK_S = 2.0
+"""Interval at which a drain checks for a permanent blocker that was not there when it began."""
 
 BLOCKER_CONFIRM_S = 6.0
 """Minimum age of a permanent blocker: a budget between two replicas appears permanent for a moment."""
@@ -125,14 +131,28 @@ def _blocked_pods(budgets: BudgetWatch, plan: DrainPlan) -> list[EvictionBlocked
 
 def _blocked(budgets: BudgetWatch, pod: Pod) -> EvictionBlocked | None:
     """Return why the pod's eviction would be refused now; None if it can be requested."""
-    covering = budgets.covering(pod)
-    if len(covering) > 1 or budgets.blocking(pod) is not None:
-        return blocked_by_budgets(pod, covering)
-    return None
+    blockers = budgets.blockers(pod)
+    return blocked_by_budgets(pod, blockers) if blockers else None
+
+
+def _finish_request(finish: Callable[[bool], None], task: asyncio.Task[bool]) -> None:
+    finish(not task.cancelled() and task.exception() is None and task.result())
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """An eviction that the server refused although no budget that we know did."""
+
+    blocked: EvictionBlocked
+    backoff: Backoff = field(default_factory=lambda: Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S))
+    retry_at: float = 0.0
 
 
 class _DrainPass:
-    """One pass over one node."""
+    """One pass over one node.
+
+    One loop decides after each change which evictions to request.
+    """
 
     def __init__(self, budgets: BudgetWatch, node: str, policy: EvictionPolicy) -> None:
         self._budgets = budgets
@@ -140,25 +160,38 @@ class _DrainPass:
         self._node = node
         self._policy = policy
         self._pods = NodePods(budgets.cluster, node)
-        self._blocked: dict[str, EvictionBlocked] = {}
-        self._evictions: dict[str, asyncio.Task[None]] = {}
+        self._requested: dict[str, asyncio.Task[bool]] = {}
+        self._refusals: dict[str, _Refusal] = {}
         self._is_hopeless = False
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_EVICTIONS)
 
     async def run(self, timeout_s: float) -> Ok | Busy:
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._pods.watch())
                 draining = tasks.create_task(self._evict_until_empty(tasks))
                 hopeless = tasks.create_task(self._wait_until_hopeless())
+                watches = (
+                    tasks.create_task(self._pods.watch()),
+                    tasks.create_task(self._pass_on_budget_changes()),
+                )
                 await asyncio.wait((draining, hopeless), return_when=asyncio.FIRST_COMPLETED)
-                for task in (watch, draining, hopeless, *self._evictions.values()):
+                for task in (draining, hopeless, *watches, *self._requested.values()):
                     task.cancel()
         except TimeoutError:
             pass
         return self._result()
 
+    async def _pass_on_budget_changes(self) -> None:
+        while True:
+            await self._budgets.wait_for_change(MAX_BACKOFF_S)
+            # A change of a budget ends our own wait, but not one that the server requested.
+            for refusal in self._refusals.values():
+                if not refusal.blocked.retry_after_s:
+                    refusal.retry_at = 0.0
+            self._pods.changed.set()
+
     async def _evict_until_empty(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._pods.changed.wait()
             self._pods.changed.clear()
@@ -168,61 +201,47 @@ class _DrainPass:
             if plan.is_empty:
                 return
             for pod in plan.to_evict:
-                if pod.uid not in self._evictions:
-                    self._evictions[pod.uid] = tasks.create_task(self._evict(pod))
+                refusal = self._refusals.get(pod.uid)
+                is_waiting = refusal is not None and loop.time() < refusal.retry_at
+                if pod.uid in self._requested or is_waiting or self._budgets.blockers(pod):
+                    continue
+                finish = self._budgets.count_request(pod)
+                self._requested[pod.uid] = task = tasks.create_task(self._evict(pod))
+                task.add_done_callback(partial(_finish_request, finish))
 
     async def _wait_until_hopeless(self) -> None:
         """Return when a permanent blocker, which was not there at first, has lasted."""
         loop = asyncio.get_running_loop()
         since: float | None = None
-        while True:
+        while since is None or loop.time() < since + BLOCKER_CONFIRM_S:
+            await asyncio.sleep(HOPELESS_CHECK_S)
             if not _permanent_blockers(self._budgets, self._plan()):
                 since = None
             elif since is None:
                 since = loop.time()
-            remaining_s = BLOCKER_RECHECK_S if since is None else since + BLOCKER_CONFIRM_S - loop.time()
-            if remaining_s <= 0:
-                self._is_hopeless = True
-                return
-            await self._budgets.wait_for_change(remaining_s)
+        self._is_hopeless = True
 
     def _plan(self) -> DrainPlan:
         return plan_drain(self._pods.by_uid.values(), self._policy)
 
-    async def _evict(self, pod: Pod) -> None:
-        """Request the eviction until the pod is terminating or gone."""
-        backoff = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
-        # The dict is replaced by each list, so it is read again each time.
-        while (present := self._pods.by_uid.get(pod.uid)) is not None and not present.terminating_since:
-            blocked = _blocked(self._budgets, present)
-            if blocked is not None:
-                self._blocked[pod.uid] = blocked
-                await self._budgets.wait_for_change(MAX_BACKOFF_S)
-                continue
-            result = await self._request_eviction(pod)
-            if isinstance(result, EvictionBlocked):
-                self._blocked[pod.uid] = result
-                wait_s = max(result.retry_after_s, backoff.next_s())
-                # A change of a budget ends our own wait, but not one that the server requested.
-                await (
-                    asyncio.sleep(wait_s) if result.retry_after_s else self._budgets.wait_for_change(wait_s)
-                )
-                continue
-            self._blocked.pop(pod.uid, None)
-            if isinstance(result, PodGone):
-                self._pods.remove(pod)
-            return
-
-    async def _request_eviction(self, pod: Pod) -> EvictionAccepted | PodGone | EvictionBlocked:
-        with self._budgets.requesting(pod) as requests:
-            async with self._slots:
-                try:
-                    result = await evict(self._cluster, pod)
-                except ClusterUnreachable as error:
-                    return EvictionBlocked(str(error))
-            if isinstance(result, EvictionAccepted):
-                requests.accepted += 1
-            return result
+    async def _evict(self, pod: Pod) -> bool:
+        """Request the eviction once and return whether it was accepted; else the loop tries again later."""
+        async with self._slots:
+            try:
+                result = await evict(self._cluster, pod, grace_s=self._policy.grace_s)
+            except ClusterUnreachable as error:
+                result = EvictionBlocked(str(error))
+        if isinstance(result, PodGone):
+            self._pods.remove(pod)
+        elif isinstance(result, EvictionBlocked):
+            loop = asyncio.get_running_loop()
+            refusal = self._refusals.setdefault(pod.uid, _Refusal(result))
+            refusal.blocked = result
+            wait_s = max(result.retry_after_s, refusal.backoff.next_s())
+            refusal.retry_at = loop.time() + wait_s
+            del self._requested[pod.uid]
+            loop.call_later(wait_s, self._pods.changed.set)
+        return isinstance(result, EvictionAccepted)
 
     def _result(self) -> Ok | Busy:
         disconnected = self._pods.disconnect_reason
@@ -230,14 +249,21 @@ class _DrainPass:
             return Busy(disconnected or f"the pods of {self._node} could not be listed in time")
         plan = self._plan()
         if plan.is_empty:
-            return Ok(f"{pluralize(len(self._evictions), 'pod')} evicted from {self._node}")
-        blocked = [self._blocked[pod.uid].text for pod in plan.to_evict if pod.uid in self._blocked]
-        requested = [pod.id for pod in plan.to_evict if pod.uid not in self._blocked]
+            return Ok(f"{pluralize(len(self._requested), 'pod')} evicted from {self._node}")
+        blocked = {pod.uid: self._blocker_text(pod) for pod in plan.to_evict}
+        requested = [pod.id for pod in plan.to_evict if not blocked[pod.uid]]
         parts = (
             join_sentences(plan.refused),
-            join_sentences(blocked),
+            join_sentences([text for text in blocked.values() if text]),
             f"{join_names(requested)} asked to end" if requested else "",
             terminating_text(plan.terminating),
+            f"waits for {join_names([pod.id for pod in plan.finishing])} to finish" if plan.finishing else "",
             disconnected,
         )
         return Busy("; ".join(part for part in parts if part), is_permanent=self._is_hopeless)
+
+    def _blocker_text(self, pod: Pod) -> str:
+        blocked = _blocked(self._budgets, pod)
+        if blocked is None and pod.uid in self._refusals and pod.uid not in self._requested:
+            blocked = self._refusals[pod.uid].blocked
+        return "" if blocked is None else blocked.text

@@ -35,13 +35,19 @@ class EvictionBlocked:
 EvictionResult = EvictionAccepted | PodGone | EvictionBlocked
 
 
-async def evict(cluster: Cluster, pod: Pod) -> EvictionResult:
-    """Request the eviction of the pod with this uid once; raises ClusterUnreachable."""
+async def evict(cluster: Cluster, pod: Pod, *, grace_s: int | None = None) -> EvictionResult:
+    """Request the eviction of the pod with this uid once; raises ClusterUnreachable.
+
+    `grace_s` replaces the pod's own grace period.
+    """
+    options: dict[str, JSON] = {"preconditions": {"uid": pod.uid}}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
     body: dict[str, JSON] = {
         "apiVersion": POLICY_GROUP,
         "kind": "Eviction",
         "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        "deleteOptions": options,
     }
     path = api_path("pods", pod.name, namespace=pod.namespace, subresource="eviction")
     try:

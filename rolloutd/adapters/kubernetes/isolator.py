@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from machines.model.selector import parse_selector
+from machines.model.timefmt import format_rfc3339
 from rolloutd.adapters.kubernetes.api_errors import DOCTOR_HINT, ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster, retry_transient
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import (
     cordon_node,
+    prefer_no_schedule,
     read_cordon_state,
     read_node,
     release_node,
@@ -84,14 +87,14 @@ class KubernetesIsolator:
     async def isolate(self, ctx: StepContext) -> StepResult:
         cluster, name = self._clusters.resolve(ctx.host)
         try:
-            cordoned = await self._cordon(ctx, cluster, name)
+            cordoned = await self._soft_stage(ctx, cluster, name) or await self._cordon(ctx, cluster, name)
             if isinstance(cordoned, Busy):
                 return cordoned
             await set_condition(cluster, name, self._clock.now())
             if ctx.cordon_only:
                 return cordoned
             timeout_s = max(1.0, min(self._drain_pass_s, ctx.deadline - self._clock.now()))
-            policy = eviction_policy(ctx.params)
+            policy = eviction_policy(ctx.params, await self._cordoned_at(ctx, cluster, name))
             drained = await drain(self._budget_watch(cluster), name, policy, timeout_s=timeout_s)
             if isinstance(drained, Busy):
                 return drained
@@ -137,8 +140,9 @@ class KubernetesIsolator:
 
     async def dry_run(self, ctx: StepContext) -> Ok | Busy:
         cluster, name = self._clusters.resolve(ctx.host)
+        policy = eviction_policy(ctx.params, self._clock.now())
         try:
-            return await dry_run_drain(self._budget_watch(cluster), name, eviction_policy(ctx.params))
+            return await dry_run_drain(self._budget_watch(cluster), name, policy)
         except ApiError as error:
             raise NodeUnreachable(_error_text(cluster, error)) from error
 
@@ -149,6 +153,29 @@ class KubernetesIsolator:
 
     def _budget_watch(self, cluster: Cluster) -> BudgetWatch:
         return self._budgets.setdefault(cluster.name, BudgetWatch(cluster))
+
+    async def _soft_stage(self, ctx: StepContext, cluster: Cluster, name: str) -> Busy | None:
+        """Keep new pods away softly for the plan's time; Busy while it is not over."""
+        wanted_s = float(ctx.params.get("prefer_no_schedule") or 0.0)
+        if not wanted_s:
+            return None
+        now = self._clock.now()
+        since = await prefer_no_schedule(cluster, name, rollout=ctx.rollout, at=now)
+        remaining_s = min(wanted_s, since + wanted_s - now)  # a clock that was set back delays nothing
+        wait_s = min(remaining_s, self._drain_pass_s)
+        if wait_s > 0:
+            await self._clock.sleep(wait_s)
+        if remaining_s <= wait_s:
+            return None
+        return Busy(f"{name} has a taint PreferNoSchedule until {format_rfc3339(since + wanted_s)}")
+
+    async def _cordoned_at(self, ctx: StepContext, cluster: Cluster, name: str) -> float:
+        """Return since when the node is isolated (epoch seconds), if the plan needs it."""
+        now = self._clock.now()
+        if ctx.params.get("wait_for_jobs") is None:
+            return now
+        record = read_cordon_state(cluster, await read_node(cluster, name), ctx.rollout).record
+        return now if record is None else record.began_at(now)
 
     async def _cordon(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
         return await cordon_node(
@@ -196,10 +223,17 @@ def daemonset_key(pod: Pod) -> str:
     return f"{pod.namespace}/{pod.owner.partition(' ')[2]}"
 
 
-def eviction_policy(params: Mapping[str, JSON]) -> EvictionPolicy:
+def eviction_policy(params: Mapping[str, JSON], cordoned_at: float = 0.0) -> EvictionPolicy:
+    """Return the plan's choices about pods; the wait for Jobs counts from the cordon (epoch seconds)."""
+    leave, jobs_s = params.get("leave_pods"), params.get("wait_for_jobs")
     return EvictionPolicy(
         delete_local_storage=params.get("pods_with_local_storage") == "delete",
         delete_without_controller=params.get("pods_without_controller") == "delete",
+        evict_finished=params.get("finished_pods") == "evict",
+        leave=None if leave is None else parse_selector(leave),
+        grace_s=params.get("grace_period"),
+        skip_terminating_after_s=params.get("skip_terminating_after"),
+        jobs_until=0.0 if jobs_s is None else cordoned_at + jobs_s,
     )
 
 

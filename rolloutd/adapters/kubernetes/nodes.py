@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -28,6 +29,11 @@ HOLD = "hold"
 
 KEPT_FOR = "kept-for"
 """On a node that we left cordoned because a hold was active at the end; the value is the hold's reason."""
+
+SOFT_TAINT = "maintenance"
+"""On a node that we will cordon soon, with the effect PreferNoSchedule; the value is since when, as epoch
+seconds.
+"""
 
 ISOLATED_BY_ANNOTATION = f"{DEFAULT_DOMAIN}/{ISOLATED_BY}"
 HOLD_ANNOTATION = f"{DEFAULT_DOMAIN}/{HOLD}"
@@ -75,6 +81,13 @@ class IsolationRecord:
             "unschedulable": self.was_cordoned,
         }
         return json.dumps(record, sort_keys=True)
+
+    def began_at(self, default: float) -> float:
+        """Return the start of the isolation (epoch seconds)."""
+        try:
+            return datetime.fromisoformat(self.since).timestamp()
+        except ValueError:  # another client has written the annotation
+            return default
 
 
 @dataclass(frozen=True, slots=True)

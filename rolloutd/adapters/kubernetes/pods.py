@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from machines.model.selector import Selector
 from rolloutd.adapters.kubernetes.cluster import join_names
 
 JSON = Any
@@ -13,16 +16,27 @@ JSON = Any
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """On the API server's copy of a static pod, which an eviction does not end."""
 
+JOB_KIND = "Job"
 DAEMON_SET_KIND = "DaemonSet"
-"""Compared without its group: other projects' DaemonSets behave alike."""
+"""Both are compared without its group: those of other projects behave alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """The plan's choice for pods whose eviction loses something."""
+    """The plan's choices about pods.
+
+    `grace_s` replaces the pods' own grace periods.  `leave` selects pods that stay.  A pod whose end is
+    overdue by `skip_terminating_after_s` is not awaited: its kubelet is dead.  Pods of Jobs may finish until
+    `jobs_until` (epoch seconds).
+    """
 
     delete_local_storage: bool = False
     delete_without_controller: bool = False
+    evict_finished: bool = False
+    leave: Selector | None = None
+    grace_s: int | None = None
+    skip_terminating_after_s: float | None = None
+    jobs_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +47,9 @@ class Pod:
     owner: str = ""
     is_ready: bool = False
     bypasses_budget: bool = False
-    stays_on_drain: bool = False
+    belongs_to_node: bool = False
+    is_finished: bool = False
+    is_job_pod: bool = False
     is_daemonset_pod: bool = False
     has_local_storage: bool = False
     terminating_since: str = ""
@@ -44,19 +60,25 @@ class Pod:
     def id(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def stays_on_drain(self) -> bool:
+        """Whether the pod is no work that a drain moves: of a DaemonSet, static, or finished."""
+        return self.belongs_to_node or self.is_finished
+
 
 @dataclass(frozen=True, slots=True)
 class DrainPlan:
-    """The pods to evict, the pods that end already, and one sentence per pod that the plan refuses."""
+    """The pods to evict, those that end already, Jobs' pods that may finish, and refusals as sentences."""
 
     to_evict: tuple[Pod, ...] = ()
     terminating: tuple[Pod, ...] = ()
+    finishing: tuple[Pod, ...] = ()
     refused: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether no pod is left that must leave the node."""
-        return not (self.to_evict or self.terminating or self.refused)
+        return not (self.to_evict or self.terminating or self.finishing or self.refused)
 
 
 def parse_pod(pod: Mapping[str, JSON]) -> Pod:
@@ -72,7 +94,9 @@ def parse_pod(pod: Mapping[str, JSON]) -> Pod:
         is_ready=has_ready_condition(status),
         # The API server applies no budget to these.
         bypasses_budget=finished or status.get("phase") == "Pending" or bool(meta.get("deletionTimestamp")),
-        stays_on_drain=daemon or finished or MIRROR_ANNOTATION in (meta.get("annotations") or {}),
+        belongs_to_node=daemon or MIRROR_ANNOTATION in (meta.get("annotations") or {}),
+        is_finished=finished,
+        is_job_pod=owner is not None and owner.get("kind") == JOB_KIND,
         is_daemonset_pod=daemon and not finished,
         has_local_storage=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
         terminating_since=str(meta.get("deletionTimestamp") or ""),
@@ -102,18 +126,37 @@ def plan_drain(pods: Iterable[Pod], policy: EvictionPolicy) -> DrainPlan:
     """Classify a node's pods; one that is already terminating is not refused."""
     to_evict: list[Pod] = []
     terminating: list[Pod] = []
+    finishing: list[Pod] = []
     refused: list[str] = []
+    now = time.time()
     for pod in sorted(pods, key=lambda each: each.id):
-        if pod.stays_on_drain:
+        if _stays(pod, policy, now):
             continue
         refusal = _refusal_reason(pod, policy)
         if pod.terminating_since:
             terminating.append(pod)
+        elif pod.is_job_pod and not pod.is_finished and now < policy.jobs_until:
+            finishing.append(pod)
         elif refusal:
             refused.append(f"{pod.id} {refusal}")
         else:
             to_evict.append(pod)
-    return DrainPlan(tuple(to_evict), tuple(terminating), tuple(refused))
+    return DrainPlan(tuple(to_evict), tuple(terminating), tuple(finishing), tuple(refused))
+
+
+def _stays(pod: Pod, policy: EvictionPolicy, now: float) -> bool:
+    """Return whether the drain neither evicts the pod nor waits for it."""
+    if pod.belongs_to_node or (pod.is_finished and not policy.evict_finished):
+        return True
+    if policy.leave is not None and policy.leave.matches(pod.labels):
+        return True
+    if policy.skip_terminating_after_s is None or not pod.terminating_since:
+        return False
+    return now - _parse_time(pod.terminating_since) > policy.skip_terminating_after_s
+
+
+def _parse_time(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def terminating_text(pods: Iterable[Pod]) -> str:
@@ -128,6 +171,8 @@ def terminating_text(pods: Iterable[Pod]) -> str:
 
 
 def _refusal_reason(pod: Pod, policy: EvictionPolicy) -> str:
+    if pod.is_finished:
+        return ""
     if not pod.owner and not policy.delete_without_controller:
         return "has no controller that would start it elsewhere (pods_without_controller: delete evicts it)"
     if pod.has_local_storage and not policy.delete_local_storage:

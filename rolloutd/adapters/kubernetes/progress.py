@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from machines.model.timefmt import format_rfc3339
@@ -116,17 +115,13 @@ def _is_marked(node: Mapping[str, JSON]) -> bool:
 
 
 def _condition(record: IsolationRecord, reason: str, message: str, at: float) -> dict[str, JSON]:
-    try:
-        since = datetime.fromisoformat(record.since).astimezone(UTC).timestamp()
-    except ValueError:  # another client has written the annotation
-        since = at
     return {
         "type": CONDITION,
         "status": "True",
         "reason": reason,
         "message": message[:MAX_MESSAGE_LENGTH],
         "lastHeartbeatTime": format_rfc3339(at),
-        "lastTransitionTime": format_rfc3339(since),
+        "lastTransitionTime": format_rfc3339(record.began_at(at)),
     }
 
 

@@ -41,6 +41,31 @@ class KubernetesIsolatorParams(Params):
         default="refuse",
         description="Pods that no controller starts again: refuse the node, or evict them.",
     )
+    finished_pods: Literal["leave", "evict"] = Field(
+        default=ABSENT,
+        description="Pods that have finished: leave their objects, which is the default, or evict them too.",
+    )
+    leave_pods: SelectorText = Field(
+        default=ABSENT, description="Pods with these labels stay: they are neither evicted nor awaited."
+    )
+    grace_period: Duration = Field(
+        default=ABSENT, description="Grace period of evicted pods; each pod's own if not given."
+    )
+    skip_terminating_after: Duration = Field(
+        default=ABSENT,
+        description="A pod whose end is overdue by this time is not awaited, as on a node without a kubelet. "
+        "Such pods are awaited if not given.",
+    )
+    wait_for_jobs: PositiveDuration = Field(
+        default=ABSENT,
+        description="How long after the cordon pods of Jobs may finish before they are evicted; "
+        "less than the limit of the drain. They are evicted at once if not given.",
+    )
+    prefer_no_schedule: PositiveDuration = Field(
+        default=ABSENT,
+        description="How long before the cordon the node has a taint `PreferNoSchedule`, so that new pods "
+        "go elsewhere where they can.",
+    )
     timeout: PositiveDuration = duration_field(
         "1m", "Limit of one try; the next try evicts the pods that are left."
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from machines.model.selector import parse_selector
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, wait_until_unblocked
@@ -229,6 +231,62 @@ async def test_drain_that_becomes_hopeless_ends(sandbox: ClusterSandbox, cluster
         result = await draining
     assert isinstance(result, Busy)
     assert result.is_permanent
+
+
+async def test_finished_pods_are_evicted_where_plan_says_so(
+    sandbox: ClusterSandbox, cluster: Cluster
+) -> None:
+    node = await sandbox.node("a")
+    await sandbox.finish(await sandbox.pod("job", node))
+    policy = EvictionPolicy(evict_finished=True)
+    assert isinstance(await drain(BudgetWatch(cluster), node, policy, timeout_s=LONG_LIMIT_S), Ok)
+    assert await sandbox.pods_on(node) == set()
+
+
+async def test_pods_of_selector_stay(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.pod("agent", node, labels={"tier": "infra"})
+    await sandbox.workload("api", [node])
+    policy = EvictionPolicy(leave=parse_selector("tier=infra"))
+    await sandbox.cordon(node)
+    assert isinstance(await drain(BudgetWatch(cluster), node, policy, timeout_s=LONG_LIMIT_S), Ok)
+    assert await sandbox.pods_on(node) == {"agent"}
+
+
+async def test_grace_period_of_plan_replaces_that_of_pod(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    sandbox.end_s = 3600.0
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node], grace_s=600)
+    await sandbox.cordon(node)
+    await drain(BudgetWatch(cluster), node, EvictionPolicy(grace_s=7), timeout_s=PASS_S)
+    [pod] = await list_pods_on(cluster, node)
+    assert pod.grace_s == 7
+
+
+async def test_pod_of_dead_kubelet_is_not_awaited(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    sandbox.end_s = 3600.0
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node], grace_s=1)
+    await sandbox.cordon(node)
+    policy = EvictionPolicy(skip_terminating_after_s=1.0)
+    assert isinstance(await drain(BudgetWatch(cluster), node, policy, timeout_s=LONG_LIMIT_S), Ok)
+    assert len(await sandbox.pods_on(node)) == 1
+
+
+async def test_job_may_finish_until_its_limit(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node = await sandbox.node("a")
+    done, endless = await sandbox.pod("done", node, job="a"), await sandbox.pod("endless", node, job="b")
+    limit_at = time.time() + 6.0
+    policy = EvictionPolicy(jobs_until=limit_at)
+    draining = asyncio.create_task(drain(BudgetWatch(cluster), node, policy, timeout_s=LONG_LIMIT_S))
+    await asyncio.wait((draining,), timeout=1.0)
+    pods = {pod.name: pod for pod in await list_pods_on(cluster, node)}
+    assert not any(pod.terminating_since for pod in pods.values())
+    await sandbox.finish(done)
+    assert isinstance(await draining, Ok)
+    assert time.time() >= limit_at
+    assert await sandbox.pods_on(node) == {done}
+    assert endless not in await sandbox.pods_on(node)
 
 
 async def test_slow_pod_named_with_grace_period(sandbox: ClusterSandbox, cluster: Cluster) -> None:

@@ -171,6 +171,47 @@ async def test_uncordoned_by_somebody_it_is_seen_and_isolated_again(
     assert not (await sandbox.get_node(node))["spec"].get("unschedulable")
 
 
+def soft_taints(node: JSON) -> list[JSON]:
+    taints = node["spec"].get("taints") or ()
+    return [taint for taint in taints if taint["effect"] == "PreferNoSchedule"]
+
+
+async def test_soft_taint_precedes_cordon_and_goes_with_it(
+    sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
+) -> None:
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), clock, drain_pass_s=1.0)
+    node = await sandbox.node("a")
+    ctx = await inspect_isolation(isolator, step_context(node, prefer_no_schedule=2))
+
+    first = await isolator.isolate(ctx)
+    between = await sandbox.get_node(node)
+    assert isinstance(first, Busy)
+    assert "PreferNoSchedule" in first.text
+    assert len(soft_taints(between)) == 1
+    assert not between["spec"].get("unschedulable")
+
+    async def isolated() -> bool:
+        return isinstance(await isolator.isolate(ctx), Ok)
+
+    await sandbox.wait_until(isolated)
+    after = await sandbox.get_node(node)
+    assert after["spec"]["unschedulable"] is True
+    assert soft_taints(after) == []
+
+
+async def test_return_during_soft_stage_removes_taint(
+    sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
+) -> None:
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), clock, drain_pass_s=0.1)
+    node = await sandbox.node("a")
+    before = spec_and_annotations(await sandbox.get_node(node))
+    ctx = await inspect_isolation(isolator, step_context(node, prefer_no_schedule=600))
+    assert isinstance(await isolator.isolate(ctx), Busy)
+    assert isinstance(await isolator.return_to_service(ctx), Ok)
+    after = await sandbox.get_node(node)
+    assert (soft_taints(after), spec_and_annotations(after)) == ([], before)
+
+
 async def test_an_annotated_hold_keeps_us_away(sandbox: ClusterSandbox, isolator: KubernetesIsolator) -> None:
     node = await sandbox.node("a")
     await sandbox.annotate(node, HOLD_ANNOTATION, "disk is being looked at")

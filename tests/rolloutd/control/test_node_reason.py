@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.node import NodeHealth, Observation
 from machines.states import Trigger
@@ -31,6 +33,17 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     maintaining = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS))
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
+
+
+def test_node_that_cannot_return_says_why() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index)
+    admit(index, "n1")
+    waits = replace(WAITS, action=StepAction.REVERT, text="lb1 does not answer")
+    found = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=waits))
+    assert found is not None
+    assert (found.code, found.remedy) == ("not-returned-yet", None)
+    assert describe(found) == "n1 cannot return to service yet: lb1 does not answer"
 
 
 def test_repeated_check_shows_result_and_deadline() -> None:

@@ -77,16 +77,13 @@ class Controllers:
     # -- budgets
 
     def _reconcile_budgets(self, namespace: str) -> None:
+        all_pods = list(self._objects.all("pods", namespace))
         for budget in list(self._objects.all("poddisruptionbudgets", namespace)):
-            status = self._budget_status(budget)
+            status = self._budget_status(budget, all_pods)
             self._objects.modify("poddisruptionbudgets", budget, lambda b, s=status: b.update(status=s))
 
-    def _budget_status(self, budget: JSON) -> JSON:
-        pods = [
-            pod
-            for pod in self._objects.all("pods", budget["metadata"]["namespace"])
-            if _is_covered(budget, pod)
-        ]
+    def _budget_status(self, budget: JSON, all_pods: list[JSON]) -> JSON:
+        pods = [pod for pod in all_pods if _is_covered(budget, pod)]
         old = budget.get("status") or {}
         disrupted = {
             name: at

@@ -15,7 +15,6 @@ JSON = Any
 MERGE_KEYS = {
     "conditions": "type",
     "addresses": "type",
-    "taints": "key",
     "ownerReferences": "uid",
     "containers": "name",
     "volumes": "name",

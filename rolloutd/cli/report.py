@@ -1,0 +1,180 @@
+"""A rollout as one HTML page, for people without a terminal.
+
+The page loads nothing, runs no script, and says what happened in plain words.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rolloutd.audit_names import with_current_names
+from rolloutd.cli import exits
+from rolloutd.cli.audit import read_entries
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
+from rolloutd.cli.output import print_line
+from rolloutd.cli.timestamps import format_local
+from rolloutd.control import event_text
+from rolloutd.control.client import Client, api_path
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Node, Rollout
+
+MAX_BARS = 200
+"""Nodes of the timeline: failed ones first; the table has all of them."""
+
+CHART_WIDTH = 1000.0
+"""Width of the timeline in units of its drawing, which browsers scale to the page."""
+
+PHASE_WORDS = {
+    "pending": "waiting",
+    "isolating": "being taken out of service",
+    "maintaining": "being changed",
+    "verifying": "being checked",
+    "failed": "failed; a person must decide",
+}
+OUTCOME_WORDS = {
+    "changed": "changed",
+    "already-current": "had the change already",
+    "skipped": "left out by a person",
+    "left": "no longer in the inventory",
+    "rolled-back": "changed back by a person's order",
+}
+
+DECISIONS = frozenset(
+    {
+        "RolloutOpened",
+        "VoteCast",
+        "VoteWithdrawn",
+        "GateOpened",
+        "RolloutPaused",
+        "RolloutResumed",
+        "RolloutCancelled",
+        "RolloutEnded",
+        "NodeOrdered",
+        "NodeAdvanced",
+    }
+)
+"""Events that the page lists as decisions."""
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False)
+    add_rollout_argument(parser)
+    parser.add_argument("--html", action="store_true", help="HTML, the only format (default)")
+
+
+def report(call: Invocation) -> int:
+    print_line(render_rollout(call.client, call.args.rollout))
+    return exits.OK
+
+
+def render_rollouts(client: Client, *, refresh_s: int) -> str:
+    """Return the page with all rollouts."""
+    page: str = _template("rollouts.html.j2").render(**client.get(api_path("status")), refresh_s=refresh_s)
+    return page
+
+
+def render_rollout(client: Client, name: str, *, refresh_s: int = 0) -> str:
+    """Return the page of a rollout; it loads itself again every `refresh_s` unless that is 0."""
+    rollout: Rollout = client.get(api_path("rollouts", name))
+    path = api_path("rollouts", rollout["rollout"])
+    nodes: list[Node] = client.get(f"{path}/nodes")["nodes"]
+    entries = [with_current_names(each["entry"]) for each in read_entries(client, rollout["rollout"])]
+    page: str = _template("report.html.j2").render(
+        rollout=rollout,
+        plan=client.get(f"{path}/plan"),
+        nodes=nodes,
+        words=[_describe_node(node) for node in nodes],
+        failures=[each for each in entries if (each.get("fields") or {}).get("failure")],
+        decisions=[each for each in entries if each["event"] in DECISIONS],
+        timeline=Timeline.from_entries(entries, nodes),
+        head=client.get(api_path("audit", "head")),
+        refresh_s=refresh_s,
+        describe=event_text.describe_entry,
+        actor=event_text.actor_name,
+    )
+    return page
+
+
+def _describe_node(node: Node) -> str:
+    """Return a node's state in words that need no knowledge of rolloutd."""
+    words = PHASE_WORDS.get(node["phase"]) or OUTCOME_WORDS.get(node["outcome"] or "", node["phase"])
+    is_waiting = node["phase"] == "pending" and node["reason"] is not None
+    return f"{words}: {node['reason']['text']}" if is_waiting and node["reason"] else words
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One phase of a node on the timeline; `x` and `width` are in units of the drawing."""
+
+    phase: str
+    x: float
+    width: float
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The phases of nodes over time; `hidden` nodes have no row."""
+
+    began: float
+    ended: float
+    rows: dict[str, list[Bar]] = field(default_factory=dict)
+    marks: list[tuple[float, str]] = field(default_factory=list)
+    hidden: int = 0
+
+    @classmethod
+    def from_entries(cls, entries: Sequence[Mapping[str, Any]], nodes: Iterable[Node]) -> Timeline:
+        """Return the timeline of a rollout's audit entries, oldest first."""
+        times = [each["at"] for each in entries] or [0.0]
+        found = cls(min(times), max(times))
+        scale = CHART_WIDTH / max(1.0, found.ended - found.began)
+        at_work: dict[str, tuple[str, float]] = {}
+        for entry in entries:
+            x = (entry["at"] - found.began) * scale
+            if entry["event"] == "GateOpened":
+                found.marks.append((x, event_text.gate_label(entry["fields"])))
+            if entry["event"] == "PhaseMoved":
+                found._move(at_work, entry["node"], entry["fields"]["target"], x)
+        for node, (phase, since) in at_work.items():
+            found._add_bar(node, phase, since, CHART_WIDTH)
+        failed = {node["node"] for node in nodes if node["phase"] == "failed"}
+        order = sorted(found.rows, key=lambda node: node not in failed)
+        found.hidden = max(0, len(order) - MAX_BARS)
+        found.rows = {node: found.rows[node] for node in order[:MAX_BARS]}
+        return found
+
+    def _move(self, at_work: dict[str, tuple[str, float]], node: str, phase: str, x: float) -> None:
+        if (before := at_work.pop(node, None)) is not None:
+            self._add_bar(node, *before, x)
+        if phase not in ("pending", "done"):
+            at_work[node] = (phase, x)
+
+    def _add_bar(self, node: str, phase: str, x: float, end: float) -> None:
+        # A phase of an instant is still seen.
+        self.rows.setdefault(node, []).append(Bar(phase, round(x, 1), round(max(1.0, end - x), 1)))
+
+
+@functools.cache
+def _template(name: str) -> Any:
+    import jinja2  # rolloutctl's start-up counts
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["local"] = format_local
+    environment.filters["local_epoch"] = _format_epoch
+    return environment.get_template(name)
+
+
+def _format_epoch(at: float) -> str:
+    from machines.model.timefmt import format_rfc3339
+
+    return format_local(format_rfc3339(at))
