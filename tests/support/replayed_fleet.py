@@ -38,6 +38,7 @@ class ReplayedFleet:
         self.in_progress: dict[str, JSON] = {}
         self.votes: list[JSON] = []
         self.open_gates: set[tuple[str, str]] = set()
+        self.pilot_evidence: JSON | None = None
         self.state = "awaiting-approval"
         self.reason: JSON | None = None
         self.holds: list[JSON] = []
@@ -319,7 +320,7 @@ class ReplayedFleet:
             "votes": votes,
             "missing": missing or None,
             "digest": DIGEST,
-            "evidence": None,
+            "evidence": self.pilot_evidence if gate == "start" else None,
             "waived": None,
         }
 

@@ -140,6 +140,29 @@ async def test_gate_page_shows_digest_checks_and_plan(socket_dir: Path) -> None:
         assert "maintain[0].vars.somaxconn: 65535" in text
 
 
+async def test_start_gate_shows_evidence_of_pilot(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    place = {"attempt": 1, "step": "run.configure"}
+    fleet.pilot_evidence = {
+        "node": "pay-01",
+        "team": "payments",
+        "outcome": "changed",
+        "reason": "",
+        "attempts": 1,
+        "steps": [{**place, "action": "run", "state": "ok", "seconds": 72.0, "text": "4 tasks, 1 changed"}],
+        "changes": [{**place, "task": "set somaxconn", "diff": "-somaxconn 4096\n+somaxconn 65535"}],
+        "logs": [{**place, "lines": 12, "sha256": "0" * 64}],
+    }
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("2")
+        await wait_until(pilot, lambda: "PILOT" in list_text(app, "#content"))
+        text = list_text(app, "#content")
+        assert "pay-01 of payments: changed, 1 attempt" in text
+        assert "4 tasks, 1 changed" in text
+        assert "changed: set somaxconn" in text
+        assert "+somaxconn 65535" in text
+
+
 async def test_audit_locks_teams_and_help_pages_open(socket_dir: Path) -> None:
     async with run_console(running_fleet(), socket_dir) as (_, pilot, _server):
         await pilot.press("4")

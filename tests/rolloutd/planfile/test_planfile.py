@@ -122,8 +122,8 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
         *(
             ("  soak: 2h", f"  traffic: [{written}]\n  soak: 2h", f"spec.traffic[0].{path}", 10, words)
             for written, path, words in (
-                ("{ssh: {established: [443]}}", "ssh", "no adapter"),
-                ("{prometheus: {query: up}}", "prometheus", "no adapter"),
+                ("{netflow: {ports: [443]}}", "netflow", "no adapter"),
+                ("{graphite: {query: up}}", "graphite", "no adapter"),
                 ("{kubernets: {pods: a=b}}", "kubernets", "did you mean `kubernetes`?"),
                 ("{kubernetes: {}}", "kubernetes.pods", "Label selector of the pods that count"),
                 ("{kubernetes: {pods: ''}}", "kubernetes.pods", "at least 1 character"),
@@ -140,8 +140,8 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
         ("- playbook: {file", "- playbok: {file", "spec.isolate[0].playbok", 13, "did you mean `playbook`?"),
         (
             "- reachable: {",
-            "- prometheus: {",
-            "spec.verify[0].prometheus",
+            "- graphite: {",
+            "spec.verify[0].graphite",
             17,
             "no adapter",
         ),
