@@ -35,7 +35,7 @@ help:
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
 	@echo "make bench        all measurements"
 	@echo "make figures      size of the code: lines, files, functions, comments"
-	@echo "make docs         rewrite the tables of keys in docs/ from the types"
+	@echo "make docs         rewrite the tables in docs/ from the types and the routes"
 	@echo "make screenshots  redraw docs/console/ (some pictures drive the demo in tmux)"
 	@echo "make lock         rewrite requirements.lock and requirements-dev.lock"
 	@echo "make clean        remove what make has made"

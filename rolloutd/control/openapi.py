@@ -96,7 +96,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": route.summary,
-        "x-who-may": route.allowed_callers,
+        "x-who-may": route.access.callers,
         "parameters": _parameters(route),
         "responses": {
             **{

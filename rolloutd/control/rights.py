@@ -1,12 +1,15 @@
-"""Rights of a call, checked before its query and body are read.
+"""Rights of a call, checked before its query and body are read, and the document of who may make it.
 
 Each rule knows only the user and the path.  The command itself checks rights that
 depend on the body (a plan's owner, a gate's teams); no rule here replaces that.
+The table of roles in docs/api.md is drawn from the Access of each route.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from rolloutd.commands import rollout_commands
 from rolloutd.control.identity import Identity
@@ -67,3 +70,50 @@ async def isolation_owner(state: State, who: Identity, path_params: Mapping[str,
 async def own_team(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
     """Allow members of the team in the path, and admins."""
     rollout_commands.require_member(who, path_params["t"], f"set the rules of {path_params['t']}")
+
+
+Cell = Literal["no", "own", "token", "yes"]
+"""What a role may do: a call for what is its own, with a service's token, or for everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may make a call.
+
+    `check` runs before the body is read.  The other fields say what the call as a whole allows: to all who
+    can open the socket (`others`), to members of a team, to members of the plan's owner team, to admins.
+    """
+
+    callers: str
+    check: Right
+    others: Cell = "no"
+    team: Cell = "yes"
+    owner: Cell = "yes"
+    admin: Cell = "yes"
+
+
+EVERYBODY = Access("everybody who can open the socket", any_user, others="yes")
+TOKEN_BEARER = Access(
+    "any caller with a token that a service of the settings signed",
+    any_user,
+    others="token",
+    team="token",
+    owner="token",
+    admin="token",
+)
+ANY_TEAM_MEMBER = Access("members of the teams in the settings, and admins", team_member)
+VOTER = Access("members of the teams that the gate asks", voter, team="own", admin="no")
+OWN_VOTE = Access("the caller who cast the votes", voter, team="own", owner="own", admin="no")
+PLAN_SUBMITTER = Access(
+    "members of the team that metadata.owner names, and admins", team_member, team="own", owner="own"
+)
+PLAN_OWNER = Access("members of the team that owns the plan, and admins", plan_owner, team="no")
+PLAN_OR_NODE_OWNER = Access(
+    "members of the team that owns the plan or the node, and admins", plan_or_node_owner, team="own"
+)
+ISOLATION_OWNER = Access("members of the team that owns the plan, and admins", isolation_owner, team="no")
+NODE_TEAM = Access("members of the node's team, and admins", team_member, team="own", owner="own")
+HOLD_OWNER = Access("the owner of the hold, and admins", team_member, team="own", owner="own")
+FREEZE_SCOPE = Access("admins; members of a team for its own scope", team_member, team="own", owner="own")
+ADMIN = Access("admins", admin, team="no", owner="no")
+OWN_TEAM = Access("members of the team, and admins", own_team, team="own", owner="own")

@@ -16,9 +16,6 @@ from rolloutd.control.requests import NoParams, QueryParams
 from rolloutd.engine.state import State
 from rolloutd.ports import JSON, AuditReport, Runner, SourceStore
 
-ANY_SOCKET_USER = "everybody who can open the socket"
-ANY_TEAM_MEMBER = "members of the teams in the settings, and admins"
-
 
 def _record_nothing(report: AuditReport) -> None:
     pass
@@ -78,7 +75,7 @@ class Route:
     """One row of the route table.
 
     `response_type` is the TypedDict of the body, or of one line if the route streams.
-    `right` is checked before query and body are read; `allowed_callers` describes it in the document.
+    `access` is checked before query and body are read, and is in the documents.
     """
 
     method: str
@@ -92,8 +89,7 @@ class Route:
     is_body_optional: bool = False
     streams: bool = False
     creates: bool = False
-    allowed_callers: str = ANY_SOCKET_USER
-    right: rights.Right = rights.any_user
+    access: rights.Access = rights.EVERYBODY
 
 
 class RouteTable(list[Route]):

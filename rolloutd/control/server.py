@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
@@ -138,7 +138,9 @@ class ControlServer:
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_UPLOAD_BYTES, middlewares=[self._error_middleware])
         for route in ROUTES:
-            application.router.add_route(route.method, route.path, partial(self._serve, route))
+            application.router.add_route(
+                route.method, route.path, partial(self._serve, route), expect_handler=_continue_if_expected
+            )
         return application
 
     @web.middleware
@@ -172,7 +174,7 @@ class ControlServer:
             with self._limits.requests.taking(identity.uid):
                 async with asyncio.timeout(HANDLER_TIMEOUT_S):
                     # Before the body is read: a caller without the right must not delay the others.
-                    await route.right(self._services.state, identity, dict(request.match_info))
+                    await route.access.check(self._services.state, identity, dict(request.match_info))
                     parsed = await self._read_request(route, request, identity)
                     result = await route.handler(self._services, parsed)
         except NotAllowed as exc:
@@ -248,10 +250,17 @@ class ControlServer:
         return response
 
 
+async def _continue_if_expected(request: web.Request) -> None:
+    """Answer `Expect: 100-continue`; aiohttp would also quote another expectation, which may be no text."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+
+
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """Return whether to keep a record of the HTTP framework: no traceback for bytes that are not HTTP."""
+    """Return whether to keep a record of the HTTP framework: no traceback for a client's fault."""
     exc = record.exc_info[1] if record.exc_info else None
-    return not isinstance(exc, HttpProcessingError)
+    return not isinstance(exc, HttpProcessingError | ConnectionError)
 
 
 def _abort_connection(request: web.Request) -> None:
@@ -275,7 +284,7 @@ async def _read_limited(request: web.Request, limit: int) -> bytes:
                 chunks.append(chunk)
     except TimeoutError:
         raise responses.BadRequest(f"the body: not received in {BODY_TIMEOUT_S:.0f} s; resend it") from None
-    except (web.PayloadAccessError, ValueError) as exc:
+    except (web.PayloadAccessError, web.RequestPayloadError, ValueError) as exc:
         raise responses.BadRequest(f"the body: not readable ({exc}); send it again") from exc
     return b"".join(chunks)
 

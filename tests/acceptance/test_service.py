@@ -211,8 +211,8 @@ def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnviro
 
 
 @pytest.mark.servers
-def test_a_rollout_under_systemd_survives_a_restart(serviced: SystemdEnvironment) -> None:
-    """The socket starts the daemon; a restart in the middle of a run loses and doubles nothing."""
+def test_a_rollout_under_systemd_survives_restart_and_stop(serviced: SystemdEnvironment) -> None:
+    """The socket starts the daemon; a restart and a stop in the middle of a run lose and double nothing."""
     systemd = serviced.systemd
     assert systemd.show("rolloutd.service", "ActiveState") == "inactive"
     inode = serviced.socket.stat().st_ino
@@ -239,7 +239,15 @@ def test_a_rollout_under_systemd_survives_a_restart(serviced: SystemdEnvironment
     assert serviced.main_pid() not in ("0", before)
     assert serviced.socket.stat().st_ino == inode, "the socket is the same one"
     assert in_work(serviced), "the restart was in the middle of it"
+    systemd.ctl("stop", "rolloutd.socket", "rolloutd.service")
+    assert serviced.main_pid() == "0"
+    assert runs_of(serviced) == runs
+    assert in_work(serviced), "the stop was in the middle of it"
     serviced.resume_playbooks()
+    serviced.wait_until(lambda: serviced.spans()[-1].end, "the run ends without the daemon")
+    assert serviced.main_pid() == "0"
+    systemd.ctl("start", "rolloutd.socket")
+    inode = serviced.socket.stat().st_ino
 
     serviced.wait_until(lambda: serviced.status(rollout)["state"] == "done", "the rollout ends")
     assert sorted(span.node for span in serviced.spans()) == ["n1", "n2", "n3"], "each node exactly once"

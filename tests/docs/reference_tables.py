@@ -1,15 +1,16 @@
-"""Draws the reference of a file's keys from its schema: one Markdown table per mapping.
+"""Draws the tables of the documents: the keys of the files from their schemas, the roles from the routes.
 
-docs/plan-file.md and docs/settings.md hold what this draws, and a test holds
-them to it, so that the documents cannot fall behind the types.
+docs/plan-file.md, docs/settings.md and docs/api.md hold what this draws, and a
+test holds them to it, so that the documents cannot fall behind the code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rolloutd.control.routes import Route
 from rolloutd.planfile.schema import resolve_reference, value_schema
 
 JSON = Any
@@ -17,6 +18,11 @@ Schema = dict[str, JSON]
 
 BEGIN = "<!-- reference: begin -->"
 END = "<!-- reference: end -->"
+
+ROLES_BEGIN = "<!-- roles: begin -->"
+ROLES_END = "<!-- roles: end -->"
+
+ROLES = ("nobody", "reader", "team", "owner", "submitter", "admin", "service")
 
 _TYPE_NAMES = {
     "object": "mapping",
@@ -31,6 +37,16 @@ def render_reference(schema: Schema) -> str:
     """Return the tables of all mappings of a file, from the outermost in."""
     tables = [_table(schema, path, node) for path, node in _mappings(schema, "", schema)]
     return "\n".join([BEGIN, "", *tables, END])
+
+
+def render_roles(routes: Sequence[Route]) -> str:
+    """Return the table of what each role may call."""
+    lines = [ROLES_BEGIN, f"| call | {' | '.join(ROLES)} |", f"|---{'|---' * len(ROLES)}|"]
+    for route in routes:
+        access = route.access
+        cells = ("no", access.others, access.team, access.owner, access.owner, access.admin, access.others)
+        lines.append(f"| `{route.method} {route.path}` | {' | '.join(cells)} |")
+    return "\n".join([*lines, ROLES_END])
 
 
 def _mappings(schema: Schema, path: str, node: Schema) -> Iterator[tuple[str, Schema]]:

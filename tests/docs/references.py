@@ -1,21 +1,33 @@
-"""The tables of keys in the documents, written from the types: `make docs`."""
+"""The tables in the documents, written from the types and the routes: `make docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rolloutd import planfile, settings
-from tests.docs.reference_tables import BEGIN, END, render_reference
+from rolloutd.control.handlers import ROUTES
+from tests.docs.reference_tables import (
+    BEGIN,
+    END,
+    ROLES_BEGIN,
+    ROLES_END,
+    render_reference,
+    render_roles,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
-    """Rewrite both references."""
-    for name, schema in (("plan-file.md", planfile.schema()), ("settings.md", settings.schema())):
-        text = (DOCS / name).read_text()
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        (DOCS / name).write_text(before + render_reference(schema) + after)
+    """Rewrite the tables."""
+    replace_table("plan-file.md", BEGIN, END, render_reference(planfile.schema()))
+    replace_table("settings.md", BEGIN, END, render_reference(settings.schema()))
+    replace_table("api.md", ROLES_BEGIN, ROLES_END, render_roles(ROUTES))
+
+
+def replace_table(name: str, begin: str, end: str, table: str) -> None:
+    text = (DOCS / name).read_text()
+    (DOCS / name).write_text(text.split(begin)[0] + table + text.split(end)[1])
 
 
 if __name__ == "__main__":

@@ -63,10 +63,23 @@ class AnsibleInventory:
     async def refresh(self) -> Sequence[DiscoveredNode]:
         if not self._path.exists():
             raise SourceFailed(f"there is no inventory {self._path}: name an existing file or directory")
-        listing = self._parse_listing(await self._run_ansible_inventory())
+        return self.parse_nodes(await self._run_ansible_inventory())
+
+    def parse_nodes(self, output: bytes) -> Sequence[DiscoveredNode]:
+        """Return the nodes of ansible-inventory's listing; raises SourceFailed."""
+        try:
+            return self._parse_nodes(output)
+        except (AttributeError, TypeError, RecursionError) as error:
+            problem = f"ansible-inventory printed a listing of another shape ({error})"
+            raise self._source_error(problem, "run it manually") from error
+
+    def _parse_nodes(self, output: bytes) -> Sequence[DiscoveredNode]:
+        listing = self._parse_listing(output)
         hosts = listing.get("_meta", {}).get("hostvars", {})
         members = _group_members(listing)
         names = sorted(set(hosts).union(*members.values()))
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a host's name is not a text")
         if not names:
             raise self._source_error(
                 "it names no host", "add hosts to it, or remove the source from the settings"

@@ -21,6 +21,9 @@ MAX_EVIDENCE_BYTES = 16 * 1024
 MAX_LINE_BYTES = 64 * 1024
 """The callback's lines are far shorter; a longer one is from another writer."""
 
+EVENT_TEXTS = ("kind", "host", "task", "play", "text", "on")
+"""Fields of an event that are texts, or null."""
+
 MAX_READ_BYTES = 4 * 1024 * 1024
 """Limit of one read of events: a long run is read in parts."""
 
@@ -228,6 +231,17 @@ def _parse_event(raw: bytes) -> Mapping[str, Any] | None:
         return None
     try:
         event = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) else None
+    return event if isinstance(event, dict) and _is_valid_event(event) else None
+
+
+def _is_valid_event(event: Mapping[str, Any]) -> bool:
+    """Return whether the fields that are read have their types: another program may write to the file."""
+    stats = event.get("stats") or {}
+    return (
+        all(isinstance(event.get(name, ""), str | None) for name in EVENT_TEXTS)
+        and isinstance(event.get("at", 0.0), int | float)
+        and isinstance(stats, dict)
+        and all(isinstance(counts, dict) for counts in stats.values())
+    )

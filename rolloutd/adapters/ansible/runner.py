@@ -136,7 +136,7 @@ class AnsibleRunner:
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
         while lines := await asyncio.to_thread(directory.read_events, offset):
             for line in lines:
-                yield _to_run_event(line)
+                yield to_run_event(line)
             offset = lines[-1].offset
 
     async def cancel(self, handle: str) -> None:
@@ -388,7 +388,7 @@ def _unfinished_run_host(directory: RunDirectory) -> Host | None:
     return None if connection is None else to_host(str(directory.read_metadata()["node"]), connection)
 
 
-def _to_run_event(line: run_directory.RunEventLine) -> RunEvent:
+def to_run_event(line: run_directory.RunEventLine) -> RunEvent:
     event = dict(line.event)
     at, kind = event.pop("at", 0.0), event.pop("kind", "")
     event.pop("text", None)

@@ -7,7 +7,8 @@ permissions and a terminating namespace both 403.  Bodies are JSON, plain text o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rolloutd.errors import NodeUnreachable, RolloutdError
@@ -54,9 +55,43 @@ class ApiError(RolloutdError):
         return self.status in (401, 408) or self.status >= 500 or self.is_flow_control
 
 
+@contextmanager
+def malformed_answers() -> Iterator[None]:
+    """Turn the errors of reading an object of an unexpected shape into ApiError; also a decorator."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        what = f"an object has an unexpected shape ({type(error).__name__}: {error})"
+        raise ApiError(502, "Malformed", what) from error
+
+
+def require_text(value: JSON) -> str:
+    """Return a text; raises TypeError for another value, ValueError for one that has no UTF-8."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is not a text")
+    value.encode()
+    return value
+
+
+def check_object(found: JSON) -> Mapping[str, JSON]:
+    """Return an answer that is an object, or a list of objects; raises ValueError."""
+    items = found.get("items") if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not isinstance(items, list | None):
+        raise ValueError("the answer is not an object")
+    for each in (found, *(items or ())):
+        if not isinstance(each, dict) or not isinstance(each.get("metadata"), dict | None):
+            raise ValueError("the answer has an object without fields")
+        for name in ("labels", "annotations"):
+            texts = (each.get("metadata") or {}).get(name) or {}
+            if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+                raise ValueError(f"the {name} of an object are not texts")
+    return found
+
+
 def parse_error(status: int, phrase: str, body: str, headers: Mapping[str, str]) -> ApiError:
     found = _parse_status(body)
-    details = found.get("details") or {}
+    details = found.get("details")
+    details = details if isinstance(details, dict) else {}
     return ApiError(
         status,
         str(found.get("reason") or phrase),
@@ -79,15 +114,16 @@ def parse_watch_error(status: Mapping[str, JSON]) -> ApiError:
 def _parse_status(body: str) -> Mapping[str, JSON]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _parse_causes(details: Mapping[str, JSON]) -> dict[str, str]:
+    causes = details.get("causes")
     return {
         str(cause.get("reason") or ""): str(cause.get("message") or "")
-        for cause in details.get("causes") or ()
+        for cause in (causes if isinstance(causes, list) else ())
         if isinstance(cause, dict)
     }
 

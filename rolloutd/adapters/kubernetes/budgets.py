@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import run_list_watch
 from rolloutd.adapters.kubernetes.pods import Pod
@@ -71,18 +72,19 @@ class Budget:
         return self.always_allows_unready or self.healthy >= self.desired > 0
 
 
+@malformed_answers()
 def parse_budget(budget: Mapping[str, JSON]) -> Budget:
     meta, spec, status = budget["metadata"], budget.get("spec") or {}, budget.get("status") or {}
     failures = (c for c in status.get("conditions") or () if c.get("reason") == "SyncFailed")
     return Budget(
-        namespace=meta["namespace"],
-        name=meta["name"],
+        namespace=require_text(meta["namespace"]),
+        name=require_text(meta["name"]),
         selector=spec.get("selector"),
         is_observed=status.get("observedGeneration") == meta.get("generation"),
-        allowed=status.get("disruptionsAllowed", 0),
-        expected=status.get("expectedPods", 0),
-        desired=status.get("desiredHealthy", 0),
-        healthy=status.get("currentHealthy", 0),
+        allowed=int(status.get("disruptionsAllowed", 0)),
+        expected=int(status.get("expectedPods", 0)),
+        desired=int(status.get("desiredHealthy", 0)),
+        healthy=int(status.get("currentHealthy", 0)),
         sync_error=next((str(c.get("message") or "no reason given") for c in failures), ""),
         always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
         disrupted=frozenset(status.get("disruptedPods") or ()),
@@ -242,6 +244,7 @@ class BudgetWatch:
         self._notify()
 
 
+@malformed_answers()
 def selector_matches(selector: Mapping[str, JSON] | None, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector selects these labels; an empty selector selects everything."""
     if selector is None:

@@ -20,7 +20,14 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import yaml
 
-from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, parse_error
+from rolloutd.adapters.kubernetes.api_errors import (
+    ApiError,
+    ClusterUnreachable,
+    check_object,
+    malformed_answers,
+    parse_error,
+    require_text,
+)
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
@@ -172,7 +179,7 @@ class Cluster:
             self._request_slots,
             self._open_response(method, path, query, body, content_type, timeout) as answer,
         ):
-            return json.loads(await answer.read())
+            return check_object(json.loads(await answer.read()))
 
     @asynccontextmanager
     async def watch(
@@ -197,8 +204,9 @@ class Cluster:
         while True:
             chunk = await self.get(path, query)
             page.items += chunk.get("items") or ()
-            page.resource_version = chunk["metadata"]["resourceVersion"]
-            token = chunk["metadata"].get("continue")
+            with malformed_answers():
+                page.resource_version = require_text(chunk["metadata"]["resourceVersion"])
+                token = require_text(chunk["metadata"].get("continue") or "")
             if not token:
                 return page
             query["continue"] = token
@@ -226,7 +234,7 @@ class Cluster:
                 if not 200 <= response.status <= 299:
                     await self._raise_api_error(api, response)
                 yield response
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError) as error:
             # ValueError: a proxy's answer that is not JSON, or an event longer than any object.
             await self._refresh_credentials(api)
             raise ClusterUnreachable(f"cluster {self.name} does not answer: {_error_text(error)}") from error
@@ -333,7 +341,11 @@ def api_path(
 async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, JSON]]:
     async for line in response.content:
         if line.strip():
-            yield json.loads(line)
+            event = json.loads(line)
+            if not isinstance(event, dict) or "type" not in event:
+                raise ValueError("a watch's line is not an event")
+            check_object(event.get("object"))
+            yield event
 
 
 def _error_text(error: BaseException) -> str:

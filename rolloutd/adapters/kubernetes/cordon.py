@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rolloutd.adapters.kubernetes.api_errors import ApiError
+from rolloutd.adapters.kubernetes.api_errors import ApiError, malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path
 from rolloutd.adapters.kubernetes.nodes import (
     ISOLATED_BY,
@@ -24,6 +24,7 @@ from rolloutd.adapters.kubernetes.nodes import (
     IsolationRecord,
     find_annotation,
     parse_cordon_state,
+    parse_node,
 )
 from rolloutd.ports import Busy, Ok
 
@@ -39,6 +40,9 @@ MAX_CONFLICT_RETRIES = 10
 
 async def read_node(cluster: Cluster, name: str) -> Mapping[str, JSON]:
     node: Mapping[str, JSON] = await cluster.get(api_path("nodes", name))
+    with malformed_answers():
+        parse_node(node)
+        require_text(node["metadata"]["resourceVersion"])
     return node
 
 

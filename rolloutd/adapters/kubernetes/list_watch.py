@@ -11,7 +11,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, parse_watch_error
+from rolloutd.adapters.kubernetes.api_errors import (
+    ApiError,
+    ClusterUnreachable,
+    malformed_answers,
+    parse_watch_error,
+    require_text,
+)
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster
 
 JSON = Any
@@ -93,7 +99,8 @@ class ListWatch:
         if not self.resource_version:
             page = await self._cluster.list(self._path, self._query)
             self.resource_version = page.resource_version
-            self._handler.on_list(page.items)
+            with malformed_answers():
+                self._handler.on_list(page.items)
         began = asyncio.get_running_loop().time()
         events = await self._watch()
         useful = events > 0 or asyncio.get_running_loop().time() - began > MIN_WATCH_S
@@ -121,10 +128,11 @@ class ListWatch:
                 self._handler.on_watch_ended()
         return events
 
+    @malformed_answers()
     def _handle_event(self, event: Mapping[str, JSON]) -> None:
         obj = event["object"]
         if event["type"] == "ERROR":
             raise parse_watch_error(obj)
-        self.resource_version = obj["metadata"]["resourceVersion"]
+        self.resource_version = require_text(obj["metadata"]["resourceVersion"])
         if event["type"] != "BOOKMARK":
             self._handler.on_event(event["type"], obj)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER
 
 JSON = Any
@@ -168,6 +169,7 @@ def find_annotation(node: Mapping[str, JSON], name: str, domain: str = DEFAULT_D
     return next((str(value) for value in found if value is not None), None)
 
 
+@malformed_answers()
 def parse_node(
     node: Mapping[str, JSON], uncordoned_record: str | None = None, domain: str = DEFAULT_DOMAIN
 ) -> NodeView:
@@ -177,8 +179,8 @@ def parse_node(
     ready, condition = _parse_readiness(node, taints)
     node_info = status.get("nodeInfo") or {}
     return NodeView(
-        name=meta["name"],
-        uid=meta["uid"],
+        name=require_text(meta["name"]),
+        uid=require_text(meta["uid"]),
         is_ready=ready,
         ready_message=condition,
         cordon_state=parse_cordon_state(node, uncordoned_record=uncordoned_record, domain=domain),
@@ -195,12 +197,14 @@ def parse_node(
     )
 
 
+@malformed_answers()
 def readiness(node: Mapping[str, JSON]) -> tuple[bool, str]:
     return _parse_readiness(
         node, tuple(taint["key"] for taint in (node.get("spec") or {}).get("taints") or ())
     )
 
 
+@malformed_answers()
 def parse_cordon_state(
     node: Mapping[str, JSON],
     rollout: str | None = None,

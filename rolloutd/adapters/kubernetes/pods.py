@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from machines.model.selector import Selector
+from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import join_names
 
 JSON = Any
@@ -81,15 +82,16 @@ class DrainPlan:
         return not (self.to_evict or self.terminating or self.finishing or self.refused)
 
 
+@malformed_answers()
 def parse_pod(pod: Mapping[str, JSON]) -> Pod:
     meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     owner = next((o for o in meta.get("ownerReferences") or () if o.get("controller")), None)
     daemon = owner is not None and owner.get("kind") == DAEMON_SET_KIND
     finished = status.get("phase") in ("Succeeded", "Failed")
     return Pod(
-        namespace=meta["namespace"],
-        name=meta["name"],
-        uid=meta["uid"],
+        namespace=require_text(meta["namespace"]),
+        name=require_text(meta["name"]),
+        uid=require_text(meta["uid"]),
         owner=_top_owner(owner, meta.get("labels") or {}),
         is_ready=has_ready_condition(status),
         # The API server applies no budget to these.

@@ -55,7 +55,7 @@ class Queries:
             problem = f"no answer within {timeout_s:.0f} s"
         except QueryFailed as error:
             problem = str(error)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, RecursionError, ValueError) as error:
             problem = str(error) or type(error).__name__
         raise QueryFailed(f"prometheus {name}: {problem}")
 

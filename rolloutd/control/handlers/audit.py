@@ -13,8 +13,7 @@ routes = RouteTable()
     "POST",
     "/v1/audit/settle",
     body_model=requests.SettleBody,
-    allowed_callers="admins",
-    right=rights.admin,
+    access=rights.ADMIN,
 )
 async def settle(services: Services, request: Request) -> wire.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""

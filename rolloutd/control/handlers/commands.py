@@ -19,12 +19,9 @@ from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_deletion, resolve_rollout
-from rolloutd.control.routes import ANY_TEAM_MEMBER, Request, RouteTable, Services
+from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
-
-OWNERS_ONLY = "members of the team that owns the plan, and admins"
-FREEZE_CALLERS = "admins; members of a team for its own scope"
 
 NO_REASON = "no reason given"
 
@@ -44,8 +41,7 @@ routes = RouteTable()
     "POST",
     f"{_ROLLOUT_PATH}/votes",
     body_model=requests.CastVote,
-    allowed_callers="members of the teams that the gate asks",
-    right=rights.voter,
+    access=rights.VOTER,
 )
 async def vote(services: Services, request: Request) -> wire.Gate:
     """Vote yes or no at a gate."""
@@ -69,8 +65,7 @@ async def vote(services: Services, request: Request) -> wire.Gate:
     "POST",
     f"{_ROLLOUT_PATH}/withdraw",
     body_model=requests.WithdrawVote,
-    allowed_callers="the caller who cast the votes",
-    right=rights.voter,
+    access=rights.OWN_VOTE,
 )
 async def withdraw(services: Services, request: Request) -> wire.Gate:
     """Withdraw one's own votes at a gate."""
@@ -88,8 +83,7 @@ async def withdraw(services: Services, request: Request) -> wire.Gate:
     "POST",
     f"{_ROLLOUT_PATH}/pause",
     body_model=_REASON_NOW,
-    allowed_callers=OWNERS_ONLY,
-    right=rights.plan_owner,
+    access=rights.PLAN_OWNER,
 )
 async def pause(services: Services, request: Request) -> wire.Rollout:
     """Start no node of a rollout until it is resumed."""
@@ -100,8 +94,7 @@ async def pause(services: Services, request: Request) -> wire.Rollout:
     "POST",
     f"{_ROLLOUT_PATH}/resume",
     body_model=_REASON,
-    allowed_callers=OWNERS_ONLY,
-    right=rights.plan_owner,
+    access=rights.PLAN_OWNER,
 )
 async def resume(services: Services, request: Request) -> wire.Rollout:
     """Lift a person's pause."""
@@ -112,15 +105,14 @@ async def resume(services: Services, request: Request) -> wire.Rollout:
     "POST",
     f"{_ROLLOUT_PATH}/cancel",
     body_model=_REASON_NOW,
-    allowed_callers=OWNERS_ONLY,
-    right=rights.plan_owner,
+    access=rights.PLAN_OWNER,
 )
 async def cancel(services: Services, request: Request) -> wire.Rollout:
     """End a rollout: none of its nodes starts again."""
     return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.body.now))
 
 
-@routes.add("DELETE", _ROLLOUT_PATH, allowed_callers=OWNERS_ONLY, right=rights.plan_owner)
+@routes.add("DELETE", _ROLLOUT_PATH, access=rights.PLAN_OWNER)
 async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     """Delete a closed rollout and the output of its runs; its audit stays."""
     resolved = await resolve_for_deletion(services.state, request.path_params["r"])
@@ -139,25 +131,20 @@ async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     "POST",
     f"{_NODE_PATH}/advance",
     body_model=_REASON,
-    allowed_callers="members of the team that owns the plan or the node, and admins",
-    right=rights.plan_or_node_owner,
+    access=rights.PLAN_OR_NODE_OWNER,
 )
 async def advance(services: Services, request: Request) -> wire.Node:
     """Move a waiting node to the front of its wave."""
     return await _command_node(services, request, rollout_commands.advance)
 
 
-@routes.add(
-    "POST", f"{_NODE_PATH}/retry", body_model=_REASON, allowed_callers=OWNERS_ONLY, right=rights.plan_owner
-)
+@routes.add("POST", f"{_NODE_PATH}/retry", body_model=_REASON, access=rights.PLAN_OWNER)
 async def retry(services: Services, request: Request) -> wire.Node:
     """Retry a failed node."""
     return await _command_node(services, request, rollout_commands.retry)
 
 
-@routes.add(
-    "POST", f"{_NODE_PATH}/rollback", body_model=_REASON, allowed_callers=OWNERS_ONLY, right=rights.plan_owner
-)
+@routes.add("POST", f"{_NODE_PATH}/rollback", body_model=_REASON, access=rights.PLAN_OWNER)
 async def rollback(services: Services, request: Request) -> wire.Node:
     """Run the rollback playbook on a failed node."""
     return await _command_node(services, request, rollout_commands.rollback)
@@ -167,8 +154,7 @@ async def rollback(services: Services, request: Request) -> wire.Node:
     "POST",
     f"{_NODE_PATH}/skip",
     body_model=requests.SkipNode,
-    allowed_callers=OWNERS_ONLY,
-    right=rights.plan_owner,
+    access=rights.PLAN_OWNER,
 )
 async def skip(services: Services, request: Request) -> wire.Node:
     """Leave a node out of a rollout."""
@@ -181,8 +167,7 @@ async def skip(services: Services, request: Request) -> wire.Node:
     "/v1/nodes/{n}/return",
     body_model=requests.OptionalReasonBody,
     is_body_optional=True,
-    allowed_callers=OWNERS_ONLY,
-    right=rights.isolation_owner,
+    access=rights.ISOLATION_OWNER,
 )
 async def return_node(services: Services, request: Request) -> wire.Node:
     """Return a node to service that was left isolated."""
@@ -202,8 +187,7 @@ async def return_node(services: Services, request: Request) -> wire.Node:
     "PUT",
     "/v1/holds",
     body_model=requests.TakeHold,
-    allowed_callers="members of the node's team, and admins",
-    right=rights.team_member,
+    access=rights.NODE_TEAM,
 )
 async def hold(services: Services, request: Request) -> wire_fleet.Hold:
     """Take a node's slots; observe its pool first if it is unknown whether one is free."""
@@ -234,8 +218,7 @@ async def _take_hold(services: Services, request: Request) -> wire_fleet.Hold:
     "DELETE",
     "/v1/holds",
     body_model=requests.ReleaseHold,
-    allowed_callers="the owner of the hold, and admins",
-    right=rights.team_member,
+    access=rights.HOLD_OWNER,
 )
 async def release(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
     """Release a hold on a node."""
@@ -252,8 +235,7 @@ async def release(services: Services, request: Request) -> wire_fleet.ReleaseRes
     "POST",
     "/v1/freezes",
     body_model=requests.StartFreeze,
-    allowed_callers=FREEZE_CALLERS,
-    right=rights.team_member,
+    access=rights.FREEZE_SCOPE,
 )
 async def freeze(services: Services, request: Request) -> wire_fleet.Freeze:
     """Start no node in a scope until the freeze is lifted."""
@@ -274,8 +256,7 @@ async def freeze(services: Services, request: Request) -> wire_fleet.Freeze:
     "/v1/freezes",
     body_model=requests.LiftFreeze,
     is_body_optional=True,
-    allowed_callers=FREEZE_CALLERS,
-    right=rights.team_member,
+    access=rights.FREEZE_SCOPE,
 )
 async def unfreeze(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
     """Lift the freezes of a scope, or one by its id."""
@@ -291,8 +272,7 @@ async def unfreeze(services: Services, request: Request) -> wire_fleet.ReleaseRe
     "/v1/inventory/refresh",
     body_model=requests.EmptyBody,
     is_body_optional=True,
-    allowed_callers=ANY_TEAM_MEMBER,
-    right=rights.team_member,
+    access=rights.ANY_TEAM_MEMBER,
 )
 async def refresh(services: Services, request: Request) -> wire_fleet.RefreshResponse:
     """Read the inventory sources again, in the background."""

@@ -11,7 +11,7 @@ from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.preview import preview
 from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.responses import diagnostic_body
-from rolloutd.control.routes import ANY_TEAM_MEMBER, Created, Request, RouteTable, Services
+from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
 
@@ -32,8 +32,7 @@ async def validate(services: Services, request: Request) -> wire_plans.Validatio
     "POST",
     "/v1/plans/preview",
     body_model=requests.PlanWithUpload,
-    allowed_callers=ANY_TEAM_MEMBER,
-    right=rights.team_member,
+    access=rights.ANY_TEAM_MEMBER,
 )
 async def preview_plan(services: Services, request: Request) -> wire_plans.Preview:
     """Show what a plan would do."""
@@ -49,8 +48,7 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
     "/v1/plans/submit",
     body_model=requests.SubmitPlan,
     creates=wire_plans.Submission,
-    allowed_callers="members of the team that metadata.owner names, and admins",
-    right=rights.team_member,
+    access=rights.PLAN_SUBMITTER,
 )
 async def submit_plan(services: Services, request: Request) -> Created | wire_plans.Submission:
     """Open a rollout, or return the one that this plan has."""
@@ -83,8 +81,7 @@ async def submit_plan(services: Services, request: Request) -> Created | wire_pl
     "/v1/uploads",
     upload_type="application/x-tar",
     creates=wire_plans.UploadResponse,
-    allowed_callers=ANY_TEAM_MEMBER,
-    right=rights.team_member,
+    access=rights.ANY_TEAM_MEMBER,
 )
 async def upload(services: Services, request: Request) -> Created:
     """Store a tree of playbooks under its content hash."""

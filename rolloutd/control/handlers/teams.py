@@ -25,8 +25,7 @@ async def team(services: Services, request: Request) -> wire_fleet.Team:
     "PUT",
     "/v1/teams/{t}",
     body_model=requests.SetTeamRules,
-    allowed_callers="members of the team, and admins",
-    right=rights.own_team,
+    access=rights.OWN_TEAM,
 )
 async def set_team(services: Services, request: Request) -> wire_fleet.Team:
     """Set a team's own windows and canaries."""
@@ -50,7 +49,7 @@ async def set_team(services: Services, request: Request) -> wire_fleet.Team:
     "POST",
     "/v1/rollouts/{r}/votes/token",
     body_model=requests.TokenVote,
-    allowed_callers="any caller with a token that a service of the settings signed",
+    access=rights.TOKEN_BEARER,
 )
 async def vote_by_token(services: Services, request: Request) -> wire.Gate:
     """Cast the vote in a service's signed token."""

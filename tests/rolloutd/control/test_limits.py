@@ -86,16 +86,12 @@ async def test_right_is_checked_before_the_body(tmp_path: Path, route: Route) ->
         await inside.request("adam", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "over"})
         status = await status_without_body(inside, tmp_path, "nora", route, {"r": rollout})
         assert status == 403
-        assert route.right is not any_user
+        assert route.access.check is not any_user
 
 
 @pytest.mark.parametrize(
     "route",
-    [
-        each
-        for each in ROUTES
-        if each.allowed_callers.startswith("members of the team that owns the plan, and")
-    ],
+    [each for each in ROUTES if each.access.team == "no"],
     ids=lambda route: f"{route.method} {route.path}",
 )
 async def test_another_team_is_refused_before_the_state_is_judged(tmp_path: Path, route: Route) -> None:
