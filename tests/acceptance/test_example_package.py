@@ -116,7 +116,7 @@ def test_plan_needs_the_package(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.servers("haproxy")
-def test_isolator_of_the_package_drains_beside_haproxy(python: Path, tmp_path: Path) -> None:
+def test_isolator_of_package_drains_with_haproxy(python: Path, tmp_path: Path) -> None:
     plan, settings = tmp_path / "plan.yml", tmp_path / "settings.yaml"
     plan.write_text(PLAN.replace("DIRECTORY", str(tmp_path)))
     balancer = Haproxy(tmp_path / "lb1", {"n1": free_port()}).start()
