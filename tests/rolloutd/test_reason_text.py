@@ -36,6 +36,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"by": "bob", "gate": "continue", "wave": "canary", "reason": "slow"},
         "bob said no at continue after canary: slow",
     ),
+    ReasonCode.GATE_PILOT: ("R", {}, "the pilot gate waits: its votes are complete"),
     ReasonCode.GATE_START: (
         "R",
         VOTES,

@@ -166,7 +166,7 @@ def test_every_mistake_of_every_file_is_named_at_once(tmp_path: Path) -> None:
         ("first.yaml", 1, "admins"),
         ("first.yaml", 3, "pools.rack.max_unavailable"),
         ("second.yaml", 1, "teams.infra.verify[0].ssh.run"),
-        ("second.yaml", 1, "teams.infra.verify[1].prometheus"),
+        ("second.yaml", 1, "teams.infra.verify[1].prometheus.query"),
         ("second.yaml", 1, "teams.infra.verify[2]"),
         ("third.yaml", 2, "inventory[0].netbox"),
         ("third.yaml", 3, "inventory[1].ansibel"),
