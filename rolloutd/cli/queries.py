@@ -147,10 +147,13 @@ def why(call: Invocation) -> int:
     if call.args.json:
         call.print_data(answer)
     elif answer["reason"] is None:
-        suffix = "" if answer["phase"] == "done" else ", and nothing holds it up"
+        is_moving = answer["phase"] != "done" and answer.get("trouble") is None
+        suffix = ", and nothing holds it up" if is_moving else ""
         print_line(f"{answer['node']} is {answer['phase']}{suffix}")
     else:
         print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")
+    if not call.args.json and answer.get("trouble"):
+        print_line(f"the daemon has trouble: {sanitize(answer['trouble'])}")
     return exits.OK
 
 

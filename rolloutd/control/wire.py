@@ -303,11 +303,15 @@ class NodeDetail(Node):
 
 
 class NodeReason(TypedDict):
-    """Why a node does not move; `reason` is null if it moves or is done."""
+    """Why a node does not move; `reason` is null if it moves or is done.
+
+    `trouble` is the daemon's own, such as a full disk; null when there is none.
+    """
 
     node: str
     phase: str
     reason: Reason | None
+    trouble: str | None
 
 
 class LogLine(TypedDict):

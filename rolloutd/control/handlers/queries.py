@@ -137,7 +137,12 @@ async def why(services: Services, request: Request) -> wire.NodeReason:
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
     blocker = serializers.blocking_reason(services.state, resolved, target)
-    return {"node": target.node, "phase": target.phase.value, "reason": serializers.reason(blocker)}
+    return {
+        "node": target.node,
+        "phase": target.phase.value,
+        "reason": serializers.reason(blocker),
+        "trouble": "; ".join(services.state.problems()) or None,
+    }
 
 
 @routes.add("GET", "/v1/rollouts/{r}/plan")

@@ -248,6 +248,13 @@ def test_why_is_one_sentence(daemon: CannedDaemon, capsys: pytest.CaptureFixture
     assert out.startswith("n/1 is pending: n3 failed while maintaining (node-failed, for ")
 
 
+def test_trouble_of_the_daemon_shown_by_why(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"node": "n1", "phase": "maintaining", "reason": None, "trouble": "no space is left"}
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
+    _, out, _ = run(capsys, "why", "r", "n1")
+    assert out == "n1 is maintaining\nthe daemon has trouble: no space is left\n"
+
+
 # -- telling
 
 
