@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class ClusterEnvironment:
     sandbox: Cluster
     daemon: DaemonEnvironment
     nodes: list[str] = field(default_factory=list)
+    hosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     probe_count: int = 0
 
     async def in_thread(self, question: Callable[..., JSON], *words: JSON) -> JSON:
@@ -65,7 +66,7 @@ class ClusterEnvironment:
         assert ended.returncode == 0, f"{words}: {ended.returncode}: {ended.stderr}"
         return ended.stdout + ended.stderr
 
-    async def submit(self, name: str, **spec: JSON) -> str:
+    async def submit(self, name: str, *, playbook: str = WORK_PLAYBOOK, **spec: JSON) -> str:
         """Submit a plan over all nodes and open its start."""
         usual: dict[str, JSON] = {
             "isolate": [{"kubernetes": {"drain_timeout": "10m"}}],
@@ -74,7 +75,7 @@ class ClusterEnvironment:
             "soak": "1s",
         }
         full = plan(name, **{**usual, **spec})
-        rollout = await self.in_thread(self.daemon.submit, full, {"change.yml": WORK_PLAYBOOK})
+        rollout = await self.in_thread(self.daemon.submit, full, {"change.yml": playbook})
         await self.in_thread(self.daemon.vote, rollout, "start")
         return str(rollout)
 
@@ -97,9 +98,12 @@ class ClusterEnvironment:
 
 @contextlib.asynccontextmanager
 async def cluster_environment(
-    directory: Path, nodes: int, **settings: JSON
+    directory: Path, nodes: int, *, hosts: Mapping[str, Mapping[str, str]] | None = None, **settings: JSON
 ) -> AsyncIterator[ClusterEnvironment]:
-    """Start an API server with nodes of TEAMS pools, one sshd that is all of them, and a daemon."""
+    """Start an API server with nodes of TEAMS pools, one sshd that is all of them, and a daemon.
+
+    `hosts` are plain hosts with their labels, each with an sshd of its own.
+    """
     async with contextlib.AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeKubernetes())
         kubeconfig = fake.kubeconfig(directory / "kubeconfig")
@@ -111,6 +115,7 @@ async def cluster_environment(
             fake,
             cluster,
             DaemonEnvironment(directory, {f"t{n}": {"team": f"t{n}"} for n in range(1, TEAMS + 1)}),
+            hosts=hosts or {},
         )
         for number in range(nodes):
             name = f"n{number + 1}"
@@ -119,11 +124,18 @@ async def cluster_environment(
             made.nodes.append(await cluster.node(name, labels))
         sshd = await asyncio.to_thread(Sshd().start, directory / "sshd")
         stack.push_async_callback(asyncio.to_thread, sshd.stop)
-        (directory / "known_hosts").write_text(sshd.known_hosts.read_text())
-        hosts = {node: dict(sshd.connection()) for node in made.nodes}
-        (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        listed: dict[str, dict[str, JSON]] = {node: dict(sshd.connection()) for node in made.nodes}
+        known_hosts = [sshd.known_hosts]
+        for name, labels in made.hosts.items():
+            own = await asyncio.to_thread(Sshd().start, directory / "nodes" / name)
+            stack.push_async_callback(asyncio.to_thread, own.stop)
+            listed[name] = {**own.connection(), **labels}
+            known_hosts.append(own.known_hosts)
+        (directory / "known_hosts").write_text("".join(each.read_text() for each in known_hosts))
+        (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": listed}}))
         source = {"name": "ams", "kubeconfig": str(kubeconfig), "labels": {"team": "example.com/team"}}
-        inventory = [{"ansible": {"path": str(directory / "hosts.yml")}}, {"kubernetes": source}]
+        ansible = {"path": str(directory / "hosts.yml"), "labels": ["team", "role", "web"]}
+        inventory = [{"ansible": ansible}, {"kubernetes": source}]
         made.daemon.write_settings(inventory=inventory, **settings)
         stack.push_async_callback(asyncio.to_thread, made.daemon.stop)
         await made.in_thread(made.daemon.start_daemon)
