@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from zoneinfo import ZoneInfo
 
@@ -121,7 +121,7 @@ def decode_event(entry: Entry) -> events.Event:
             return events.StepRecorded(_decode(events.StepRecord, record), isolated)
         case _:
             names = {each.name for each in fields(kind)}
-            place = {key: entry[key] for key in ("rollout", "node") if key in names}
+            place: dict[str, Any] = {key: entry[key] for key in ("rollout", "node") if key in names}
             decoded: events.Event = _decode(kind, {**content, **place})
             return decoded
 
@@ -168,26 +168,38 @@ def _continues(previous: Mapping[str, Any], entry: Entry) -> bool:
 # -- values ---------------------------------------------------------------------
 
 
-def _decode(hint: Any, value: Any) -> Any:
-    """Return a value of this type from its JSON form."""
-    if value is None or hint is Any:
-        return value
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _decode(next(each for each in args if each is not type(None)), value)
-    if origin is tuple:
-        return tuple(_decode(args[0], each) for each in value)
-    if not isinstance(hint, type):
-        return value
-    if is_dataclass(hint):
-        hints = _hints(hint)
-        return hint(**{key: _decode(hints[key], each) for key, each in value.items()})
-    return hint(value) if issubclass(hint, StrEnum) else value
+def _decode(kind: Any, content: Mapping[str, Any]) -> Any:
+    """Return a value of a dataclass from its JSON form."""
+    decoder = _decoder(kind)
+    assert decoder is not None
+    return decoder(content)
 
 
 @cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
+def _decoder(hint: Any) -> Callable[[Any], Any] | None:
+    """Return what makes a value of this type from JSON; None when the JSON is the value."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _decoder(next(each for each in args if each is not type(None)))
+    if origin is tuple:
+        inner = _decoder(args[0])
+        return tuple if inner is None else lambda values: tuple(map(inner, values))
+    if not isinstance(hint, type):
+        return None
+    if is_dataclass(hint):
+        found = ((name, _decoder(each)) for name, each in get_type_hints(hint).items())
+        return partial(_decode_fields, hint, {name: each for name, each in found if each is not None})
+    return hint if issubclass(hint, StrEnum) else None
+
+
+def _decode_fields(
+    kind: type[Any], decoders: Mapping[str, Callable[[Any], Any]], content: Mapping[str, Any]
+) -> Any:
+    values = dict(content)
+    for name, decode in decoders.items():
+        if values.get(name) is not None:
+            values[name] = decode(values[name])
+    return kind(**values)
 
 
 def _parse_window(text: str) -> Window:
