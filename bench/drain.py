@@ -52,6 +52,9 @@ SPARE_NODES = 3
 SAMPLE_S = 0.1
 """Interval at which it is judged whether an evictable pod is left alone."""
 
+CONTROLLER_DELAY_S = 0.05
+"""How far the fake's controllers work behind a change."""
+
 MAX_PAUSE_S = 2.0
 MAX_REQUESTS_PER_POD = 3.0
 MAX_REFUSED_SHARE = 0.1
@@ -132,7 +135,7 @@ class Figures:
 
 @contextlib.asynccontextmanager
 async def api_server(directory: Path) -> AsyncIterator[tuple[FakeKubernetes, Path]]:
-    async with FakeKubernetes() as fake:
+    async with FakeKubernetes(delay_s=CONTROLLER_DELAY_S) as fake:
         fake.access.anonymous = ALL_RULES  # kubectl sends no token without TLS
         yield fake, fake.kubeconfig(directory / "kubeconfig")
 

@@ -2,28 +2,24 @@
 # Writes a kubeconfig for rolloutd's service account to stdout.
 #
 #   kubectl apply -f rolloutd.yaml
-#   ./make-kubeconfig.sh NAME [CONTEXT] > /etc/rolloutd/NAME.kubeconfig
+#   ./make-kubeconfig.sh NAME [CONTEXT [DURATION]] > /etc/rolloutd/NAME.kubeconfig
 #
-# It reads the cluster of your kubectl's context (or of CONTEXT) and changes
-# nothing.  The file has a token: only the daemon may read it.
+# It reads the cluster of your kubectl's context (or of CONTEXT) and requests a
+# token that expires after DURATION (24h).  Run it again before that, for example
+# by a timer: the daemon reads the new file by itself.  The file has the token:
+# only the daemon may read it.
 set -eu
 umask 077
 
-name=${1:?usage: make-kubeconfig.sh NAME [CONTEXT]}
+name=${1:?usage: make-kubeconfig.sh NAME [CONTEXT [DURATION]]}
 context=${2:-$(kubectl config current-context)}
+duration=${3:-24h}
 
 ask() { kubectl --context "$context" "$@"; }
 
 server=$(ask config view --raw --minify -o jsonpath='{.clusters[0].cluster.server}')
-token=
-tries=0
-while [ -z "$token" ]; do    # the token controller fills in the Secret a moment later
-    tries=$((tries + 1))
-    [ "$tries" -le 20 ] || { echo "the Secret rolloutd/rolloutd-token has no token; is rolloutd.yaml applied?" >&2; exit 1; }
-    token=$(ask -n rolloutd get secret rolloutd-token -o jsonpath='{.data.token}' | base64 -d)
-    [ -n "$token" ] || sleep 1
-done
-authority=$(ask -n rolloutd get secret rolloutd-token -o jsonpath='{.data.ca\.crt}')
+authority=$(ask -n rolloutd get configmap kube-root-ca.crt -o jsonpath='{.data.ca\.crt}' | base64 | tr -d '\n')
+token=$(ask -n rolloutd create token rolloutd --duration="$duration")
 
 cat <<END
 apiVersion: v1

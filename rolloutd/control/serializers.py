@@ -316,8 +316,7 @@ def node_reason(index: Index, target: Target, blocker: Reason | None, live: Step
     if live.first_busy is not None:
         remedy = None
         if target.phase is Phase.ISOLATING:
-            limit_s = index.rollout(target.rollout).plan.isolate_timeout_s
-            remedy = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=target.since + limit_s)
+            remedy = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
         params = {"detail": live.first_busy.text}
         is_return = live.first_busy.action is StepAction.REVERT
         code = ReasonCode.NOT_RETURNED_YET if is_return else ReasonCode.NOT_ISOLATED_YET

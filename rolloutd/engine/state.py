@@ -51,6 +51,8 @@ class StepProgress:
     since: float = 0.0
     first_busy: StepRecord | None = None
     """When the isolator of a waiting node first reported busy; the text is that of its latest report."""
+    isolation_deadline: float = 0.0
+    """When the isolation is aborted (epoch seconds); without the downtime before this daemon."""
     failing_check: str = ""
     """The result of a failing check; the driver repeats the check until `failing_check_until`."""
     failing_check_until: float = 0.0

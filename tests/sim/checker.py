@@ -36,7 +36,7 @@ from machines.model.events import (
 )
 from machines.model.plan import GateName, Plan
 from machines.model.windows import Window
-from machines.states import Outcome, Trigger
+from machines.states import Outcome, Phase, Trigger
 from tests import oracle
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class Checker:
         self._rollback_attempts: set[tuple[str, str, int]] = set()
         self._idle_probes: dict[tuple[str, str, int], bool] = {}
         self._undo_began_at: dict[tuple[str, str, int], float] = {}
+        self._admitted_at: dict[tuple[str, str, int], float] = {}
+        self._step_times: dict[tuple[str, str, int], list[float]] = {}
 
     def report_violation(self, text: str) -> None:
         """Record one violation."""
@@ -214,6 +216,7 @@ class Checker:
                 )
             case StepRecorded(record=record, isolated=isolated):
                 place = (record.rollout, record.node)
+                self._step_times.setdefault((*place, record.attempt), []).append(record.at)
                 if record.action is StepAction.REVERT:
                     self._undo_began_at.setdefault((*place, record.attempt), record.at)
                 if isolated is not None:
@@ -226,6 +229,8 @@ class Checker:
         if kind is None:
             return
         fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
+        if event.target is Phase.ISOLATING:
+            self._admitted_at[event.rollout, event.node, event.attempt] = event.at
         if event.failure is not None:
             fields |= {"failure": event.failure.id, "signature": event.failure.signature}
         if event.trigger is Trigger.ROLLBACK_ORDERED:
@@ -233,6 +238,12 @@ class Checker:
             self._rollback_attempts.add((event.rollout, event.node, event.attempt))
         self.feed_oracle(kind, **fields)
         self._compare_with_world(event)
+
+    def _worked_before_s(self, attempt: tuple[str, str, int]) -> float:
+        """Return how long earlier daemons isolated the node: an isolation's deadline counts that."""
+        since, times = self._admitted_at.get(attempt, 0.0), self._step_times.get(attempt, [])
+        earlier = (at for at in times if since <= at <= self.daemon_started_at)
+        return max(earlier, default=since) - since
 
     def _compare_with_world(self, event: PhaseMoved) -> None:
         machine = self.nodes[event.node]
@@ -243,7 +254,8 @@ class Checker:
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):
             undo_began_at = self._undo_began_at.get((event.rollout, event.node, event.attempt), event.at)
             limit_s = self.plans[event.rollout].isolate_timeout_s
-            if 0.0 <= undo_began_at - self.daemon_started_at < limit_s:
+            worked_before_s = self._worked_before_s((event.rollout, event.node, event.attempt))
+            if 0.0 <= undo_began_at - self.daemon_started_at < limit_s - worked_before_s:
                 self.report_violation(
                     f"{event.node} was put back as late, counting time in which no daemon was there"
                 )

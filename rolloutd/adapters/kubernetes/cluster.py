@@ -151,7 +151,7 @@ class Cluster:
         body: JSON = None,
         content_type: str = "application/json",
     ) -> JSON:
-        """Send a request and return its JSON; only rejections by flow control are retried."""
+        """Send a request and return its JSON; only flow control and renewed credentials retry."""
         backoff = Backoff(1.0, 5.0)
         for attempt in range(1, MAX_FLOW_CONTROL_ATTEMPTS + 1):
             try:
@@ -159,6 +159,8 @@ class Cluster:
                     method, path, query=query, body=body, content_type=content_type
                 )
             except ApiError as error:
+                if error.status == 401 and self._api is None and attempt == 1:
+                    continue  # the credentials were renewed meanwhile, as a short-lived token is
                 if not error.is_flow_control or attempt == MAX_FLOW_CONTROL_ATTEMPTS:
                     raise
                 await asyncio.sleep(max(error.retry_after_s or 0.0, backoff.next_s()))

@@ -154,7 +154,8 @@ class NodeWatch:
             self._on_observed([self._removed_observation(self.prefix + name, now) for name in names])
 
     def _removed_observation(self, node: str, now: float) -> Observation:
-        return Observation(node, NodeHealth.DOWN, now, f"it is no longer in cluster {self.cluster.name}")
+        # Not an outage: a deleted node leaves the fleet with the next refresh, and no peer must yield to it.
+        return Observation(node, NodeHealth.UNKNOWN, now, f"it is no longer in cluster {self.cluster.name}")
 
     async def _report_periodically(self) -> None:
         """Ping the server and report all nodes again."""

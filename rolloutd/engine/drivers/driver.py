@@ -73,7 +73,8 @@ class Driver:
         self.node = node
         self._state = state
         self._session = session = NodeSession(state, adapters, rollout, node)
-        self._counts_from = daemon_started_at
+        self._counts_from = self._started_at = daemon_started_at
+        self._seen_before: tuple[int, float] | None = None
         self._abort_reason = ""
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
@@ -170,12 +171,15 @@ class Driver:
         abort_reason = self._abort_reason
         if not in_effect and lacks_isolator(plan, self._state.index.nodes[self.node]):
             abort_reason = describe(Reason(ReasonCode.NO_ISOLATOR, self.node))
+        elapsed_s = self._elapsed_s(target, now)
+        if target.phase is Phase.ISOLATING:
+            self._session.progress.isolation_deadline = now + plan.isolate_timeout_s - elapsed_s
         return next_action.next_action(
             self._session.node_plan(in_effect),
             target,
             self._journal.records,
             now,
-            elapsed_s=self._elapsed_s(target, now),
+            elapsed_s=elapsed_s,
             has_unfinished_run=self._journal.has_unfinished_run,
             abort_reason=abort_reason,
         )
@@ -183,14 +187,29 @@ class Driver:
     def _elapsed_s(self, target: Target, now: float) -> float:
         """Return how long the node has been in its phase, without the time when this daemon could not act.
 
-        If the clock was set back to before the phase began, time counts from when the driver notices it.
+        An isolation counts the work of earlier daemons too, so that restarts cannot extend it for ever.  If
+        the clock was set back to before the phase began, time counts from when the driver notices it.
         """
         began = max(target.since, self._counts_from)
+        worked_before_s = self._worked_before_s(target, began)
         if now >= began:
-            return now - began
+            return now - began + worked_before_s
         if self._clock_set_back[0] != began or now < self._clock_set_back[1]:
             self._clock_set_back = (began, now)
-        return now - self._clock_set_back[1]
+        return now - self._clock_set_back[1] + worked_before_s
+
+    def _worked_before_s(self, target: Target, began: float) -> float:
+        """Return how long earlier daemons isolated the node: until the last record that they wrote.
+
+        Only the downtime before this daemon is left out, so restarts extend a deadline once.
+        """
+        if target.phase is not Phase.ISOLATING or began <= target.since:
+            return 0.0
+        if self._seen_before is None or self._seen_before[0] != target.attempt:
+            records = [r.at for r in self._journal.records if r.attempt == target.attempt]
+            earlier = [at for at in records if target.since <= at <= self._started_at]
+            self._seen_before = target.attempt, max(earlier, default=target.since)
+        return self._seen_before[1] - target.since
 
     def _next_action_if_removed(self, target: Target, now: float) -> actions.Action:
         """Return the next action of a node that the inventory lost; its target leaves the rollout soon."""

@@ -126,7 +126,7 @@ async def test_who_joins_and_leaves_changes_the_inventory(
         await sandbox.api.delete(f"/api/v1/nodes/{first}")
 
         async def gone() -> bool:
-            return core.last[first].sight is NodeHealth.DOWN
+            return core.last[first].sight is NodeHealth.UNKNOWN
 
         await sandbox.wait_until(gone)
         assert first not in {each.name for each in await inventory.refresh()}

@@ -230,6 +230,54 @@ async def test_a_node_that_cannot_be_isolated_is_put_back_no_later(tmp_path: Pat
         assert inside.state.index.target(rollout, "p1").aborted_isolations == 1
 
 
+async def test_restarts_do_not_extend_isolation_for_ever(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator = FakeIsolator()
+        isolator.results["p1", "do"] = Busy("a pod is held by its budget")
+        adapters = adapters_of(inside, tmp_path, isolator)
+        limit_s = inside.state.index.rollout(rollout).plan.isolate_timeout_s
+        began, restarts = inside.clock.now(), 0
+        while inside.phase(rollout, "p1") is Phase.ISOLATING:
+            driver = Driver(inside.state, adapters, rollout, "p1", daemon_started_at=inside.clock.now())
+            driving = asyncio.create_task(driver.run())
+            await loop_iterations(20)
+            inside.clock.advance(NOT_ISOLATED_RETRY_S)
+            await loop_iterations(20)
+            shown = inside.state.step_progress.get((rollout, "p1"))
+            driving.cancel()
+            await asyncio.wait({driving})
+            assert restarts == 0 or shown is None or shown.isolation_deadline >= began + limit_s - 2
+            inside.clock.advance(NOT_ISOLATED_RETRY_S)
+            inside.observe_all_up()
+            restarts += 1
+            assert inside.clock.now() < began + 3 * limit_s
+        assert restarts > 2
+        assert inside.state.index.target(rollout, "p1").aborted_isolations == 1
+        assert inside.clock.now() >= began + limit_s
+
+
+async def test_downtime_extends_isolation_and_is_shown(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator = FakeIsolator()
+        isolator.results["p1", "do"] = Busy("a pod is held by its budget")
+        adapters = adapters_of(inside, tmp_path, isolator)
+        limit_s = inside.state.index.rollout(rollout).plan.isolate_timeout_s
+        admitted_at, downtime_s, deadlines = inside.clock.now(), 7200.0, []
+        for _ in range(2):
+            driver = Driver(inside.state, adapters, rollout, "p1", daemon_started_at=inside.clock.now())
+            driving = asyncio.create_task(driver.run())
+            await loop_iterations(20)
+            deadlines.append(inside.state.step_progress[rollout, "p1"].isolation_deadline)
+            driving.cancel()
+            await asyncio.wait({driving})
+            inside.clock.advance(downtime_s)
+        assert deadlines == pytest.approx([admitted_at + limit_s, admitted_at + limit_s + downtime_s], abs=2)
+
+
 # -- what is said while the disk is full, and after -----------------------------------
 
 

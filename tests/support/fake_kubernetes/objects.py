@@ -91,9 +91,10 @@ class Objects:
 
     def all(self, resource: str, namespace: str = "") -> Iterator[JSON]:
         """Yield the objects themselves, in order; not to be changed."""
-        for (kind, within, _), thing in sorted(self._things.items()):
-            if kind == resource and (not namespace or within == namespace):
-                yield thing
+        wanted = (k for k in self._things if k[0] == resource and (not namespace or k[1] == namespace))
+        for key in sorted(wanted):
+            if key in self._things:
+                yield self._things[key]
 
     def changes_after(self, resource: str, after: int) -> list[Change]:
         """Return the changes of a resource after a version."""

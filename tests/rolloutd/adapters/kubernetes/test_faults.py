@@ -43,6 +43,7 @@ from tests.support.fake_kubernetes.server import ApiRequest
 JSON = Any
 
 ROLE = Path(__file__).parents[4] / "deploy/kubernetes/rolloutd.yaml"
+IN_CLUSTER = ROLE.with_name("in-cluster.yaml")
 LIMIT_S = 90.0
 
 
@@ -279,6 +280,43 @@ async def test_shipped_role_is_sufficient_and_minimal(fake: FakeKubernetes, tmp_
         assert all(f"{verb} {gone['resources'][0]}" in words for verb in gone["verbs"])
         await less.close()
     await cluster.close()
+
+
+async def test_renewed_token_file_costs_no_request(fake: FakeKubernetes, tmp_path: Path) -> None:
+    token_file, kubeconfig = tmp_path / "token", tmp_path / "k"
+    old, new = fake.token(shipped_rules()), fake.token(shipped_rules())
+    token_file.write_text(old)
+    [shipped] = [d for d in yaml.safe_load_all(IN_CLUSTER.read_text()) if d["kind"] == "ConfigMap"]
+    document = yaml.safe_load(shipped["data"]["kubeconfig"])
+    document["clusters"][0]["cluster"] = {"server": fake.url}
+    document["users"][0]["user"]["tokenFile"] = str(token_file)
+    kubeconfig.write_text(yaml.safe_dump(document))
+    cluster = Cluster("ams", kubeconfig)
+    add_node(fake, "n1")
+    assert await cluster.get("/api/v1/nodes/n1")
+
+    token_file.write_text(new)
+    del fake.access.tokens[old]
+
+    assert await cluster.get("/api/v1/nodes/n1")
+    await cluster.close()
+
+
+def test_manifest_runs_one_daemon_with_short_lived_token() -> None:
+    documents = {each["kind"]: each for each in yaml.safe_load_all(IN_CLUSTER.read_text())}
+    deployment = documents["Deployment"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+    pod = deployment["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    token = volumes["token"]["projected"]["sources"][0]["serviceAccountToken"]
+    assert token["expirationSeconds"] <= 3600
+    claim = volumes["state"]["persistentVolumeClaim"]["claimName"]
+    assert claim == documents["PersistentVolumeClaim"]["metadata"]["name"]
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == volumes.keys()
+    roles = [each for each in yaml.safe_load_all(ROLE.read_text()) if each["kind"] != "Namespace"]
+    assert "Secret" not in {each["kind"] for each in roles}
+    assert pod["serviceAccountName"] in {each["metadata"]["name"] for each in roles}
 
 
 def shipped_rules() -> list[dict[str, JSON]]:
