@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines.facts.dry_runs import DRY_RUN_AHEAD, RESULT_MAX_AGE_S, DryRunResult
 from machines.facts.projection import Projection
 from machines.model.decision import DryRun
@@ -151,6 +153,26 @@ def test_hopeless_nodes_alone_in_their_pools_take_no_slot() -> None:
         index.record_dry_run(DryRunResult("R", node, False, T0, HELD, is_permanent=True))
     record_dry_run_result(index, n4=True, n5=True)
     assert started(index) == ["n4", "n5"]
+
+
+def test_five_hopeless_of_200_nodes_never_start() -> None:
+    names = [f"n{number}" for number in range(200)]
+    hopeless = set(names[:3] + names[97:99])
+    nodes = nodes_of({f"t{number}": names[number::20] for number in range(20)})
+    index = index_of(nodes, Limits(max_parallel=8))
+    submit(index, isolate=(CORDON,))
+    admitted: list[str] = []
+    for _ in range(1000):
+        decision = decide(index, T0)
+        for each in decision.dry_runs:
+            found = DryRunResult("R", each.node, each.node not in hopeless, T0, HELD)
+            index.record_dry_run(replace(found, is_permanent=each.node in hopeless))
+        for each in decision.admissions:
+            admitted.append(each.node)
+            finish(index, each.node)
+        if not (decision.dry_runs or decision.admissions):
+            break
+    assert sorted(admitted) == sorted(set(names) - hopeless)
 
 
 def test_dry_runs_are_bounded_by_free_capacity() -> None:
