@@ -315,7 +315,7 @@ class Console(NavigationApp):
         self._run_due_fetches()
 
     def show_message(self, text: str, severity: Any = "information") -> None:
-        # One message at a time keeps the page readable; only an error stays beside the message after it.
+        # One message at a time keeps the page readable; only an error stays with the message after it.
         if self._last_severity != "error" or severity == "error":
             self.clear_notifications()
         self._last_severity = severity

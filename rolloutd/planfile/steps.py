@@ -53,7 +53,7 @@ def usable_adapters(group: str) -> dict[str, Registration]:
 
 
 class _Where(Params):
-    """The key that every step of a plan has beside its adapter's own."""
+    """The key that every step of a plan has besides its adapter's own."""
 
     where: SelectorText = Field(
         default=ABSENT,

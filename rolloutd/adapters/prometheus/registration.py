@@ -93,7 +93,7 @@ class PrometheusCheckParams(QueryParams, CheckParams):
         if "max" not in given and not compares:
             raise InvalidValue("the check has no limit", "max, ratio or difference")
         if compares and not self.baseline:
-            raise InvalidValue("a comparison needs the value before", "`baseline: true` beside it")
+            raise InvalidValue("a comparison needs the value before", "`baseline: true` on the same item")
         return self
 
 
