@@ -220,6 +220,9 @@ async def test_the_doctor_names_the_rights_that_a_cluster_lacks_one_by_one(
     wrong = [line for line in said if line.startswith("WRONG kubernetes/few rights: ")]
     assert [line.partition("may not ")[2].partition(",")[0] for line in wrong] == [
         "patch nodes",
+        "patch nodes/status",
+        "create events",
+        "patch events",
         "create pods/eviction",
         "list poddisruptionbudgets (policy)",
         "watch poddisruptionbudgets (policy)",
