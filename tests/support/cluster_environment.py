@@ -44,14 +44,19 @@ POOLS = tuple(f"t{number}" for number in range(1, TEAMS + 1))
 
 @dataclass
 class ClusterEnvironment:
-    """A cluster, and a daemon that walks it."""
+    """A cluster, and a daemon that walks it; `fake` is None for a real cluster."""
 
-    kubernetes: FakeKubernetes
+    fake: FakeKubernetes | None
     sandbox: Cluster
     daemon: DaemonEnvironment
     nodes: list[str] = field(default_factory=list)
     hosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     probe_count: int = 0
+
+    @property
+    def kubernetes(self) -> FakeKubernetes:
+        assert self.fake is not None, "only a fake can be looked into"
+        return self.fake
 
     async def in_thread(self, question: Callable[..., JSON], *words: JSON) -> JSON:
         """Ask the daemon beside the loop in which its API server lives."""
@@ -98,15 +103,23 @@ class ClusterEnvironment:
 
 @contextlib.asynccontextmanager
 async def cluster_environment(
-    directory: Path, nodes: int, *, hosts: Mapping[str, Mapping[str, str]] | None = None, **settings: JSON
+    directory: Path,
+    nodes: int,
+    *,
+    hosts: Mapping[str, Mapping[str, str]] | None = None,
+    kubeconfig: Path | None = None,
+    **settings: JSON,
 ) -> AsyncIterator[ClusterEnvironment]:
-    """Start an API server with nodes of TEAMS pools, one sshd that is all of them, and a daemon.
+    """Start nodes of TEAMS pools in a cluster, one sshd that is all of them, and a daemon.
 
-    `hosts` are plain hosts with their labels, each with an sshd of its own.
+    The cluster is a fake unless `kubeconfig` names a real one.  `hosts` are plain hosts with their labels,
+    each with an sshd of its own.
     """
     async with contextlib.AsyncExitStack() as stack:
-        fake = await stack.enter_async_context(FakeKubernetes())
-        kubeconfig = fake.kubeconfig(directory / "kubeconfig")
+        fake = None
+        if kubeconfig is None:
+            fake = await stack.enter_async_context(FakeKubernetes())
+            kubeconfig = fake.kubeconfig(directory / "kubeconfig")
         api = KubernetesApi(kubeconfig)
         await api.open()
         stack.push_async_callback(api.close)

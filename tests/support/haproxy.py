@@ -6,6 +6,7 @@ rolloutd.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import select
 import socket
@@ -129,13 +130,13 @@ class Haproxy:
             )
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline and process.poll() is None:
-            try:
+            # The port alone proves nothing: a test beside this one may have taken it first.
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
+                admin.connect(str(self.socket))
                 socket.create_connection(("127.0.0.1", admin_port)).close()
-            except OSError:
-                select.select([], [], [], 0.005)
-            else:
                 self._process = process
                 return True
+            select.select([], [], [], 0.005)
         process.kill()
         process.wait()
         return False
