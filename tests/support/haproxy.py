@@ -130,7 +130,7 @@ class Haproxy:
             )
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline and process.poll() is None:
-            # The port alone proves nothing: a test beside this one may have taken it first.
+            # The port alone proves nothing: a test run at the same time may have taken it first.
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
                 admin.connect(str(self.socket))
                 socket.create_connection(("127.0.0.1", admin_port)).close()
