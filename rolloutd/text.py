@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 MAX_COMPARED_NAMES = 2_000
@@ -10,6 +10,9 @@ MAX_COMPARED_NAMES = 2_000
 
 SUGGESTION_CUTOFF = 0.7
 """Minimum similarity of a suggestion, as difflib counts: `lgos` is near `logs`."""
+
+SHORT_PIN_CHARS = 12
+"""Characters of a commit or content hash that identify it among those of one repository."""
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:
@@ -29,3 +32,12 @@ def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return what to do about an unknown name: the nearest known one, else `otherwise`."""
     near = nearest_name(name, known)
     return otherwise if near is None else f"did you mean {near}?"
+
+
+def describe_source(pinned: Mapping[str, str]) -> str:
+    """Return a pinned source in one line: `commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git`."""
+    pin = pinned["pin"][:SHORT_PIN_CHARS]
+    if pinned["kind"] != "git":
+        return f"upload {pin}"
+    named = "" if pinned.get("ref_kind", "commit") == "commit" else f", {pinned['ref_kind']} {pinned['ref']}"
+    return f"commit {pin}{named}" + (f" of {pinned['url']}" if "url" in pinned else "")

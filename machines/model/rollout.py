@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -180,7 +180,7 @@ class Rollout:
     """One digest on its way through the fleet.
 
     `failures`: all, oldest first; the votes decide which of them are resolved.  `approved_count`: targets at
-    submit. `supersedes`: the rollout that it took over from.
+    submit. `supersedes`: the rollout that it took over from.  `source`: the pinned source, for people.
     """
 
     id: str
@@ -198,6 +198,7 @@ class Rollout:
     amendments: int = 0
     supersedes: str | None = None
     pilot_evidence: PilotEvidence | None = None
+    source: Mapping[str, str] = field(default_factory=dict)
 
     def digest_at(self, gate: GateName) -> str:
         """Return the digest that a vote at this gate is for: at `start` it covers the pilot's evidence."""

@@ -199,6 +199,7 @@ def _print_preview(answer: Preview) -> None:
     print_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
     print_line()
     print_traffic_probes(answer)
+    print_line(f"source {sanitize(answer['source']['text'])}")
     print_line(f"digest {answer['digest']}")
     for warning in answer["warnings"]:
         print_message(f"warning: {warning}")

@@ -213,6 +213,7 @@ def print_rollout(rollout: Rollout) -> None:
     """Print a rollout's state, progress, reason, gates and pools."""
     plan = colorize(sanitize(rollout["plan"]), "bold")
     print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_DIGEST_CHARS]}")
+    print_line(f"source {sanitize(rollout['source']['text'])}")
     wave = f", wave {rollout['wave']}" if rollout["wave"] else ""
     print_line(f"{colorize(rollout['state'])}{wave}{format_remaining(rollout)}")
     print_line(

@@ -291,7 +291,7 @@ def _rollout_opened(
         rollout=rollout,
         name=resolved.plan.name,
         content=resolved.file.content,
-        source={"kind": resolved.pinned.kind, "pin": resolved.pinned.pin},
+        source=resolved.pinned.to_record(),
         digest=resolved.digest,
         selector_digest=resolved.selector_digest,
         submitted_by=actor,

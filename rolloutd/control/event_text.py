@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rolloutd.audit_names import with_current_names
-from rolloutd.text import pluralize
+from rolloutd.text import describe_source, pluralize
 
 Fields = Mapping[str, Any]
 
@@ -77,6 +77,12 @@ def _join_names(nodes: list[Any]) -> str:
     return ", ".join(shown) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
 
 
+def _describe_submission(fields: Fields) -> str:
+    targets = pluralize(len(fields["targets"]), "target")
+    source = fields.get("source")  # only the first part of a long entry has it
+    return f"submitted {fields['name']}, {targets}" + (f", from {describe_source(source)}" if source else "")
+
+
 def _with_reason(verb: str) -> Callable[[Fields], str]:
     return lambda fields: f"{verb}: {fields['reason']}" if fields.get("reason") else verb
 
@@ -88,7 +94,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "VoteWithdrawn": _with_reason("withdrew a vote"),
     "GateOpened": lambda f: f"opened the gate {gate_label(f)}",
     "PilotEvidenceAttached": lambda f: f"the pilot is done; its evidence is {f['digest'][:12]}",
-    "RolloutOpened": lambda f: f"submitted {f['name']}, {pluralize(len(f['targets']), 'target')}",
+    "RolloutOpened": _describe_submission,
     "RolloutPaused": _with_reason("paused the rollout"),
     "RolloutResumed": _with_reason("resumed the rollout"),
     "RolloutCancelled": _with_reason("cancelled the rollout"),

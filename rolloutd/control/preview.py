@@ -49,6 +49,7 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
         "traffic_probes": coverage.traffic_probes(draft.plan),
         "not_probed": coverage.not_probed(draft.plan, nodes),
         "not_isolated": coverage.not_isolated(draft.plan, nodes),
+        "source": serializers.source(draft.pinned.to_record()),
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
         "warnings": [*_warnings(state, draft, targets), *_unopenable_gates(state, rollout, targets)],

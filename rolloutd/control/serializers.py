@@ -30,6 +30,7 @@ from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.ports import AuditReport, ClosedRollout
 from rolloutd.reason_text import describe_differences, describe_mismatch
+from rolloutd.text import describe_source
 
 NO_PROGRESS = StepProgress()
 
@@ -89,6 +90,17 @@ def hashes(digest: Digest) -> wire_plans.Hashes:
     return cast("wire_plans.Hashes", asdict(digest))
 
 
+def source(pinned: Mapping[str, str]) -> wire.Source:
+    return {
+        "kind": pinned["kind"],
+        "pin": pinned["pin"],
+        "url": pinned.get("url"),
+        "ref": pinned.get("ref"),
+        "ref_kind": pinned.get("ref_kind"),
+        "text": describe_source(pinned),
+    }
+
+
 # -- rollouts -----------------------------------------------------------------
 
 
@@ -102,6 +114,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "rollout": current.id,
         "plan": current.plan.name,
         "digest": current.digest.whole,
+        "source": source(current.source),
         "state": progress.state.value,
         "wave": progress.wave or None,
         "percent": round(progress.percent, 2),

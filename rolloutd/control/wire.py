@@ -174,6 +174,17 @@ class Work(TypedDict):
     high_s: float
 
 
+class Source(TypedDict):
+    """The pinned source: a git commit and the `ref` that named it, or the content hash of an upload."""
+
+    kind: str
+    pin: str
+    url: str | None
+    ref: str | None
+    ref_kind: str | None
+    text: str
+
+
 class Rollout(TypedDict):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
@@ -183,6 +194,7 @@ class Rollout(TypedDict):
     rollout: str
     plan: str
     digest: str
+    source: Source
     state: RolloutState
     wave: str | None
     percent: float

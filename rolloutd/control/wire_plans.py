@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from rolloutd.control.wire import Diagnostic, Reason, RolloutState
+from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source
 
 
 class Validation(TypedDict):
@@ -42,7 +42,7 @@ class PlanContent(TypedDict):
     """A rollout's plan in canonical form, its pinned source and its hashes."""
 
     content: dict[str, Any]
-    source: dict[str, str]
+    source: Source
     digest: str
     hashes: Hashes
 
@@ -110,6 +110,7 @@ class Preview(TypedDict):
     traffic_probes: list[str]
     not_probed: list[str]
     not_isolated: list[str]
+    source: Source
     digest: str
     hashes: Hashes
     warnings: list[str]

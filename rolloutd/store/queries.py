@@ -56,7 +56,7 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
        approved_count, amendments, paused_by, paused_reason, paused_at, cancelled_by, cancelled_reason,
-       cancelled_at, ended_at, supersedes
+       cancelled_at, ended_at, supersedes, source
 FROM rollout"""
 
 _SELECT_TARGET = """
@@ -280,6 +280,7 @@ def _decode_rollout(
         amendments=amendments,
         supersedes=row[17],
         pilot_evidence=_load_pilot_evidence(connection, id_),
+        source=json.loads(row[18]),
     )
 
 

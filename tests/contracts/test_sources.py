@@ -75,7 +75,7 @@ class FakeBackend:
         self.sources: SourceStore = self._sources
 
     def commit(self, text: str, *, branch: str = "main", tag: str | None = None) -> str:
-        return self._sources.commit(self.url, {"site.yml": text}, [branch, *([tag] if tag else [])])
+        return self._sources.commit(self.url, {"site.yml": text}, [branch], [tag] if tag else [])
 
 
 class GitBackend:
@@ -108,6 +108,7 @@ async def test_a_branch_is_pinned_to_its_commit_and_stays_there(backend: Sources
     first = backend.commit("one\n")
     pinned = await backend.sources.pin_git(backend.url, "main")
     assert pinned == PinnedSource("git", first)
+    assert (pinned.url, pinned.ref, pinned.ref_kind) == (backend.url, "main", "branch")
     second = backend.commit("two\n")
     assert await backend.sources.pin_git(backend.url, "main") == PinnedSource("git", second)
     assert (backend.sources.tree_path(pinned) / "site.yml").read_text() == "one\n"
@@ -117,13 +118,18 @@ async def test_a_branch_is_pinned_to_its_commit_and_stays_there(backend: Sources
 async def test_a_tag_is_pinned_to_the_commit_it_names(backend: SourcesBackend) -> None:
     tagged = backend.commit("one\n", tag="v1.0")
     backend.commit("two\n")
-    assert await backend.sources.pin_git(backend.url, "v1.0") == PinnedSource("git", tagged)
+    pinned = await backend.sources.pin_git(backend.url, "v1.0")
+    assert pinned == PinnedSource("git", tagged)
+    assert (pinned.ref, pinned.ref_kind) == ("v1.0", "tag")
 
 
 async def test_a_commit_is_its_own_pin(backend: SourcesBackend) -> None:
     first = backend.commit("one\n")
     backend.commit("two\n")
-    assert await backend.sources.pin_git(backend.url, first) == PinnedSource("git", first)
+    for _ in range(2):  # the second time the tree is there
+        pinned = await backend.sources.pin_git(backend.url, first)
+        assert pinned == PinnedSource("git", first)
+        assert (pinned.url, pinned.ref, pinned.ref_kind) == (backend.url, first, "commit")
     assert (backend.sources.tree_path(PinnedSource("git", first)) / "site.yml").read_text() == "one\n"
 
 

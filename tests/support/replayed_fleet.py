@@ -246,6 +246,7 @@ class ReplayedFleet:
             "rollout": self.id,
             "plan": self.plan_name,
             "digest": DIGEST,
+            "source": SOURCE,
             "state": self.state,
             "wave": "fleet" if ("continue", "canary") in self.open_gates else "canary",
             "percent": round(100 * counts["done"] / max(1, counts["total"] - counts["skipped"]), 2),
@@ -485,12 +486,20 @@ class ReplayedFleet:
         content = {"metadata": {"name": self.plan_name, "owner": "infra"}, "spec": spec}
         return {
             "content": content,
-            "source": {"kind": "git", "pin": "eac6acadcee96b59"},
+            "source": SOURCE,
             "digest": DIGEST,
             "hashes": hashes,
         }
 
 
+SOURCE = {
+    "kind": "git",
+    "pin": "eac6acadcee96b59",
+    "url": "https://git.example/playbooks.git",
+    "ref": "v1.4.2",
+    "ref_kind": "tag",
+    "text": "commit eac6acadcee9, tag v1.4.2 of https://git.example/playbooks.git",
+}
 TEAMS = ("payments", "search", "media", "platform")
 MEMBERS = {
     "infra": ["ana", "bo"],

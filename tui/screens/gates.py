@@ -237,11 +237,10 @@ class GatesPage(TwoPanes):
     def _digest_items(self, plan: Mapping[str, Any]) -> Iterator[Item]:
         hashes, source = plan["hashes"], plan["source"]
         parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
-        pin = f"{source.get('kind', '')} {formatting.short_digest(source.get('pin', ''))}"
         yield heading("DIGEST")
         yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
         yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])
-        yield fixed_row("source", [("  source  ", "dim"), (pin, "")])
+        yield fixed_row("source", [("  source  ", "dim"), (source["text"], "")])
 
     def _change_items(self, pending: PendingGate, plan: Mapping[str, Any]) -> Iterator[Item]:
         model = self.console.model

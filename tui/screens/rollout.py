@@ -153,13 +153,14 @@ class RolloutPage(RolloutScreen, TwoPanes):
         )
         bar = rollout_progress_bar(rollout, max(8, width - len(numbers) - len(right) - 3))
         segments = summaries.wave_segments(rollout, summary, model.plans.get(rollout.id), now)
-        owner = f" plan {status['plan']} of {status['owner']}, by {status['submitted_by']} "
+        owner = f" plan {status['plan']} of {status['owner']}, by {status['submitted_by']}, "
+        source = f"{status['source']['text']} "
         digest: Line = [("digest ", "dim"), (formatting.short_digest(status["digest"]) + " ", "digest")]
         return [
             *head,
             justify([(" ", ""), *bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width),
             timeline(segments),
-            justify([(owner, "dim")], digest, width),
+            justify([(owner + source, "dim")], digest, width),
         ]
 
     # -- the pane of what happens now

@@ -41,12 +41,21 @@ _REF = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/@+#=-]*")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _ABBREVIATED_COMMIT = re.compile(r"[0-9a-f]{7,63}")
 
+COMMIT = "commit"
+"""The `ref_kind` of a commit that was named by its id."""
+
+_REF_KINDS = {"refs/heads": "branch", "refs/tags": "tag"}
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A fetched commit; its objects exist while the cache is locked."""
+    """A fetched commit; its objects exist while the cache is locked.
+
+    `ref_kind` is what named it: a `branch`, a `tag`, a `commit` or another `ref`.
+    """
 
     id: str
+    ref_kind: str
     cache: Path
 
     async def export_to(self, directory: Path) -> None:
@@ -110,22 +119,23 @@ class GitCache:
             if not (cache / "HEAD").is_file():
                 cache.mkdir(parents=True, exist_ok=True, mode=0o700)
                 await _run_git(cache, "init", "--quiet", "--bare")
-            commit = Commit(await self._resolve(cache, url, ref), cache)
+            commit = await self._resolve(cache, url, ref)
             # Without a ref, git would delete the commit eventually.
             await _run_git(cache, "update-ref", f"refs/rolloutd/{commit.id}", commit.id)
             yield commit
 
-    async def _resolve(self, cache: Path, url: str, ref: str) -> str:
+    async def _resolve(self, cache: Path, url: str, ref: str) -> Commit:
         protocols = "http:https:ssh:git" + (":file" if self._allow_local else "")
         remote = _Remote(cache, url, {"GIT_ALLOW_PROTOCOL": protocols})
         if _COMMIT.fullmatch(ref):
-            return await remote.fetch_commit(ref)
+            return Commit(await remote.fetch_commit(ref), COMMIT, cache)
         name = await remote.resolve_ref(ref)
         if name is not None:
-            return await remote.fetch_ref(name)
+            kind = _REF_KINDS.get("/".join(name.split("/", 2)[:2]), "ref")
+            return Commit(await remote.fetch_ref(name), kind, cache)
         if _ABBREVIATED_COMMIT.fullmatch(ref):
-            return await remote.fetch_commit(ref)
-        raise SourceFailed(f"{_redact_url(url)} has no branch and no tag {ref!r}")
+            return Commit(await remote.fetch_commit(ref), COMMIT, cache)
+        raise SourceFailed(f"{redact_url(url)} has no branch and no tag {ref!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +195,11 @@ class _Remote:
         try:
             return await _run_git(self.cache, *arguments, environment=self.environment)
         except SourceFailed as error:
-            text = str(error).replace(self.url, _redact_url(self.url))
-            raise SourceFailed(f"{_redact_url(self.url)}: {text}") from None
+            text = str(error).replace(self.url, redact_url(self.url))
+            raise SourceFailed(f"{redact_url(self.url)}: {text}") from None
 
 
-def _redact_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return the URL without its password or token."""
     return re.sub(r"(?<=://)[^/@\s]+@", "", url)
 

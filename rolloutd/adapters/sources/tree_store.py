@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rolloutd.adapters.sources.git import GitCache
+from rolloutd.adapters.sources.git import COMMIT, GitCache, redact_url
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Artifact, PinnedSource
@@ -61,7 +61,7 @@ class TreeStore:
         )
         if existing is not None and self._touch(existing):
             self._git.validate(url, ref)
-            return PinnedSource(GIT_KIND, ref)
+            return PinnedSource(GIT_KIND, ref, redact_url(url), ref, COMMIT)
         async with self._git.fetch(url, ref) as commit:
             path = self._directory_of(PinnedSource(GIT_KIND, commit.id))
             if not self._touch(path):
@@ -71,7 +71,7 @@ class TreeStore:
                     await asyncio.to_thread(_publish, staged, path)
                 finally:
                     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
-        return PinnedSource(GIT_KIND, commit.id)
+        return PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
 
     async def store_upload(self, archive: bytes) -> PinnedSource:
         return await asyncio.to_thread(self._store_upload, archive)

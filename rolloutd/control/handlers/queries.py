@@ -153,7 +153,7 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     digest = found.digest
     return {
         "content": dict(content),
-        "source": dict(source),
+        "source": serializers.source(source),
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
     }

@@ -19,16 +19,19 @@ class FakeSourceStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._refs: dict[tuple[str, str], str] = {}
+        self._refs: dict[tuple[str, str], tuple[str, str]] = {}
         self._stored: set[PinnedSource] = set()
         self._commits: dict[str, Mapping[str, str]] = {}
 
-    def commit(self, url: str, files: Mapping[str, str], refs: Iterable[str]) -> str:
+    def commit(
+        self, url: str, files: Mapping[str, str], branches: Iterable[str], tags: Iterable[str] = ()
+    ) -> str:
         """Let the refs of a repository name a new commit; return its id."""
         commit = hashlib.sha1(repr((url, sorted(files.items()))).encode()).hexdigest()
         self._commits[commit] = files
-        for ref in (*refs, commit):
-            self._refs[url, ref] = commit
+        named = {commit: "commit", **dict.fromkeys(branches, "branch"), **dict.fromkeys(tags, "tag")}
+        for ref, kind in named.items():
+            self._refs[url, ref] = (commit, kind)
         return commit
 
     async def pin_git(self, url: str, ref: str) -> PinnedSource:
@@ -39,7 +42,8 @@ class FakeSourceStore:
             raise Refused("source", f"{ref!r} is not a git branch, tag or commit")
         if (url, ref) not in self._refs:
             raise SourceFailed(f"{url} has no branch and no tag {ref!r}")
-        pinned = PinnedSource("git", self._refs[url, ref])
+        commit, kind = self._refs[url, ref]
+        pinned = PinnedSource("git", commit, url, ref, kind)
         leaves = [TreeEntry(name, text.encode()) for name, text in self._commits[pinned.pin].items()]
         return self._store(pinned, leaves)
 

@@ -83,6 +83,7 @@ ROLLOUT: dict[str, Any] = {
     "eta": None,
     "submitted_by": "alice",
     "submitted_at": "2026-11-20T07:00:00Z",
+    "source": {"text": "commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git"},
     "traffic_probes": [],
     "not_probed": ["client traffic"],
     "not_isolated": [],

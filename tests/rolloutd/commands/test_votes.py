@@ -15,6 +15,7 @@ from machines.scheduler.decide import decide
 from machines.scheduler.membership import membership_events
 from machines.states import Phase
 from rolloutd.control.client import ApiError
+from rolloutd.control.event_text import describe_event
 from rolloutd.control.identity import Account
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, URL, ControlEnvironment, control_environment
@@ -124,6 +125,24 @@ async def test_a_tag_that_moves_voids_nothing(tmp_path: Path) -> None:
         second = await inside.submit(text=BOUND, supersede=True)
         assert inside.state.index.rollout(second).digest.whole != digest
         assert not await may_start(inside, second)
+
+
+async def test_resolved_ref_shown_in_preview_status_plan_and_audit(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+        commit = inside.sources.commit(URL, {**files, "README": "v1"}, ["next"], ["v1"])
+        for ref, named in (("next", ", branch next"), ("v1", ", tag v1"), (commit, "")):
+            file = {"file": "plan.yaml", "text": BOUND.replace("ref: main", f'ref: "{ref}"')}
+            shown = await inside.request("olga", "post", "/v1/plans/preview", file)
+            assert shown["source"]["pin"] == commit
+            assert shown["source"]["text"] == f"commit {commit[:12]}{named} of {URL}"
+        rollout = await inside.submit(text=BOUND.replace("ref: main", "ref: v1"))
+        inside.sources.commit(URL, files, ["main"], ["v1"])
+        text = f"commit {commit[:12]}, tag v1 of {URL}"
+        for path in (f"/v1/rollouts/{rollout}", f"/v1/rollouts/{rollout}/plan"):
+            assert (await inside.request("nora", "get", path))["source"]["text"] == text
+        audit = await inside.request("nora", "get", f"/v1/audit?rollout={rollout}")
+        assert any(describe_event(each["entry"]).endswith(f", from {text}") for each in audit["entries"])
 
 
 async def amended(inside: ControlEnvironment, *nodes: Node, gone: tuple[str, ...] = ()) -> None:
