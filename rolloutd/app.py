@@ -21,6 +21,7 @@ from rolloutd import __version__
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
+from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import ApschedulerScheduler
@@ -113,7 +114,7 @@ async def _run_services(
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
-    sources = TreeStore(settings.state_dir)
+    sources = _make_sources(settings)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     runner = _make_runner(settings, shell)
     scheduler = ApschedulerScheduler()
@@ -133,7 +134,9 @@ async def _run_services(
         scheduler=scheduler,
     )
     watches = list(_make_watches(kit, settings))
-    retention = RetentionCleaner(state, RunArtifactStore(settings.state_dir / "runs"), sources)
+    retention = RetentionCleaner(
+        state, RunArtifactStore(settings.state_dir / "runs"), sources.artifact_stores
+    )
     services = Services(
         state,
         runner,
@@ -186,6 +189,12 @@ async def _run_services(
         await shell.close()
         for system in kit.shared.values():
             await system.close()
+
+
+def _make_sources(settings: Settings) -> TreeStore:
+    git = settings.git
+    keys = TrustedKeys(git.allowed_signers, git.gnupg_home) if git.verify_signatures else None
+    return TreeStore(settings.state_dir, trusted_keys=keys)
 
 
 def _make_runner(settings: Settings, shell: SshShell) -> AnsibleRunner:

@@ -58,7 +58,7 @@ async def resolve_plan(
     with contextlib.suppress(TimeoutError):
         # After a timeout, the inventory of the last run is used.
         await asyncio.wait_for(state.inventory_refreshed.wait(), FIRST_REFRESH_TIMEOUT_S)
-    pinned = await _pin_source(sources, plan_file, upload)
+    pinned = await _pin_source(state, sources, plan_file, upload)
     tree = sources.tree_path(pinned)
     if diagnostics := await asyncio.to_thread(playbook_diagnostics, plan_file, tree):
         raise InvalidFile(diagnostics)
@@ -117,10 +117,16 @@ async def submit(
         return rollout, False
 
 
-async def _pin_source(sources: SourceStore, plan_file: PlanFile, upload: str | None) -> PinnedSource:
+async def _pin_source(
+    state: State, sources: SourceStore, plan_file: PlanFile, upload: str | None
+) -> PinnedSource:
     source: Mapping[str, Any] = plan_file.content["spec"]["source"]
     if source.get("git"):
         return await sources.pin_git(source["git"], source["ref"])
+    if state.settings.git.verify_signatures:
+        raise Refused(
+            "unsigned", "spec.source: an upload has no signature (git.verify_signatures); use a git source"
+        )
     if upload is None:
         raise Refused(
             "no-upload", "spec.source: a path without an upload; submit with rolloutctl, which uploads it"

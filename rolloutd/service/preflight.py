@@ -56,6 +56,9 @@ def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:
     ):
         if path is not None:
             yield from _check_file(setting, path, "no node can be reached as the settings say")
+    if settings.git.verify_signatures and settings.git.allowed_signers is not None:
+        consequence = "no ssh signature is trusted"
+        yield from _check_file("git.allowed_signers", settings.git.allowed_signers, consequence)
     for name, account in settings.service_accounts.items():
         setting, consequence = f"service_accounts.{name}.key_file", f"{name} cannot vote"
         yield from _check_file(setting, account.key_file, consequence, secret=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_model
+from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_model, model_validator
 
 from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
 from rolloutd.planfile.steps import Step, VerifyStep, step_model
@@ -178,6 +178,27 @@ class Ansible(Params):
     )
 
 
+class Git(Params):
+    """Which git sources are accepted."""
+
+    verify_signatures: bool = Field(
+        default=False,
+        description="Accept only sources whose tag or commit has a trusted signature; no uploads.",
+    )
+    allowed_signers: OptionalPath = Field(
+        default=None, description="Trusted ssh keys, in the format of ssh-keygen's allowed signers."
+    )
+    gnupg_home: OptionalPath = Field(
+        default=None, description="GnuPG directory; each OpenPGP key in its keyring is trusted."
+    )
+
+    @model_validator(mode="after")
+    def _require_keys(self) -> Git:
+        if self.verify_signatures and self.allowed_signers is None and self.gnupg_home is None:
+            raise InvalidValue("no key is trusted", "`allowed_signers` or `gnupg_home`, or both")
+        return self
+
+
 class Keep(Params):
     """How long files of ended rollouts are kept; the database, with audit and steps, is kept for ever."""
 
@@ -282,6 +303,7 @@ class CoreSettings(Params):
     )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
+    git: Git = Field(default=Git(), description="Which git sources are accepted.")
     keep: Keep = Field(
         default=Keep(), description="How long files of ended rollouts stay on the daemon's disk."
     )

@@ -63,7 +63,7 @@ class TreeBackend:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "trees"
-        self.shelf = TreeStore(directory)
+        self.shelf = TreeStore(directory).artifact_stores[0]
 
     def put(self, name: str, at: float) -> str:
         """Keep a tree."""
@@ -159,8 +159,9 @@ async def test_a_tree_that_is_pinned_again_is_as_new(tmp_path: Path) -> None:
     place = sources.tree_path(pinned)
     os.utime(place, (1.0, 1.0))
     await sources.store_upload(archive)
-    assert not await sources.remove(place.name, unmodified_since=1.0)
-    assert await sources.remove(place.name, unmodified_since=place.stat().st_mtime)
+    trees = sources.artifact_stores[0]
+    assert not await trees.remove(place.name, unmodified_since=1.0)
+    assert await trees.remove(place.name, unmodified_since=place.stat().st_mtime)
     with pytest.raises(NotFound):
         sources.tree_path(pinned)
     assert await sources.store_upload(archive) == pinned
@@ -170,7 +171,7 @@ async def test_a_tree_that_is_pinned_again_is_as_new(tmp_path: Path) -> None:
 async def test_half_a_removed_tree_is_cleared_at_the_start(tmp_path: Path) -> None:
     half = tmp_path / "trees" / f".staged-gone-tree-{PINS['a']}"
     half.mkdir(parents=True)
-    assert await TreeStore(tmp_path).list_artifacts() == []
+    assert await TreeStore(tmp_path).artifact_stores[0].list_artifacts() == []
     assert not half.exists()
     with pytest.raises(NotFound):
         TreeStore(tmp_path).tree_path(PinnedSource("tree", PINS["a"]))

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import io
 import os
-import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,42 +18,9 @@ from rolloutd.errors import NotFound, Refused, SourceFailed
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
 from tests.contracts.fakes.sources import FakeSourceStore
+from tests.support.git_repository import Repository
 
 MISSING = "0" * 40
-
-
-class Repository:
-    """A git repository that a test writes to."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.url = f"file://{directory}"
-        directory.mkdir()
-        self.git("init", "--quiet", "--initial-branch=main")
-
-    def git(self, *arguments: str) -> str:
-        """Run git in the repository."""
-        identity = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t", "GIT_CONFIG_GLOBAL": "/dev/null"}
-        identity |= {
-            "GIT_COMMITTER_NAME": "t",
-            "GIT_COMMITTER_EMAIL": "t@t",
-            "GIT_CONFIG_SYSTEM": "/dev/null",
-        }
-        ended = subprocess.run(
-            ["git", *arguments],
-            cwd=self.directory,
-            env={**os.environ, **identity},
-            check=True,
-            capture_output=True,
-        )
-        return ended.stdout.decode().strip()
-
-    def commit(self, name: str, text: str) -> str:
-        """Write a file and commit it; return the commit's id."""
-        (self.directory / name).write_text(text)
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "-m", name)
-        return self.git("rev-parse", "HEAD")
 
 
 class SourcesBackend(Protocol):

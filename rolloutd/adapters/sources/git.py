@@ -1,4 +1,4 @@
-"""Git repositories through the git command, one bare cache per URL.
+"""Git repositories through the git command, one bare mirror per URL.
 
 A client supplies the URL, so it may name a server, never a path of this machine, and nothing in it can become
 an option.  git never prompts: it fails without credentials configured for the daemon's user.
@@ -11,15 +11,15 @@ import contextlib
 import hashlib
 import os
 import re
-import signal
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolloutd.adapters.sources.git_command import MAX_PACK_BYTES, run_git
+from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.errors import Refused, SourceFailed
-
-GIT_TIMEOUT_S = 180.0
-"""Limit of one git command: a shallow fetch takes seconds, and a submit waits for it."""
+from rolloutd.ports import Artifact
 
 MAX_TREE_BYTES = 256 * 1024 * 1024
 """Limit of one commit's files: the daemon's disk holds one tree per pin."""
@@ -27,11 +27,11 @@ MAX_TREE_BYTES = 256 * 1024 * 1024
 MAX_TREE_FILES = 100_000
 """Limit of one commit: each file costs an inode."""
 
-MAX_MESSAGE_LENGTH = 600
-"""Limit of quoted stderr: git's last lines give the cause."""
+MAX_MIRROR_BYTES = 2 * 1024 * 1024 * 1024
+"""Size from which a mirror is made again: it only saves a transfer."""
 
-MAX_OUTPUT_BYTES = 64 * 1024 * 1024
-"""Limit of git's output: the listing of the largest tree, or of all refs of a large server."""
+MAX_MIRROR_PACKS = 200
+"""Packs from which a mirror is made again: each fetch of a new commit adds one."""
 
 _SERVER_URL = re.compile(r"(?:https?|ssh|git)://[^-/\s][^\s]*")
 _SCP_LIKE_URL = re.compile(
@@ -64,13 +64,13 @@ class Commit:
         index = directory.parent / f"{directory.name}.index"
         try:
             environment = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(directory)}
-            await _run_git(self.cache, "read-tree", self.id, environment=environment)
-            await _run_git(self.cache, "checkout-index", "--all", cwd=directory, environment=environment)
+            await run_git(self.cache, "read-tree", self.id, environment=environment)
+            await run_git(self.cache, "checkout-index", "--all", cwd=directory, environment=environment)
         finally:
             index.unlink(missing_ok=True)
 
     async def _check_limits(self) -> None:
-        listing = await _run_git(self.cache, "ls-tree", "-r", "-l", "-z", self.id)
+        listing = await run_git(self.cache, "ls-tree", "-r", "-l", "-z", self.id)
         size = count = 0
         for line in listing.split("\0"):
             meta, _, path = line.partition("\t")
@@ -88,12 +88,29 @@ class Commit:
 
 
 class GitCache:
-    """Bare repositories under `directory`, one per url; one fetch of a url at a time."""
+    """Bare mirrors under `directory`, one per url; one fetch of a url at a time.
 
-    def __init__(self, directory: Path, *, allow_local: bool = False) -> None:
+    As ports.ArtifactStore it removes mirrors: they save transfers, and a later fetch makes them again.
+    """
+
+    def __init__(
+        self, directory: Path, trusted_keys: TrustedKeys | None = None, *, allow_local: bool = False
+    ) -> None:
         self._directory = directory
+        self._trusted_keys = trusted_keys
         self._allow_local = allow_local
         self._locks: dict[Path, asyncio.Lock] = {}
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        return await asyncio.to_thread(_list_mirrors, self._directory)
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        mirror = self._directory / name
+        async with self._locks.setdefault(mirror, asyncio.Lock()):
+            if mirror.is_dir() and mirror.stat().st_mtime > unmodified_since:
+                return False
+            await asyncio.to_thread(_remove_mirror, mirror)
+            return True
 
     def validate(self, url: str, ref: str) -> None:
         """Raise Refused for a URL or a ref that the daemon does not pass to git."""
@@ -113,29 +130,51 @@ class GitCache:
         self.validate(url, ref)
         cache = self._directory / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.git"
         async with self._locks.setdefault(cache, asyncio.Lock()):
-            # We hold the cache, so a killed git left any lock in it.
-            for stale_lock in (*cache.glob("*.lock"), *(cache / "refs").rglob("*.lock")):
-                stale_lock.unlink()
+            await asyncio.to_thread(_prepare_mirror, cache)
             if not (cache / "HEAD").is_file():
                 cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-                await _run_git(cache, "init", "--quiet", "--bare")
+                await run_git(cache, "init", "--quiet", "--bare")
+            os.utime(cache)
             commit = await self._resolve(cache, url, ref)
             # Without a ref, git would delete the commit eventually.
-            await _run_git(cache, "update-ref", f"refs/rolloutd/{commit.id}", commit.id)
+            await run_git(cache, "update-ref", f"refs/rolloutd/{commit.id}", commit.id)
             yield commit
 
     async def _resolve(self, cache: Path, url: str, ref: str) -> Commit:
         protocols = "http:https:ssh:git" + (":file" if self._allow_local else "")
         remote = _Remote(cache, url, {"GIT_ALLOW_PROTOCOL": protocols})
-        if _COMMIT.fullmatch(ref):
-            return Commit(await remote.fetch_commit(ref), COMMIT, cache)
-        name = await remote.resolve_ref(ref)
+        is_commit = _COMMIT.fullmatch(ref) is not None
+        name = None if is_commit else await remote.resolve_ref(ref)
         if name is not None:
-            kind = _REF_KINDS.get("/".join(name.split("/", 2)[:2]), "ref")
-            return Commit(await remote.fetch_ref(name), kind, cache)
-        if _ABBREVIATED_COMMIT.fullmatch(ref):
-            return Commit(await remote.fetch_commit(ref), COMMIT, cache)
+            fetched = await remote.fetch_ref(name)
+            await self._verify(remote, fetched, name)
+            return Commit(fetched, _REF_KINDS.get(name[: name.find("/", 5)], "ref"), cache)
+        if is_commit or _ABBREVIATED_COMMIT.fullmatch(ref):
+            fetched = await remote.fetch_commit(ref)
+            await self._verify(remote, fetched, ref)
+            return Commit(fetched, COMMIT, cache)
         raise SourceFailed(f"{redact_url(url)} has no branch and no tag {ref!r}")
+
+    async def _verify(self, remote: _Remote, commit: str, name: str) -> None:
+        """Raise SourceFailed if signatures are required and the tag and the commit have none."""
+        keys, failures = self._trusted_keys, []
+        if keys is None:
+            return
+        tag = await remote.fetched_tag() if name.startswith("refs/tags/") else None
+        try:
+            if tag is not None:
+                await keys.verify_tag(remote.cache, tag, name.removeprefix("refs/tags/"))
+                return
+        except SourceFailed as error:
+            failures.append(str(error))
+        try:
+            await keys.verify_commit(remote.cache, commit)
+        except SourceFailed as error:
+            failures.append(str(error))
+            raise SourceFailed(
+                f"{redact_url(remote.url)}: {name} ({commit[:12]}) has no trusted signature: "
+                f"{'; '.join(failures)}; sign the tag or the commit with a key of the settings (git)"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +199,11 @@ class _Remote:
     async def fetch_ref(self, name: str) -> str:
         await self._fetch(name)
         return await self._parse_commit("FETCH_HEAD")
+
+    async def fetched_tag(self) -> str | None:
+        """Return the tag object that was fetched last, None if it was not one."""
+        kind = (await self._run("cat-file", "-t", "FETCH_HEAD")).strip()
+        return (await self._run("rev-parse", "FETCH_HEAD")).strip() if kind == "tag" else None
 
     async def fetch_commit(self, commit: str) -> str:
         """Fetch a commit by id, or all branches and tags if the server does not serve single commits."""
@@ -191,11 +235,13 @@ class _Remote:
     async def _parse_commit(self, name: str) -> str:
         return (await self._run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")).strip()
 
-    async def _run(self, *arguments: str) -> str:
+    async def _run(self, command: str, *arguments: str) -> str:
         try:
-            return await _run_git(self.cache, *arguments, environment=self.environment)
+            return await run_git(self.cache, command, *arguments, environment=self.environment)
         except SourceFailed as error:
             text = str(error).replace(self.url, redact_url(self.url))
+            if await asyncio.to_thread(_remove_partial_packs, self.cache) >= MAX_PACK_BYTES:
+                text = f"the transfer exceeds {MAX_PACK_BYTES // 1024**2} MiB; remove large files from it"
             raise SourceFailed(f"{redact_url(self.url)}: {text}") from None
 
 
@@ -204,65 +250,31 @@ def redact_url(url: str) -> str:
     return re.sub(r"(?<=://)[^/@\s]+@", "", url)
 
 
-async def _run_git(
-    cache: Path, *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None
-) -> str:
-    inherited = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            "git",
-            f"--git-dir={cache}",
-            *arguments,
-            cwd=cwd or cache,
-            env={**inherited, **_NONINTERACTIVE_ENVIRONMENT, **(environment or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # git cannot prompt, and one signal ends its process group
-        )
-    except OSError as error:
-        raise SourceFailed(f"git cannot be started: {error}; is it installed?") from error
-    try:
-        async with asyncio.timeout(GIT_TIMEOUT_S):
-            stdout, stderr = await asyncio.gather(
-                _read_limited(process.stdout), _read_limited(process.stderr)
-            )
-            status = await process.wait()
-    except TimeoutError:
-        raise SourceFailed(f"git {arguments[0]} did not end within {GIT_TIMEOUT_S:g}s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    if status != 0:
-        message = stderr.decode(errors="replace").strip()[-MAX_MESSAGE_LENGTH:]
-        raise SourceFailed(f"git {arguments[0]} failed: {message or f'exit status {status}'}")
-    if len(stdout) > MAX_OUTPUT_BYTES:
-        raise SourceFailed(f"git {arguments[0]} answered more than {MAX_OUTPUT_BYTES // 1024**2} MiB")
-    return stdout.decode(errors="surrogateescape")
+def _prepare_mirror(mirror: Path) -> None:
+    """Remove what a killed git left, and a mirror that has grown too large; the caller holds its lock."""
+    for stale_lock in (*mirror.glob("*.lock"), *(mirror / "refs").rglob("*.lock")):
+        stale_lock.unlink()
+    _remove_partial_packs(mirror)
+    packs = [path.stat().st_size for path in (mirror / "objects" / "pack").glob("*.pack")]
+    is_complete = (mirror / "HEAD").is_file()
+    if not is_complete or len(packs) > MAX_MIRROR_PACKS or sum(packs) > MAX_MIRROR_BYTES:
+        _remove_mirror(mirror)
 
 
-async def _read_limited(stream: asyncio.StreamReader | None) -> bytes:
-    """Read to the end and return the beginning, one byte more than the limit."""
-    assert stream is not None
-    kept = bytearray()
-    while chunk := await stream.read(64 * 1024):
-        kept += chunk[: max(0, MAX_OUTPUT_BYTES + 1 - len(kept))]
-    return bytes(kept)
+def _remove_mirror(mirror: Path) -> None:
+    """Remove a mirror; without its HEAD, what a crash leaves of it does not count as one."""
+    (mirror / "HEAD").unlink(missing_ok=True)
+    shutil.rmtree(mirror, ignore_errors=True)
 
 
-_REPOSITORY_VARIABLES = frozenset(
-    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
-)
-"""Variables of git's hooks: a process started by a hook must not work on the hook's repository."""
+def _remove_partial_packs(mirror: Path) -> int:
+    """Remove the packs that a failed fetch left; return the size of the largest."""
+    largest = 0
+    for path in (mirror / "objects" / "pack").glob("tmp_*"):
+        largest = max(largest, path.stat().st_size)
+        path.unlink()
+    return largest
 
-_NONINTERACTIVE_ENVIRONMENT = {
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_ASKPASS": "",
-    "SSH_ASKPASS": "",
-    "GCM_INTERACTIVE": "never",
-    "GIT_OPTIONAL_LOCKS": "0",
-    "LC_ALL": "C.UTF-8",
-}
-"""git does not prompt, and reports errors in English."""
+
+def _list_mirrors(directory: Path) -> Sequence[Artifact]:
+    return [Artifact(path.name, path.stat().st_mtime, path.name) for path in sorted(directory.glob("*.git"))]

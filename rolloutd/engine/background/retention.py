@@ -33,9 +33,12 @@ MIN_TREE_AGE_S = 3600.0
 
 
 class RetentionCleaner:
-    """Removes runs and trees that are older than the settings' `keep`."""
+    """Removes runs and trees that are older than the settings' `keep`.
 
-    def __init__(self, state: State, runs: ArtifactStore, trees: ArtifactStore) -> None:
+    `trees` are stores by the name of a tree, and stores that no rollout names: copies that can be made again.
+    """
+
+    def __init__(self, state: State, runs: ArtifactStore, trees: Sequence[ArtifactStore]) -> None:
         self._state = state
         self._runs = runs
         self._trees = trees
@@ -92,9 +95,12 @@ class RetentionCleaner:
             if not each.deleted and not _is_expired(each.ended_at, keep_s, now)
         }
         untouched_since = now - max(float(keep_s), MIN_TREE_AGE_S)
-        trees = await self._trees.list_artifacts()
-        old = [each.name for each in trees if each.name not in used and each.modified_at <= untouched_since]
-        await self._remove(self._trees, old, untouched_since)
+        for store in self._trees:
+            trees = await store.list_artifacts()
+            old = [
+                each.name for each in trees if each.name not in used and each.modified_at <= untouched_since
+            ]
+            await self._remove(store, old, untouched_since)
 
     async def _remove(self, store: ArtifactStore, names: Iterable[str], untouched_since: float) -> int:
         """Remove artifacts in batches; return how many were removed."""

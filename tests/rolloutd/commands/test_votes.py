@@ -145,6 +145,17 @@ async def test_resolved_ref_shown_in_preview_status_plan_and_audit(tmp_path: Pat
         assert any(describe_event(each["entry"]).endswith(f", from {text}") for each in audit["entries"])
 
 
+async def test_upload_refused_where_signatures_are_required(tmp_path: Path) -> None:
+    git = {"verify_signatures": True, "allowed_signers": "/etc/signers"}
+    async with control_environment(tmp_path, git=git) as inside:
+        source = f'source: {{git: "{URL}", ref: main}}'
+        body = {"file": "plan.yaml", "upload": "0" * 64}
+        for action in ("preview", "submit"):
+            text = BOUND.replace(source, "source: {path: .}")
+            asking = inside.request("olga", "post", f"/v1/plans/{action}", {**body, "text": text})
+            assert await refused(asking) == (409, "unsigned")
+
+
 async def amended(inside: ControlEnvironment, *nodes: Node, gone: tuple[str, ...] = ()) -> None:
     """Let the inventory change, and the rollouts follow."""
     if nodes:

@@ -102,6 +102,13 @@ def test_a_bare_command_is_looked_for_not_resolved(tmp_path: Path) -> None:
     assert load(write(tmp_path, "ansible: {bin: ansible-playbook}\n")).ansible.bin == Path("ansible-playbook")
 
 
+def test_required_signatures_need_a_trusted_key(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFile, match="no key is trusted"):
+        load(write(tmp_path, "git: {verify_signatures: true}\n"))
+    git = load(write(tmp_path, "git: {verify_signatures: true, allowed_signers: signers}\n")).git
+    assert git.allowed_signers == tmp_path / "signers"
+
+
 def test_maps_merge_and_lists_are_replaced(tmp_path: Path) -> None:
     main = write(
         tmp_path,

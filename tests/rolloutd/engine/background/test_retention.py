@@ -47,7 +47,7 @@ async def disk(tmp_path: Path, **changed: Any) -> AsyncIterator[RunStorage]:
     """Serve a house whose shelves are empty."""
     async with control_environment(tmp_path, **changed) as inside:
         runs, trees = FakeArtifactStore(), FakeArtifactStore()
-        yield RunStorage(inside, runs, trees, RetentionCleaner(inside.state, runs, trees))
+        yield RunStorage(inside, runs, trees, RetentionCleaner(inside.state, runs, [trees]))
 
 
 async def ended(inside: ControlEnvironment, name: str = "sysctl") -> str:
