@@ -84,7 +84,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         pool_keys=tuple(spec["pools"]["by"]),
         enrol=EnrolPolicy(spec["enrol"]),
         probation_s=float(spec["probation"]),
-        isolate_timeout_s=_compute_isolate_timeout_s(spec),
+        isolate_timeout_s=float(spec["limits"]["isolate"]),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         pilot=_compile_pilot(spec.get("pilot")),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
@@ -139,6 +139,7 @@ def compile_steps(
             baseline=bool(params.get("baseline", False)),
             repair=str(params.get("repair", "")),
             accepts_unknown=params.get("inconclusive") == "pass",
+            drain_timeout_s=_seconds(params.get("drain_timeout")),
             team=team,
             capabilities=adapters[kind].capabilities if kind in adapters else frozenset(),
             where=None if params.get("where") is None else parse_selector(params["where"]),
@@ -202,15 +203,8 @@ def _compile_pilot(pilot: Mapping[str, JSON] | None) -> Pilot | None:
     return None if pilot is None else Pilot(pilot["node"], pilot["waived"] or "")
 
 
-def _compute_isolate_timeout_s(spec: Mapping[str, JSON]) -> float:
-    """Return the limit of isolating: the longest drain_timeout if there is one, else limits.isolate."""
-    drains = [
-        params["drain_timeout"]
-        for step in spec["isolate"]
-        for params in step.values()
-        if params.get("drain_timeout") is not None
-    ]
-    return float(max(drains, default=spec["limits"]["isolate"]))
+def _seconds(duration: JSON) -> float | None:
+    return None if duration is None else float(duration)
 
 
 def _compile_stage(stage: Mapping[str, JSON]) -> Stage:

@@ -397,8 +397,12 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.WAIT_FOR_PROBE: lambda r: f"an answer of the traffic probe{_about(r.until)}",
     RemedyKind.WAIT_FOR_BLOCKER: lambda _: "a change of what blocks it; the node is then tried again",
     RemedyKind.WAIT_FOR_ISOLATION: lambda r: (
-        f"its cause, or time: at {format_rfc3339(r.until or 0.0)} the isolation is aborted and tried later"
+        "its cause; the isolation is being aborted"
+        if r.until is None
+        else f"its cause, or time: at {format_rfc3339(r.until)} the isolation is aborted and tried later"
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
-    RemedyKind.WAIT_FOR_CHECK: lambda r: f"time: it may take until {format_rfc3339(r.until or 0.0)}",
+    RemedyKind.WAIT_FOR_CHECK: lambda r: (
+        "its last try" if r.until is None else f"time: it may take until {format_rfc3339(r.until)}"
+    ),
 }

@@ -35,6 +35,8 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
             return _apply_transition(target, event)
         case events.StepRecorded():
             return target if event.isolated is None else replace(target, isolated=event.isolated)
+        case events.DeadlineExtended():
+            return replace(target, downtime_s=event.downtime_s)
         case events.ChangeNeeded():
             return replace(target, maybe_current=False, last_text=event.text or target.last_text)
         case events.NodeOrdered(order=None):
@@ -124,4 +126,5 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         last_text=event.text,
         failure=event.failure,
         admitted_at=event.at if event.trigger in NEW_ATTEMPT else target.admitted_at,
+        downtime_s=0.0,
     )

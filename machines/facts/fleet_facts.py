@@ -31,6 +31,15 @@ class FactsSnapshot:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class IsolationProgress:
+    """How far the isolation of a node is in this attempt; `moved`: what left it, such as its pods."""
+
+    attempt: int
+    is_complete: bool = False
+    moved: int = 0
+
+
 class FleetFacts:
     """The facts at the instant `now` (epoch seconds), under the limits of the settings."""
 
@@ -48,6 +57,7 @@ class FleetFacts:
         self._team_rules: dict[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
         self._traffic = TrafficResults()
+        self._isolations: dict[tuple[str, str], IsolationProgress] = {}
         self._mismatches: tuple[AuditMismatch, ...] = ()
 
     @property
@@ -114,6 +124,12 @@ class FleetFacts:
     def holds_on(self, node: str) -> Iterable[Hold]:
         """Return the holds on a node, including expired ones."""
         return self._holds_by_node.get(node, {}).values()
+
+    def isolation_progress(self, target: Target) -> IsolationProgress:
+        """Return how far the isolation of the target's attempt is, as far as its driver has reported."""
+        known = self._isolations.get((target.rollout, target.node))
+        is_current = known is not None and known.attempt == target.attempt
+        return known if known is not None and is_current else IsolationProgress(target.attempt)
 
     def observation(self, node: str) -> Observation | None:
         return self._observations.get(node)

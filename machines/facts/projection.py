@@ -30,7 +30,7 @@ from machines.facts import apply as changes
 from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResult
-from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
 from machines.facts.index import Index
 from machines.facts.scheduling_queue import queue_position
 from machines.model import events
@@ -91,7 +91,12 @@ class Projection(Index):
             case events.StepRecorded(record=record):
                 if event.isolated is not None:
                     self._change_target(record.rollout, record.node, event)
-            case events.ChangeNeeded() | events.NodeOrdered() | events.NodeAdvanced():
+            case (
+                events.DeadlineExtended()
+                | events.ChangeNeeded()
+                | events.NodeOrdered()
+                | events.NodeAdvanced()
+            ):
                 self._change_target(event.rollout, event.node, event)
             case events.TargetChanged():
                 self._change_rollout(event)
@@ -127,10 +132,16 @@ class Projection(Index):
             if last is not None and last.at > observation.at:
                 continue
             self._observations[observation.node] = observation
+            if last is None or _state_of(last) != _state_of(observation):
+                self._forget_dry_runs(observation.node)
             is_left = bool(observation.left_isolated_by)
             (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
             self._schedule_reevaluation(observation)
             self._pool_index.reevaluate((observation.node,))
+
+    def record_isolation(self, rollout: str, node: str, progress: IsolationProgress) -> None:
+        """Record how far an isolation is; the last report of each node counts."""
+        self._isolations[rollout, node] = progress
 
     def record_dry_run(self, result: DryRunResult) -> None:
         self.dry_run_results.record(result)
@@ -140,6 +151,11 @@ class Projection(Index):
         """Drop a dry-run result, because what it was about has changed."""
         self.dry_run_results.forget(rollout, node)
         self.scheduling_queue.activate_node(node, (rollout,))
+
+    def _forget_dry_runs(self, node: str) -> None:
+        """Drop the dry runs of a node that has changed: what blocked it may be gone, or be new."""
+        for target in self.targets_on(node):
+            self.dry_run_results.forget(target.rollout, node)
 
     def record_traffic(self, traffic: TrafficResult) -> None:
         """Record a traffic result; one of a closed rollout is ignored."""
@@ -251,6 +267,7 @@ class Projection(Index):
             self._targets_by_node[target.node].pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
             self._wave_ends.pop((rollout, target.wave), None)
+            self._isolations.pop((rollout, target.node), None)
         self._in_flight -= len(self._counters[rollout].in_flight)
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self._unresolved_failures)
         for table in by_rollout:
@@ -287,6 +304,8 @@ class Projection(Index):
             self.scheduling_queue.activate_rollout(rollout)
         needs_driver = target.phase in IN_FLIGHT_PHASES or target.order is not None
         (self._needing_driver.add if needs_driver else self._needing_driver.discard)((rollout, node))
+        if target.phase is not Phase.ISOLATING:
+            self._isolations.pop((rollout, node), None)
         self._unresolved_failures.pop(rollout, None)
         self._wave_ends.pop((rollout, target.wave), None)
         self._pool_index.reevaluate((node,))
@@ -341,3 +360,7 @@ class Projection(Index):
             for target in targets.values():
                 if target.phase is Phase.PENDING:
                     self._enqueue(target)
+
+
+def _state_of(observation: Observation) -> tuple[object, ...]:
+    return (observation.sight, observation.cordoned_by_other, observation.why)

@@ -48,6 +48,15 @@ class AbortIsolation:
 
 
 @dataclass(frozen=True, slots=True)
+class DeferMaintenance:
+    """Keep this isolated node as it is, and do not maintain it before its pools have a slot for it."""
+
+    rollout: str
+    node: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class OpenGate:
     rollout: str
     gate: GateName
@@ -69,6 +78,7 @@ class Decision:
     dry_runs: tuple[DryRun, ...] = ()
     traffic_probes: tuple[ProbeTraffic, ...] = ()
     isolation_aborts: tuple[AbortIsolation, ...] = ()
+    deferrals: tuple[DeferMaintenance, ...] = ()
     gate_openings: tuple[OpenGate, ...] = ()
     ended_rollouts: tuple[str, ...] = ()
     pilots_to_document: tuple[str, ...] = ()

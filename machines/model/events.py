@@ -146,6 +146,16 @@ class StepRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineExtended:
+    """The deadline of a node's phase leaves out a downtime of the daemon; at most one for each phase."""
+
+    rollout: str
+    node: str
+    downtime_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeNeeded:
     """A check before admission found that the node needs the change, or could not find out."""
 
@@ -360,7 +370,9 @@ class MismatchSettled:
     at: float
 
 
-TargetEvent = PhaseMoved | StepRecorded | ChangeNeeded | NodeOrdered | NodeAdvanced | TargetChanged
+TargetEvent = (
+    PhaseMoved | StepRecorded | DeadlineExtended | ChangeNeeded | NodeOrdered | NodeAdvanced | TargetChanged
+)
 """Events that change one target."""
 
 RolloutEvent = (

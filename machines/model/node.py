@@ -54,7 +54,7 @@ class Observation:
 
     `cordoned_by_other`: a cordon that is not ours; it takes a slot of the pool and is never consent.
     `left_isolated_by`: the isolator that left the node out of service for a hold, and returns it after the
-    hold.
+    hold.  `is_leaving`: the owner is removing the node from the fleet, so it is no outage of its peers.
     """
 
     node: str
@@ -63,6 +63,7 @@ class Observation:
     why: str = ""
     cordoned_by_other: bool = False
     left_isolated_by: str = ""
+    is_leaving: bool = False
 
 
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:

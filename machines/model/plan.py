@@ -82,7 +82,7 @@ class StepDef:
     `{{ node.name }}`, are not yet rendered.  `where` and `node_kinds` (empty: any) limit the nodes that it is
     for (target_plan.py).  Of a check, `baseline`: it also runs before the isolation, and need not pass if it
     failed then; `repair`: the playbook that is run once when it fails; `accepts_unknown`: a result that stays
-    unknown passes.
+    unknown passes.  Of an isolator, `drain_timeout_s`: its limit of isolating, None for the plan's.
     """
 
     name: str
@@ -97,6 +97,7 @@ class StepDef:
     baseline: bool = False
     repair: str = ""
     accepts_unknown: bool = False
+    drain_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

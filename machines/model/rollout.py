@@ -90,7 +90,7 @@ class Target:
     `since`: when it entered its phase.  `isolated`: an isolator of ours is in effect.  `not_before`: when it
     may be tried again.  `needs_vote_of`: the team that a joiner waits for.  `maybe_current`: check before
     admission whether it needs the change.  `attempt` counts from 1; 0 means never admitted.  `admitted_at`:
-    when its latest attempt began.
+    when its latest attempt began.  `downtime_s`: time without a daemon that this phase's deadline leaves out.
     """
 
     rollout: str
@@ -116,6 +116,7 @@ class Target:
     needs_vote_of: str | None = None
     maybe_current: bool = False
     admitted_at: float = 0.0
+    downtime_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,13 @@ def plan_for_target(plan: Plan, target: Target, node: Node, *, in_effect: Collec
     if target.rolling_back and not infra:
         infra = plan.fallback_verify
     team = () if target.team is None else applicable(_team_checks(plan, target.team), node)
+    isolate = isolators_for(plan, node, in_effect=in_effect)
+    drains = (spec.drain_timeout_s for spec in isolate if spec.drain_timeout_s is not None)
     return replace(
         plan,
         traffic=applicable(plan.traffic, node),
-        isolate=isolators_for(plan, node, in_effect=in_effect),
+        isolate=isolate,
+        isolate_timeout_s=max(drains, default=plan.isolate_timeout_s),
         verify=infra + team,
     )
 

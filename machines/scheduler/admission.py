@@ -18,7 +18,15 @@ from machines.facts.availability import observed_unavailability
 from machines.facts.index import Index
 from machines.facts.scheduling_queue import QueueGroup, QueuePosition
 from machines.model import traffic
-from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, DryRun, OpenGate, ProbeTraffic
+from machines.model.decision import (
+    AbortIsolation,
+    Admit,
+    CheckIfCurrent,
+    DeferMaintenance,
+    DryRun,
+    OpenGate,
+    ProbeTraffic,
+)
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason
@@ -41,6 +49,7 @@ class DecisionBuilder:
     traffic_probes: list[ProbeTraffic] = field(default_factory=list)
     probe_budget: traffic.ProbeBudget = field(default_factory=traffic.ProbeBudget)
     isolation_aborts: list[AbortIsolation] = field(default_factory=list)
+    deferrals: list[DeferMaintenance] = field(default_factory=list)
     gate_openings: list[OpenGate] = field(default_factory=list)
     ended_rollouts: list[str] = field(default_factory=list)
     pilots_to_document: list[str] = field(default_factory=list)

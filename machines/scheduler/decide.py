@@ -13,7 +13,15 @@ from collections.abc import Iterable
 from machines.facts.index import Index
 from machines.facts.votes import was_opened
 from machines.model import traffic
-from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, Decision, OpenGate, ProbeTraffic
+from machines.model.decision import (
+    AbortIsolation,
+    Admit,
+    CheckIfCurrent,
+    Decision,
+    DeferMaintenance,
+    OpenGate,
+    ProbeTraffic,
+)
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
@@ -52,6 +60,7 @@ def decide(index: Index, now: float) -> Decision:
         dry_runs=tuple(builder.dry_runs),
         traffic_probes=tuple(builder.traffic_probes),
         isolation_aborts=tuple(builder.isolation_aborts),
+        deferrals=tuple(builder.deferrals),
         gate_openings=tuple(builder.gate_openings),
         ended_rollouts=tuple(builder.ended_rollouts),
         pilots_to_document=tuple(builder.pilots_to_document),
@@ -192,13 +201,18 @@ def _collect_isolation_aborts(index: Index, now: float, builder: DecisionBuilder
     """Abort isolations to free slots for an outage or a hold."""
     aborts_by_node: dict[tuple[str, str], AbortIsolation] = {}
     # A node may be over the budget of two pools and held: one abort is enough.
-    for pool, aborts in isolation_aborts.to_free_slots(index, now).items():
-        builder.reasons[pool] = aborts[-1].reason
-        for abort in aborts:
-            aborts_by_node.setdefault((abort.rollout, abort.node), abort)
+    deferrals_by_node: dict[tuple[str, str], DeferMaintenance] = {}
+    for pool, found in isolation_aborts.to_free_slots(index, now).items():
+        builder.reasons[pool] = found[-1].reason
+        for each in found:
+            if isinstance(each, DeferMaintenance):
+                deferrals_by_node.setdefault((each.rollout, each.node), each)
+            else:
+                aborts_by_node.setdefault((each.rollout, each.node), each)
     for abort in isolation_aborts.to_yield_to_holds(index):
         aborts_by_node.setdefault((abort.rollout, abort.node), abort)
     builder.isolation_aborts += aborts_by_node.values()
+    builder.deferrals += deferrals_by_node.values()
 
 
 def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:

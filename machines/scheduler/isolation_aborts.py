@@ -1,53 +1,69 @@
-"""Isolations to abort: isolating nodes that free a slot for an outage or a hold.
+"""Isolating nodes that must give way to an outage, to a hold, or to another user's cordon.
 
-An isolating node was not changed yet, so its isolation can be undone.  A node in a later phase finishes.
+An isolating node was not changed yet, so its isolation can be undone.  A node in a later phase finishes.  A
+node that is isolated already has cost most: it stays so, and waits until its pools have a slot for it.
 """
 
 from __future__ import annotations
 
-from machines.facts.availability import active_hold
+from machines.facts.availability import active_hold, observed_unavailability
 from machines.facts.index import Index
 from machines.facts.pool_index import Pool
-from machines.model.decision import AbortIsolation
-from machines.model.node import natural_sort_key
-from machines.model.reasons import Reason, ReasonCode
+from machines.model.decision import AbortIsolation, DeferMaintenance
+from machines.model.node import Observation, natural_sort_key
+from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Target
 from machines.rules import pools
 from machines.states import Phase
 
 
-def to_free_slots(index: Index, now: float) -> dict[str, list[AbortIsolation]]:
-    """Return, by pool over its budget, the latest admitted of its isolating nodes, no more than needed."""
-    found: dict[str, list[AbortIsolation]] = {}
+def to_free_slots(index: Index, now: float) -> dict[str, list[AbortIsolation | DeferMaintenance]]:
+    """Return, by pool over its budget, the isolating nodes that have cost least, no more than needed."""
+    found: dict[str, list[AbortIsolation | DeferMaintenance]] = {}
     for pool in index.over_budget():
-        over = len(pool.down) - index.budget(pool)
-        for target in _abortable_targets(index, pool)[:over]:
+        over = sum(not _is_leaving(index, node) for node in pool.down) - index.budget(pool)
+        for target in _abortable_targets(index, pool)[: max(0, over)]:
             params = pools.over_budget_reason(index, pool, without=target.node).params
             reason = Reason(ReasonCode.POOL_OVER_BUDGET, pool.id, params, now)
-            found.setdefault(pool.id, []).append(AbortIsolation(target.rollout, target.node, reason))
+            is_complete = index.isolation_progress(target).is_complete
+            gives_way = DeferMaintenance if is_complete else AbortIsolation
+            found.setdefault(pool.id, []).append(gives_way(target.rollout, target.node, reason))
     return found
 
 
 def to_yield_to_holds(index: Index) -> list[AbortIsolation]:
-    """Return the isolating nodes that a user or a tool has taken a hold of meanwhile."""
+    """Return the isolating nodes that a user or a tool has taken a hold of, or cordoned, meanwhile."""
     found = []
     for target in index.needing_driver():
-        hold = active_hold(index, target.node)
-        if hold is not None and _is_abortable(index, target):
-            reason = Reason(ReasonCode.HELD, target.node, hold.params, hold.since, hold.remedy)
+        reason = _hold_reason(index, target)
+        if reason is not None and _is_abortable(index, target):
             found.append(AbortIsolation(target.rollout, target.node, reason))
     return found
 
 
+def _hold_reason(index: Index, target: Target) -> Reason | None:
+    code, taken = ReasonCode.HELD, active_hold(index, target.node)
+    if taken is None:
+        code, taken = ReasonCode.FOREIGN_CORDON, observed_unavailability(index, target.node)
+        if taken is None or taken.code is not UnavailabilityCause.CORDONED_BY_OTHER:
+            return None
+    return Reason(code, target.node, taken.params, taken.since, taken.remedy)
+
+
 def _abortable_targets(index: Index, pool: Pool) -> list[Target]:
-    """Return the pool's nodes whose isolation can be aborted, the latest admitted first."""
+    """Return the pool's nodes whose isolation can be aborted, the one that has cost least first."""
     found = [
         target
         for node in pool.down
         for target in index.targets_on(node)
         if _is_abortable(index, target) and pool in index.pools_for(target.rollout, node)
     ]
-    return sorted(found, key=lambda target: (-target.since, natural_sort_key(target.node)))
+
+    def cost(target: Target) -> tuple[object, ...]:
+        progress = index.isolation_progress(target)
+        return (progress.is_complete, progress.moved, -target.since, natural_sort_key(target.node))
+
+    return sorted(found, key=cost)
 
 
 def _is_abortable(index: Index, target: Target) -> bool:
@@ -58,3 +74,9 @@ def _is_abortable(index: Index, target: Target) -> bool:
     """
     isolating = target.phase is Phase.ISOLATING and not target.rolling_back
     return isolating and not index.has_failed(target.rollout, target.node)
+
+
+def _is_leaving(index: Index, node: str) -> bool:
+    """Return whether the node is down only because its owner removes it from the fleet."""
+    found = index.unavailability(node)
+    return found is not None and isinstance(found.cause, Observation) and found.cause.is_leaving

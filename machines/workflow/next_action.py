@@ -62,6 +62,9 @@ from machines.workflow.stopping import next_stop_action, on_isolation_lost
 RESUMED_ABORT_REASON = "the daemon stopped while the isolation was being aborted; the reason was not recorded"
 """Reason of an abort that an earlier daemon process began."""
 
+SLOT_STEP = "slot"
+"""Step of an isolated node that waits until its pools have a slot for it."""
+
 ABORT_BACKOFF_S = 60.0
 """Delay after the first aborted isolation; it doubles with each further one."""
 
@@ -78,13 +81,15 @@ def next_action(
     elapsed_s: float,
     has_unfinished_run: bool,
     abort_reason: str = "",
+    over_budget: str = "",
 ) -> Action:
     """Return what comes next for one node.
 
     `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
     this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
     `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
-    isolation should be aborted, "" for no reason.
+    isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
+    they have.
     """
     isolation_plan = IsolationPlan.from_records(plan, target, records, now)
     reconciler = _Reconciler(
@@ -95,6 +100,7 @@ def next_action(
         elapsed_s,
         has_unfinished_run,
         abort_reason,
+        over_budget,
         isolation_plan,
         compile_steps(plan, target),
     )
@@ -118,6 +124,7 @@ class _Reconciler:
     elapsed_s: float
     has_unfinished_run: bool
     abort_reason: str
+    over_budget: str
     isolation_plan: IsolationPlan
     steps: tuple[Step, ...]
 
@@ -247,7 +254,8 @@ class _Reconciler:
 
     def _reconcile_isolating(self) -> Action:
         abort_begun = any(r.action is StepAction.REVERT for r in self._attempt_records)
-        reason = self.abort_reason or self.isolation_plan.traffic_found() or self._timeout_reason()
+        step = None if abort_begun else self._walk_phase()
+        reason = self._abort_reason(is_complete=step is None and not abort_begun)
         if reason or abort_begun:
             if isolated_in_earlier_attempt(self.plan.isolate, self.target, self.records) and not abort_begun:
                 # It failed then and has passed no check since: only a person may return it to service.
@@ -257,17 +265,27 @@ class _Reconciler:
                 text=reason or RESUMED_ABORT_REASON,
                 not_before=self.now + backoff_s(self.target.aborted_isolations),
             )
-        action = self._walk_phase()
-        action = action or self.isolation_plan.final_probe()
-        if not isinstance(action, Wait):
-            return action or Transition(Trigger.ISOLATED)
+        deadline = self.now + max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
+        if step is None and self.over_budget:
+            return Wait(deadline, SLOT_STEP)
+        action = step or self.isolation_plan.final_probe() or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
-        left_s = max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
-        return replace(action, until=min(action.until, self.now + left_s))
+        return replace(action, until=min(action.until, deadline)) if isinstance(action, Wait) else action
+
+    def _abort_reason(self, *, is_complete: bool) -> str:
+        """Return why the isolation is aborted, "" for no reason; complete means that all isolators did it."""
+        reason = self.abort_reason or self.isolation_plan.traffic_found()
+        if not is_complete:
+            return reason or self.over_budget or self._timeout_reason()
+        # What is isolated already is finished, past the deadline too, unless it would wait still longer.
+        must_wait = self.over_budget or isinstance(self.isolation_plan.final_probe(), Wait)
+        return reason or (self._timeout_reason() if must_wait else "")
 
     def _timeout_reason(self) -> str:
         if self.elapsed_s < self.plan.isolate_timeout_s:
             return ""
+        if self.over_budget:
+            return f"no slot within {self.plan.isolate_timeout_s:.0f} s: {self.over_budget}"
         busy = [f": {r.text}" for r in self._attempt_records if r.state is StepState.BUSY]
         return f"not isolated within {self.plan.isolate_timeout_s:.0f} s" + "".join(busy[-1:])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from machines.model.timefmt import format_duration
 from rolloutd.audit_names import with_current_names
 from rolloutd.text import describe_source, pluralize
 
@@ -102,6 +103,9 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "RolloutDeleted": lambda _: "deleted the rollout",
     "TargetsJoined": lambda f: f"joined: {_join_names([target['node'] for target in f['targets']])}",
     "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
+    "DeadlineExtended": lambda f: (
+        f"the deadline leaves out {format_duration(f['downtime_s'])} without a daemon"
+    ),
     "ChangeNeeded": lambda f: f"checked: needs the change {f.get('text', '')}",
     "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
     "NodeAdvanced": _with_reason("advanced"),

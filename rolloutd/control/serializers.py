@@ -7,7 +7,7 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from machines.facts import votes
@@ -320,20 +320,28 @@ def node_reason(index: Index, target: Target, blocker: Reason | None, live: Step
     isolators, its checks or its next observation.
     """
     if target.phase in (Phase.PENDING, Phase.FAILED):
-        return blocker
-    if target.phase not in IN_FLIGHT_PHASES:
-        return None
+        found = blocker
+    else:
+        found = _in_flight_reason(index, target, live) if target.phase in IN_FLIGHT_PHASES else None
+    if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > index.now:
+        return found
+    # The instant has passed, and what was due then is under way.
+    return replace(found, remedy=replace(found.remedy, until=None))
+
+
+def _in_flight_reason(index: Index, target: Target, live: StepProgress) -> Reason | None:
     if live.awaited_sources:
         awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
         return Reason(ReasonCode.INVENTORY_AWAITED, target.node, awaited, live.since, answer)
+    isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
+    if live.awaited_slot is not None:
+        return replace(live.awaited_slot, remedy=isolation)
     if live.first_busy is not None:
-        remedy = None
-        if target.phase is Phase.ISOLATING:
-            remedy = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
         params = {"detail": live.first_busy.text}
         is_return = live.first_busy.action is StepAction.REVERT
         code = ReasonCode.NOT_RETURNED_YET if is_return else ReasonCode.NOT_ISOLATED_YET
-        return Reason(code, target.node, params, live.first_busy.at, None if is_return else remedy)
+        remedy = isolation if target.phase is Phase.ISOLATING and not is_return else None
+        return Reason(code, target.node, params, live.first_busy.at, remedy)
     if live.failing_check:
         checks = {"step": live.step, "detail": live.failing_check}
         remedy = Remedy(RemedyKind.WAIT_FOR_CHECK, until=live.failing_check_until)

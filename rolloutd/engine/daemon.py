@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from machines.model.decision import Decision
+from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
 from machines.model.events import ChangeNeeded, Event, GateOpened, RolloutEnded
+from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder, Target
 from machines.scheduler.decide import decide
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
@@ -150,10 +151,7 @@ class Daemon:
             self._update_drivers()  # a user's order must not wait until the store can write
             return
         self._state.reasons = decision.reasons
-        for abort in decision.isolation_aborts:
-            driver = self._drivers.get((abort.rollout, abort.node))
-            if driver is not None:
-                driver.abort_isolation(describe(abort.reason))
+        self._make_room(decision)
         self._observer.request_observations(self._tasks, decision.nodes_to_observe)
         self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
         self._dry_runner.watch_blockers(self._tasks)
@@ -170,6 +168,21 @@ class Daemon:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()
         self.first_iteration_done.set()
+
+    def _make_room(self, decision: Decision) -> None:
+        """Pass on which isolations must give way, and which have a slot again."""
+        over_budget: dict[tuple[str, str], Reason] = {}
+        giving_way: list[AbortIsolation | DeferMaintenance] = [
+            *decision.isolation_aborts,
+            *decision.deferrals,
+        ]
+        for each in giving_way:
+            if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
+                over_budget[each.rollout, each.node] = each.reason
+            elif (driver := self._drivers.get((each.rollout, each.node))) is not None:
+                driver.abort_isolation(describe(each.reason))
+        for key, driver in self._drivers.items():
+            driver.set_over_budget(over_budget.get(key))
 
     async def _decide(self) -> Decision:
         """Decide and commit the decision; no other commit can happen in between."""

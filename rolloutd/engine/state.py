@@ -52,7 +52,9 @@ class StepProgress:
     first_busy: StepRecord | None = None
     """When the isolator of a waiting node first reported busy; the text is that of its latest report."""
     isolation_deadline: float = 0.0
-    """When the isolation is aborted (epoch seconds); without the downtime before this daemon."""
+    """When the isolation is aborted (epoch seconds)."""
+    awaited_slot: Reason | None = None
+    """Why an isolated node is not maintained yet: its pools have no slot for it."""
     failing_check: str = ""
     """The result of a failing check; the driver repeats the check until `failing_check_until`."""
     failing_check_until: float = 0.0

@@ -54,12 +54,14 @@ class Busy:
     """The node cannot be isolated now; it returns to service and is retried later.
 
     `is_permanent`: what blocks it stays until a person changes it.  `count` is a traffic probe's number, of
-    connections for example, if it has one.
+    connections for example, if it has one.  `moved`: how much work this call has made leave the node, such as
+    pods; of two isolations, the one that moved more is kept.
     """
 
     text: str
     is_permanent: bool = False
     count: int | None = None
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

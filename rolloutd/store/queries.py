@@ -63,7 +63,7 @@ _SELECT_TARGET = """
 SELECT target.rollout, target.node, team, pools, wave, position, phase, outcome, target.attempt, rolling_back,
        isolated, since, not_before, aborted_isolations, last_text, failure.id, failure.attempt, failure.step,
        failure.message, failure.at, order_kind, order_by, ordered_at, joined, needs_vote_of, maybe_current,
-       admitted_at
+       admitted_at, downtime_s
 FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id = target.failure"""
 
 _SELECT_CLOSED = f"""
@@ -303,7 +303,7 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
 def _decode_target(row: Sequence[Any]) -> Target:
     rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back, isolated = row[:11]
     since, not_before, aborted, last_text, *failure = row[11:20]
-    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at = row[20:]
+    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[20:]
     # Positional arguments: for a hundred thousand targets, keywords alone cost a tenth of a second.
     return Target(
         *(
@@ -321,7 +321,7 @@ def _decode_target(row: Sequence[Any]) -> Target:
         Failure(failure[0], node, *failure[1:]) if failure[0] else None,
         NodeOrder(order) if order else None,
         _decode_actor(order_by) if order_by else None,
-        *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at),
+        *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at, downtime_s),
     )
 
 

@@ -17,6 +17,7 @@ from machines.facts.apply import validate_edge
 from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
+    DeadlineExtended,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -85,7 +86,7 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
             yield _insert_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _membership_statements(event)
-        case ChangeNeeded() | NodeOrdered() | NodeAdvanced():
+        case DeadlineExtended() | ChangeNeeded() | NodeOrdered() | NodeAdvanced():
             yield TargetChange(event.rollout, event.node, event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
             yield from mark_token_used(event)
@@ -126,7 +127,7 @@ _TARGET_COLUMNS = (
         "order_kind",
         "order_by",
     ),
-    *("ordered_at", "joined", "needs_vote_of", "maybe_current", "admitted_at"),
+    *("ordered_at", "joined", "needs_vote_of", "maybe_current", "admitted_at", "downtime_s"),
 )
 
 # The values of both statements are those of _encode_target(), which begin with the key.
@@ -170,7 +171,7 @@ def _encode_target(target: Target) -> Sequence[Any]:
             target.order,
         ),
         *(encode_actor(target.order_by), target.ordered_at, target.joined, target.needs_vote_of),
-        *(target.maybe_current, target.admitted_at),
+        *(target.maybe_current, target.admitted_at, target.downtime_s),
     )
 
 

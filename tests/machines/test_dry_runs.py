@@ -222,3 +222,14 @@ def test_mates_of_other_racks_go_first_as_well() -> None:
     assert requested_dry_runs(index) == ["n1", "n2"]
     record_dry_run_result(index, n1=False, n2=True)
     assert started(index) == ["n2"]
+
+
+def test_change_of_node_makes_dry_run_void() -> None:
+    index = fleet(nodes=1)
+    record_dry_run_result(index, n1=True)
+    assert started(index) == ["n1"]
+    index.record_observations(observed_up(["n1"], T0 + 1.0), T0 + 1.0)
+    assert started(index, T0 + 1.0) == ["n1"], "the same observation again"
+    index.record_observations([replace(*observed_up(["n1"], T0 + 2.0), why="taints maintenance")], T0 + 2.0)
+    assert started(index, T0 + 2.0) == []
+    assert requested_dry_runs(index, T0 + 2.0) == ["n1"]

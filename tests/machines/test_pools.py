@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from machines.facts.availability import Unavailability
+from machines.facts.fleet_facts import IsolationProgress
 from machines.facts.projection import Projection
 from machines.model.events import HoldReleased, HoldTaken, NodesDiscovered, RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
@@ -15,7 +16,18 @@ from machines.rules.pools import slot_blocker, slot_holders
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger
 from rolloutd.reason_text import describe, describe_remedy, lifted_by
-from tests.machines.builders import ALICE, T0, admit, fail, finish, index_of, nodes_of, submit, transition
+from tests.machines.builders import (
+    ALICE,
+    T0,
+    admit,
+    fail,
+    finish,
+    index_of,
+    nodes_of,
+    observed_up,
+    submit,
+    transition,
+)
 
 PAYMENTS = nodes_of({"payments": ("n1", "n2", "n3")})
 
@@ -184,6 +196,67 @@ def test_over_budget_aborts_latest_isolations_first() -> None:
     transition(index, "n1", Trigger.ISOLATED, at=T0 + 3.0)
     index.update_limits(Limits())
     assert [each.node for each in decide(index, T0 + 3.0).isolation_aborts] == ["n2"]
+
+
+def test_over_budget_keeps_isolation_that_cost_most() -> None:
+    index = index_of(PAYMENTS, Limits(pools={"team": PoolRule(Budget(2))}))
+    submit(index)
+    admit(index, "n1", at=T0)
+    admit(index, "n2", at=T0 + 1.0)
+    down = [Observation("n3", NodeHealth.DOWN, T0 + 2.0, "no route to host")]
+    index.record_observations(down, T0 + 2.0)
+    for progress, given_back in (
+        (IsolationProgress(1, moved=7), "n1"),
+        (IsolationProgress(1, is_complete=True), "n1"),
+        (IsolationProgress(2, moved=7), "n2"),  # of another attempt
+    ):
+        index.record_isolation("R", "n2", progress)
+        decision = decide(index, T0 + 2.0)
+        assert [each.node for each in decision.isolation_aborts] == [given_back]
+        assert decision.deferrals == ()
+
+
+def test_isolated_nodes_wait_for_slots_and_keep_them() -> None:
+    index = index_of(PAYMENTS, Limits(pools={"team": PoolRule(Budget(2))}))
+    submit(index)
+    for node in ("n1", "n2"):
+        admit(index, node)
+        index.record_isolation("R", node, IsolationProgress(1, is_complete=True, moved=len(node)))
+    index.record_observations([Observation("n3", NodeHealth.DOWN, T0, "no route to host")], T0)
+    decision = decide(index, T0)
+    assert decision.isolation_aborts == ()
+    [waits] = decision.deferrals  # the other has a slot while the peer takes one
+    transition(index, "n1" if waits.node == "n2" else "n2", Trigger.ISOLATED)
+    assert [each.node for each in decide(index, T0).deferrals] == [waits.node]
+    index.record_observations(observed_up(["n3"], T0 + 1.0), T0 + 1.0)
+    assert decide(index, T0 + 1.0).deferrals == ()
+
+
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_peer_that_is_being_removed_aborts_nothing(cordoned: bool) -> None:
+    index = index_of(PAYMENTS)
+    submit(index)
+    admit(index, "n1")
+    sight = NodeHealth.UP if cordoned else NodeHealth.DOWN
+    leaving = Observation("n2", sight, T0, "it is being removed", cordoned_by_other=cordoned, is_leaving=True)
+    index.record_observations([leaving], T0)
+    decision = decide(index, T0)
+    assert (decision.isolation_aborts, decision.deferrals, decision.admissions) == ((), (), ())
+    index.record_observations([Observation("n3", NodeHealth.DOWN, T0, "no route to host")], T0)
+    assert [each.node for each in decide(index, T0).isolation_aborts] == ["n1"]
+
+
+def test_another_user_s_cordon_aborts_isolating() -> None:
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"]}))
+    submit(index)
+    for node in ("n1", "n2"):
+        admit(index, node)
+        held = Observation(node, NodeHealth.UP, T0 + 1.0, "annotated hold: disk", cordoned_by_other=True)
+        index.record_observations([held], T0 + 1.0)
+    transition(index, "n2", Trigger.ISOLATED)
+    (back,) = decide(index, T0 + 1.0).isolation_aborts
+    assert (back.node, back.reason.code) == ("n1", "foreign-cordon")
+    assert "annotated hold: disk" in describe(back.reason)
 
 
 def test_unknown_peers_observed_without_abort() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from machines.model.events import (
+    DeadlineExtended,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -89,6 +90,7 @@ class Checker:
         self._undo_began_at: dict[tuple[str, str, int], float] = {}
         self._admitted_at: dict[tuple[str, str, int], float] = {}
         self._step_times: dict[tuple[str, str, int], list[float]] = {}
+        self._downtimes_s: dict[tuple[str, str, int], float] = {}
 
     def report_violation(self, text: str) -> None:
         """Record one violation."""
@@ -214,6 +216,8 @@ class Checker:
                 self.feed_oracle(
                     "team", team=event.rules.team, windows=_windows_in_seconds(event.rules.windows)
                 )
+            case DeadlineExtended():
+                self._on_deadline_extended(event)
             case StepRecorded(record=record, isolated=isolated):
                 place = (record.rollout, record.node)
                 self._step_times.setdefault((*place, record.attempt), []).append(record.at)
@@ -231,6 +235,7 @@ class Checker:
         fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
         if event.target is Phase.ISOLATING:
             self._admitted_at[event.rollout, event.node, event.attempt] = event.at
+            self._step_times.setdefault((event.rollout, event.node, event.attempt), []).append(event.at)
         if event.failure is not None:
             fields |= {"failure": event.failure.id, "signature": event.failure.signature}
         if event.trigger is Trigger.ROLLBACK_ORDERED:
@@ -239,11 +244,17 @@ class Checker:
         self.feed_oracle(kind, **fields)
         self._compare_with_world(event)
 
-    def _worked_before_s(self, attempt: tuple[str, str, int]) -> float:
-        """Return how long earlier daemons isolated the node: an isolation's deadline counts that."""
-        since, times = self._admitted_at.get(attempt, 0.0), self._step_times.get(attempt, [])
-        earlier = (at for at in times if since <= at <= self.daemon_started_at)
-        return max(earlier, default=since) - since
+    def _on_deadline_extended(self, event: DeadlineExtended) -> None:
+        attempt, times = next(
+            (key, times)
+            for key, times in reversed(self._step_times.items())
+            if key[:2] == (event.rollout, event.node)
+        )
+        if attempt in self._downtimes_s:
+            self.report_violation(f"{event.node}: its deadline was extended twice")
+        if event.downtime_s > self.daemon_started_at - max(times):
+            self.report_violation(f"{event.node}: its deadline was extended by more than the downtime")
+        self._downtimes_s[attempt] = event.downtime_s
 
     def _compare_with_world(self, event: PhaseMoved) -> None:
         machine = self.nodes[event.node]
@@ -253,12 +264,10 @@ class Checker:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):
             undo_began_at = self._undo_began_at.get((event.rollout, event.node, event.attempt), event.at)
-            limit_s = self.plans[event.rollout].isolate_timeout_s
-            worked_before_s = self._worked_before_s((event.rollout, event.node, event.attempt))
-            if 0.0 <= undo_began_at - self.daemon_started_at < limit_s - worked_before_s:
-                self.report_violation(
-                    f"{event.node} was put back as late, counting time in which no daemon was there"
-                )
+            attempt = (event.rollout, event.node, event.attempt)
+            limit_s = self.plans[event.rollout].isolate_timeout_s + self._downtimes_s.get(attempt, 0.0)
+            if 0.0 <= undo_began_at - self._admitted_at.get(attempt, -limit_s) < limit_s:
+                self.report_violation(f"{event.node} was put back before its deadline")
         if event.trigger is Trigger.SOAK_CHECK_FAILED:
             is_unhealthy = machine.fails_checks or not machine.up or machine.version != "new"
             if (

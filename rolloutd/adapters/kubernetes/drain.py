@@ -163,6 +163,7 @@ class _DrainPass:
         self._requested: dict[str, asyncio.Task[bool]] = {}
         self._refusals: dict[str, _Refusal] = {}
         self._is_hopeless = False
+        self._evicted = 0
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_EVICTIONS)
 
     async def run(self, timeout_s: float) -> Ok | Busy:
@@ -241,12 +242,15 @@ class _DrainPass:
             refusal.retry_at = loop.time() + wait_s
             del self._requested[pod.uid]
             loop.call_later(wait_s, self._pods.changed.set)
-        return isinstance(result, EvictionAccepted)
+        is_accepted = isinstance(result, EvictionAccepted)
+        self._evicted += is_accepted
+        return is_accepted
 
     def _result(self) -> Ok | Busy:
         disconnected = self._pods.disconnect_reason
         if not self._pods.is_synced:
-            return Busy(disconnected or f"the pods of {self._node} could not be listed in time")
+            text = disconnected or f"the pods of {self._node} could not be listed in time"
+            return Busy(text, moved=self._evicted)
         plan = self._plan()
         if plan.is_empty:
             return Ok(f"{pluralize(len(self._requested), 'pod')} evicted from {self._node}")
@@ -260,7 +264,8 @@ class _DrainPass:
             f"waits for {join_names([pod.id for pod in plan.finishing])} to finish" if plan.finishing else "",
             disconnected,
         )
-        return Busy("; ".join(part for part in parts if part), is_permanent=self._is_hopeless)
+        text = "; ".join(part for part in parts if part)
+        return Busy(text, is_permanent=self._is_hopeless, moved=self._evicted)
 
     def _blocker_text(self, pod: Pod) -> str:
         blocked = _blocked(self._budgets, pod)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.model.selector import parse_selector
-from machines.model.timefmt import format_rfc3339
+from machines.model.timefmt import format_duration
 from rolloutd.adapters.kubernetes.api_errors import DOCTOR_HINT, ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster, retry_transient
@@ -162,12 +162,12 @@ class KubernetesIsolator:
         now = self._clock.now()
         since = await prefer_no_schedule(cluster, name, rollout=ctx.rollout, at=now)
         remaining_s = min(wanted_s, since + wanted_s - now)  # a clock that was set back delays nothing
-        wait_s = min(remaining_s, self._drain_pass_s)
+        wait_s = min(remaining_s, self._drain_pass_s, max(0.0, ctx.deadline - now))
         if wait_s > 0:
             await self._clock.sleep(wait_s)
         if remaining_s <= wait_s:
             return None
-        return Busy(f"{name} has a taint PreferNoSchedule until {format_rfc3339(since + wanted_s)}")
+        return Busy(f"{name} has a taint PreferNoSchedule for {format_duration(wanted_s)} before its cordon")
 
     async def _cordoned_at(self, ctx: StepContext, cluster: Cluster, name: str) -> float:
         """Return since when the node is isolated (epoch seconds), if the plan needs it."""

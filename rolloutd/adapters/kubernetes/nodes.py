@@ -125,7 +125,11 @@ class NodeView:
 
     def to_observation(self, node: str, at: float) -> Observation:
         """Return the node's observation under the fleet's name."""
-        return replace(self._health_observation(node, at), left_isolated_by=self.left_isolated_by)
+        return replace(
+            self._health_observation(node, at),
+            left_isolated_by=self.left_isolated_by,
+            is_leaving=self.is_being_removed,
+        )
 
     def _health_observation(self, node: str, at: float) -> Observation:
         cordon = self.cordon_state
@@ -185,7 +189,7 @@ def parse_node(
         ready_message=condition,
         cordon_state=parse_cordon_state(node, uncordoned_record=uncordoned_record, domain=domain),
         taints=taints,
-        is_being_removed=bool(DELETION_TAINTS.intersection(taints)),
+        is_being_removed=bool(meta.get("deletionTimestamp") or DELETION_TAINTS.intersection(taints)),
         left_isolated_by=ADAPTER_KIND
         if find_annotation(node, KEPT_FOR, domain) is not None and find_annotation(node, HOLD, domain) is None
         else "",

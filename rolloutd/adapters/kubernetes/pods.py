@@ -165,8 +165,7 @@ def terminating_text(pods: Iterable[Pod]) -> str:
     """Return a sentence about the pods that are terminating."""
     return join_names(
         [
-            f"{pod.id} is ending, to be gone by {pod.terminating_since}"
-            + ("" if pod.grace_s is None else f" (grace period {pod.grace_s} s)")
+            f"{pod.id} is ending" + ("" if pod.grace_s is None else f" (grace period {pod.grace_s} s)")
             for pod in pods
         ]
     )

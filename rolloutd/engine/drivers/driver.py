@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from machines.facts.dry_runs import DryRunResult
+from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
-from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.events import DeadlineExtended, Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder, Target
@@ -59,6 +60,9 @@ REMOVED_NODE_RETRY_S = 5.0
 INVENTORY_RETRY_S = 1.0
 """Pause before a node whose secrets are not known yet is tried again: most sources answer within seconds."""
 
+MAX_RECORD_INTERVAL_S = 120.0
+"""Longest time without a record in an isolation under way: the retries while an API server is unreachable."""
+
 STORE_RETRY_S = 5.0
 """Pause before the store is tried again: a user must first free a full disk."""
 
@@ -73,9 +77,11 @@ class Driver:
         self.node = node
         self._state = state
         self._session = session = NodeSession(state, adapters, rollout, node)
-        self._counts_from = self._started_at = daemon_started_at
-        self._seen_before: tuple[int, float] | None = None
+        self._started_at = daemon_started_at
+        self._awaited_s = 0.0
+        self._moved = (0, 0)
         self._abort_reason = ""
+        self._over_budget: Reason | None = None
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
         self._isolation = Isolation(session, self._journal, self._capture_errors)
@@ -92,6 +98,13 @@ class Driver:
         """Abort the isolation, if the node is still isolating."""
         if not self._abort_reason:
             self._abort_reason = reason
+            self._wakeup.trigger()
+
+    def set_over_budget(self, reason: Reason | None) -> None:
+        """Set why the node's pools have no slot for it; None when they have."""
+        changed = (reason is None) != (self._over_budget is None)
+        self._over_budget = reason
+        if changed:
             self._wakeup.trigger()
 
     def wake_up(self) -> None:
@@ -126,6 +139,7 @@ class Driver:
         before = self._session.target
         try:
             await self._journal.load()
+            await self._leave_out_downtime()
             action = self._next_action()
             if isinstance(action, actions.NoAction):
                 return False
@@ -171,45 +185,61 @@ class Driver:
         abort_reason = self._abort_reason
         if not in_effect and lacks_isolator(plan, self._state.index.nodes[self.node]):
             abort_reason = describe(Reason(ReasonCode.NO_ISOLATOR, self.node))
+        node_plan = self._session.node_plan(in_effect)
         elapsed_s = self._elapsed_s(target, now)
-        if target.phase is Phase.ISOLATING:
-            self._session.progress.isolation_deadline = now + plan.isolate_timeout_s - elapsed_s
-        return next_action.next_action(
-            self._session.node_plan(in_effect),
+        over_budget = "" if self._over_budget is None else describe(self._over_budget)
+        action = next_action.next_action(
+            node_plan,
             target,
             self._journal.records,
             now,
             elapsed_s=elapsed_s,
             has_unfinished_run=self._journal.has_unfinished_run,
             abort_reason=abort_reason,
+            over_budget=over_budget,
         )
+        if target.phase is Phase.ISOLATING:
+            self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
+        return action
+
+    def _publish_isolation(self, target: Target, action: actions.Action, deadline: float) -> None:
+        """Publish how far the isolation is and when it is aborted."""
+        waits = isinstance(action, actions.Wait) and action.step == next_action.SLOT_STEP
+        self._session.progress.isolation_deadline = deadline
+        self._session.progress.awaited_slot = self._over_budget if waits else None
+        moved = self._moved[1] if self._moved[0] == target.attempt else 0
+        found = IsolationProgress(target.attempt, waits, moved)
+        if found != self._state.index.isolation_progress(target):
+            self._state.index.record_isolation(self.rollout, self.node, found)
+            self._state.wake_up()  # another node of the pool may have cost less now
 
     def _elapsed_s(self, target: Target, now: float) -> float:
-        """Return how long the node has been in its phase, without the time when this daemon could not act.
+        """Return how much of the time limit of its phase the node has used.
 
-        An isolation counts the work of earlier daemons too, so that restarts cannot extend it for ever.  If
-        the clock was set back to before the phase began, time counts from when the driver notices it.
+        An isolation's deadline is an instant: restarts extend it by the recorded downtime only.  The limits
+        of other phases begin again with the daemon.  If the clock was set back to before the phase began,
+        time counts from when the driver notices it.
         """
-        began = max(target.since, self._counts_from)
-        worked_before_s = self._worked_before_s(target, began)
+        isolating = target.phase is Phase.ISOLATING
+        began = target.since + target.downtime_s if isolating else max(target.since, self._started_at)
+        began += self._awaited_s
         if now >= began:
-            return now - began + worked_before_s
+            return now - began
         if self._clock_set_back[0] != began or now < self._clock_set_back[1]:
             self._clock_set_back = (began, now)
-        return now - self._clock_set_back[1] + worked_before_s
+        return now - self._clock_set_back[1]
 
-    def _worked_before_s(self, target: Target, began: float) -> float:
-        """Return how long earlier daemons isolated the node: until the last record that they wrote.
-
-        Only the downtime before this daemon is left out, so restarts extend a deadline once.
-        """
-        if target.phase is not Phase.ISOLATING or began <= target.since:
-            return 0.0
-        if self._seen_before is None or self._seen_before[0] != target.attempt:
-            records = [r.at for r in self._journal.records if r.attempt == target.attempt]
-            earlier = [at for at in records if target.since <= at <= self._started_at]
-            self._seen_before = target.attempt, max(earlier, default=target.since)
-        return self._seen_before[1] - target.since
+    async def _leave_out_downtime(self) -> None:
+        """Extend an isolation's deadline once by the time in which surely no daemon was running."""
+        target = self._session.target
+        if target.phase is not Phase.ISOLATING or target.downtime_s or self._started_at <= target.since:
+            return
+        records = (record.at for record in self._journal.records if record.attempt == target.attempt)
+        down_s = self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S
+        if down_s > 0:
+            now = self._state.now()
+            event = DeadlineExtended(self.rollout, self.node, min(down_s, now - target.since), now)
+            await self._state.commit([event], cause="the daemon was down")
 
     def _next_action_if_removed(self, target: Target, now: float) -> actions.Action:
         """Return the next action of a node that the inventory lost; its target leaves the rollout soon."""
@@ -223,8 +253,9 @@ class Driver:
     async def _execute(self, action: actions.Action) -> None:
         self._publish_step(action)
         if self._session.progress.awaited_sources:
+            began = self._state.now()
             await self._pause(INVENTORY_RETRY_S)
-            self._counts_from = self._state.now()
+            self._awaited_s += max(0.0, self._state.now() - began)
         else:
             await self._carry_out(action)
 
@@ -254,7 +285,11 @@ class Driver:
                 pass
 
     def _on_isolated(self, action: actions.Isolate, result: StepResult) -> None:
-        """Abort an isolation that a permanent blocker makes hopeless, so that another node gets the slot."""
+        """Count what left the node; abort an isolation that a permanent blocker makes hopeless."""
+        if isinstance(result, Busy) and result.moved:
+            attempt = self._session.target.attempt
+            before = self._moved[1] if self._moved[0] == attempt else 0
+            self._moved = attempt, before + result.moved
         if not isinstance(result, Busy) or not result.is_permanent:
             return
         if self._session.target.phase is not Phase.ISOLATING:

@@ -15,6 +15,7 @@ from typing import Any
 from machines.model import actions
 from machines.model.events import StepAction
 from machines.model.plan import Plan, StepDef
+from machines.states import Phase
 from machines.workflow import records
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
@@ -54,6 +55,8 @@ class Isolation:
         ctx = await self._session.step_context(
             spec, number=action.number, prior=action.prior, cordon_only=action.cordon_only
         )
+        if spec.drain_timeout_s is not None and self._session.target.phase is Phase.ISOLATING:
+            ctx = replace(ctx, deadline=min(ctx.deadline, self._session.progress.isolation_deadline))
         record = self._journal.begin(spec.name, StepAction.APPLY, action.number, prior=action.prior)
         status = await self._capture_errors(isolator.inspect(ctx))
         if isinstance(status, Failed | Busy | Unknown):

@@ -20,6 +20,7 @@ from machines.model.events import (
     Actor,
     ChangeNeeded,
     DaemonStarted,
+    DeadlineExtended,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -304,7 +305,7 @@ class MemoryStore:
                 self._apply_transition(memory, event)
             case StepRecorded():
                 _record(memory, event)
-            case ChangeNeeded() | NodeOrdered() | NodeAdvanced() | TargetChanged():
+            case DeadlineExtended() | ChangeNeeded() | NodeOrdered() | NodeAdvanced() | TargetChanged():
                 _apply_to_target(memory, event.rollout, event.node, event)
                 if isinstance(event, TargetChanged):
                     _change(memory, event)

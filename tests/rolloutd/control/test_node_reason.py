@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from machines.facts.fleet_facts import IsolationProgress
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.node import NodeHealth, Observation
+from machines.scheduler.decide import decide
 from machines.states import Trigger
 from rolloutd.control.serializers import node_reason
 from rolloutd.engine.state import StepProgress
@@ -24,15 +26,48 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     admit(index, "n1")
     assert node_reason(index, index.target("R", "n1"), None, StepProgress()) is None
 
-    isolating = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS))
+    live = StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
+    isolating = node_reason(index, index.target("R", "n1"), None, live)
     assert isolating is not None
     assert describe(isolating) == HELD
     assert "the isolation is aborted and tried later" in lifted_by(isolating)
+    assert "2027-01-15T08:01:00Z" in lifted_by(isolating)
 
     transition(index, "n1", Trigger.ISOLATED)
     maintaining = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS))
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
+
+
+def test_moment_that_has_passed_is_not_shown() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index)
+    admit(index, "n1")
+    target, live = index.target("R", "n1"), StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
+    index.advance(T0 + 60.0)
+    late = node_reason(index, target, None, live)
+    assert late is not None
+    assert lifted_by(late) == "its cause; the isolation is being aborted"
+    transition(index, "n1", Trigger.ISOLATED)
+    transition(index, "n1", Trigger.MAINTAINED)
+    checking = StepProgress(failing_check="not back", failing_check_until=T0 + 60.0)
+    late = node_reason(index, index.target("R", "n1"), None, checking)
+    assert late is not None
+    assert lifted_by(late) == "its last try"
+
+
+def test_isolated_node_without_slot_says_why() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index)
+    admit(index, "n1")
+    index.record_isolation("R", "n1", IsolationProgress(1, is_complete=True))
+    index.record_observations([Observation("n2", NodeHealth.DOWN, T0, "no route to host")], T0)
+    [deferral] = decide(index, T0).deferrals
+    live = StepProgress(awaited_slot=deferral.reason, isolation_deadline=T0 + 60.0)
+    found = node_reason(index, index.target("R", "n1"), None, live)
+    assert found is not None
+    assert describe(found) == "pool team/a is over its budget of 1: n2 does not answer: no route to host"
+    assert "at 2027-01-15T08:01:00Z the isolation is aborted" in lifted_by(found)
 
 
 def test_node_that_cannot_return_says_why() -> None:

@@ -258,16 +258,16 @@ async def test_restarts_do_not_extend_isolation_for_ever(tmp_path: Path) -> None
         assert inside.clock.now() >= began + limit_s
 
 
-async def test_downtime_extends_isolation_and_is_shown(tmp_path: Path) -> None:
+async def test_downtime_extends_isolation_once(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
         isolator = FakeIsolator()
         isolator.results["p1", "do"] = Busy("a pod is held by its budget")
         adapters = adapters_of(inside, tmp_path, isolator)
-        limit_s = inside.state.index.rollout(rollout).plan.isolate_timeout_s
-        admitted_at, downtime_s, deadlines = inside.clock.now(), 7200.0, []
-        for _ in range(2):
+        deadline = inside.clock.now() + inside.state.index.rollout(rollout).plan.isolate_timeout_s
+        deadlines, downtimes_s = [], (5.0, 300.0, 300.0)
+        for downtime_s in (*downtimes_s, 0.0):
             driver = Driver(inside.state, adapters, rollout, "p1", daemon_started_at=inside.clock.now())
             driving = asyncio.create_task(driver.run())
             await loop_iterations(20)
@@ -275,7 +275,44 @@ async def test_downtime_extends_isolation_and_is_shown(tmp_path: Path) -> None:
             driving.cancel()
             await asyncio.wait({driving})
             inside.clock.advance(downtime_s)
-        assert deadlines == pytest.approx([admitted_at + limit_s, admitted_at + limit_s + downtime_s], abs=2)
+        assert deadlines[0] == deadlines[1], "a restart of seconds changes nothing"
+        assert deadlines[0] == pytest.approx(deadline, abs=1)
+        assert deadline < deadlines[2] <= deadline + downtimes_s[1]
+        assert deadlines[3] == deadlines[2]
+
+
+# -- a peer that goes down at the moment when a node is isolated -----------------------
+
+
+@pytest.mark.parametrize("peer_recovers", [True, False])
+async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recovers: bool) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator = BlockingAdapter()
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
+            await isolator.begun.wait()
+            observe(inside, "p2", NodeHealth.DOWN)
+            await loop_iterations(50)
+            isolator.let.set()
+            await until(inside, lambda: inside.state.step_progress[rollout, "p1"].awaited_slot)
+            assert isolator.actions == [("p1", "do")]
+            assert inside.phase(rollout, "p1") is Phase.ISOLATING
+            if peer_recovers:
+                observe(inside, "p2", NodeHealth.UP)
+                await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
+                assert inside.state.index.target(rollout, "p1").attempt == 1
+            else:
+                inside.clock.advance(inside.state.index.rollout(rollout).plan.isolate_timeout_s)
+                observe(inside, "p2", NodeHealth.DOWN)
+                await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
+                assert isolator.actions == [("p1", "do"), ("p1", "undo")]
+
+
+def observe(inside: ControlEnvironment, node: str, health: NodeHealth) -> None:
+    now = inside.clock.now()
+    inside.state.index.record_observations([Observation(node, health, now, "kubelet")], now)
+    inside.state.wake_up()
 
 
 # -- what is said while the disk is full, and after -----------------------------------
