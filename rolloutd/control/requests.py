@@ -230,13 +230,17 @@ class LogQuery(QueryParams):
 
 
 class AuditQuery(QueryParams):
-    """Filters of audit entries; `after` is a sequence number."""
+    """Filters of audit entries; `after` and `before` are sequence numbers.
+
+    A page has the first entries after `after`, or with `before` the last ones before it, oldest first.
+    """
 
     rollout: Name | None = None
     node: Name | None = None
     actor: Name | None = None
     kind: Name | None = None
     after: Count = 0
+    before: Count | None = None
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)] = MAX_PAGE_SIZE
 
 

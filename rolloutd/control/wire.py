@@ -351,7 +351,7 @@ class AuditEntry(TypedDict):
 
 
 class Audit(TypedDict):
-    """A page of the audit; `next` is the `after` of the next page, null at the end."""
+    """A page of the audit; `next` is the `after` or the `before` of the next page, null at the end."""
 
     entries: list[AuditEntry]
     next: int | None

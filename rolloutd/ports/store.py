@@ -122,12 +122,16 @@ class Store(Protocol):
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         rollout: str | None = None,
         node: str | None = None,
         event: str | None = None,
     ) -> Sequence[AuditEntry]:
-        """Return the entries after the sequence number `after`, oldest first; `event` is a class name."""
+        """Return entries after the sequence number `after`, oldest first; `event` is a class name.
+
+        They are the first `limit` of them, or with `before` the last `limit` before that number.
+        """
 
     async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
         """Return the connection of each node, also of nodes no longer in the inventory."""

@@ -220,18 +220,30 @@ def load_done_nodes(connection: sqlite3.Connection, change: str) -> frozenset[st
 
 
 def load_audit(
-    connection: sqlite3.Connection, after: int, limit: int, event: str | None, **filters: str | None
+    connection: sqlite3.Connection,
+    after: int,
+    before: int | None,
+    limit: int,
+    event: str | None,
+    **filters: str | None,
 ) -> tuple[AuditEntry, ...]:
-    """Return audit entries after a sequence number; `filters` are columns and the values they must hold."""
+    """Return audit entries oldest first: the first after a number, or the last before another.
+
+    `filters` are columns and the values they must hold.
+    """
     conditions = {f"{column} = ?": value for column, value in filters.items() if value is not None}
     where, values = "".join(f" AND {condition}" for condition in conditions), [*conditions.values()]
     if event is not None:
         names = stored_event_names(event)
         where += f" AND event IN ({', '.join('?' * len(names))})"
         values += names
-    sql = f"SELECT seq, entry, hash FROM audit WHERE seq > ?{where} ORDER BY seq LIMIT ?"  # noqa: S608  # our columns
+    order = "seq"
+    if before is not None:
+        where, values, order = where + " AND seq < ?", [*values, before], "seq DESC"
+    sql = f"SELECT seq, entry, hash FROM audit WHERE seq > ?{where} ORDER BY {order} LIMIT ?"  # noqa: S608  # our columns
     rows = connection.execute(sql, (after, *values, min(limit, MAX_AUDIT_ROWS)))
-    return tuple(AuditEntry(*row) for row in rows)
+    entries = tuple(AuditEntry(*row) for row in rows)
+    return entries if before is None else entries[::-1]
 
 
 def load_head(connection: sqlite3.Connection) -> AuditEntry | None:

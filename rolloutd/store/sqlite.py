@@ -156,13 +156,16 @@ class SqliteStore:
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         rollout: str | None = None,
         node: str | None = None,
         event: str | None = None,
     ) -> Sequence[AuditEntry]:
         return await self._read(
-            lambda connection: queries.load_audit(connection, after, limit, event, rollout=rollout, node=node)
+            lambda connection: queries.load_audit(
+                connection, after, before, limit, event, rollout=rollout, node=node
+            )
         )
 
     async def latest_audit_entry(self) -> AuditEntry | None:

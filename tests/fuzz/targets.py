@@ -354,6 +354,7 @@ REQUESTS = encoded(
         for path in ("", "/nodes", "/nodes/p1", "/nodes/p1/why", "/plan")
     ),
     asked("GET", "/v1/audit?after=0&limit=5&rollout=R&kind=VoteCast"),
+    asked("GET", "/v1/audit?before=9&limit=5&kind=PhaseMoved"),
     asked(
         "POST", "/v1/rollouts/R/votes", {"gate": "start", "yes": True, **REASON, "more": 1, "nodes": ["p1"]}
     ),

@@ -193,8 +193,8 @@ async def audit(services: Services, request: Request) -> wire.Audit:
             at = format_timestamp(parsed["at"])
             entries.append({"seq": entry.seq, "at": at, "hash": entry.hash, "entry": parsed})
         if len(entries) == query.limit or scanned == MAX_SCANNED_ENTRIES:
-            return {"entries": entries, "next": last}
-    return {"entries": entries, "next": None}
+            return {"entries": _oldest_first(entries, query), "next": last}
+    return {"entries": _oldest_first(entries, query), "next": None}
 
 
 @routes.add("GET", "/v1/audit/verify", query_model=VerifyQuery)
@@ -229,16 +229,26 @@ async def document(services: Services, request: Request) -> dict[str, Any]:
 async def _matching_entries(
     services: Services, query: AuditQuery, rollout_id: str | None
 ) -> AsyncIterator[AuditEntry]:
-    after = query.after
+    """Yield the entries in the order in which they are read: with `before`, the latest first."""
+    after, before = query.after, query.before
     while True:
         page = await services.state.store.read_audit(
-            after=after, limit=query.limit, rollout=rollout_id, node=query.node, event=query.kind
+            after=after,
+            before=before,
+            limit=query.limit,
+            rollout=rollout_id,
+            node=query.node,
+            event=query.kind,
         )
-        for entry in page:
-            after = entry.seq
+        for entry in page if before is None else reversed(page):
             yield entry
         if len(page) < query.limit:
             return
+        after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
+
+
+def _oldest_first(entries: list[wire.AuditEntry], query: AuditQuery) -> list[wire.AuditEntry]:
+    return entries if query.before is None else entries[::-1]
 
 
 def _step_response(record: StepRecord, *, visible: bool) -> wire.Step:

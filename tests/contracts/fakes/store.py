@@ -142,6 +142,7 @@ class MemoryStore:
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         limit: int = 1000,
         rollout: str | None = None,
         node: str | None = None,
@@ -152,9 +153,10 @@ class MemoryStore:
         found = [
             entry
             for entry in self.memory.entries[after:]
+            if before is None or entry.seq < before
             if not wanted or wanted.items() <= json.loads(entry.text).items()
         ]
-        return tuple(found[:limit])
+        return tuple(found[:limit] if before is None else found[-limit:])
 
     async def latest_audit_entry(self) -> AuditEntry | None:
         return self.memory.entries[-1] if self.memory.entries else None

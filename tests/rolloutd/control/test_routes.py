@@ -356,6 +356,22 @@ async def test_deleted_rollout_keeps_audit_and_unknown_is_404(
             assert "moon" in str(unknown.value)
 
 
+async def test_audit_pages_backwards_with_before(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        await inside.submit()
+        all_entries = (await inside.request("nora", "get", "/v1/audit"))["entries"]
+        paged: list[Any] = []
+        before = all_entries[-1]["seq"] + 1
+        while before is not None:
+            page = await inside.request("nora", "get", f"/v1/audit?limit=2&before={before}")
+            paged, before = [*page["entries"], *paged], page["next"]
+        assert paged == all_entries
+        page = await inside.request(
+            "nora", "get", "/v1/audit?limit=1&before=9000&kind=RolloutOpened&actor=nora"
+        )
+        assert page["entries"] == []
+
+
 async def test_absent_is_null_and_never_an_empty_string(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
