@@ -232,7 +232,8 @@ def load_audit(
     `filters` are columns and the values they must hold.
     """
     conditions = {f"{column} = ?": value for column, value in filters.items() if value is not None}
-    where, values = "".join(f" AND {condition}" for condition in conditions), [*conditions.values()]
+    where = "".join(f" AND {condition}" for condition in conditions)
+    values: list[str | int] = [*conditions.values()]
     if event is not None:
         names = stored_event_names(event)
         where += f" AND event IN ({', '.join('?' * len(names))})"

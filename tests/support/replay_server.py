@@ -52,11 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["rollouts"]:
                 self._send_json({"rollouts": []})
             case ["audit"]:
-                after, limit = int(query.get("after", 0)), int(query.get("limit", 1000))
-                found = [
-                    {"seq": e["seq"], "hash": "", "entry": e} for e in fleet.entries if e["seq"] > after
-                ][:limit]
-                self._send_json({"entries": found, "next": None})
+                self._send_json(fleet.audit(query))
             case ["audit", "head"]:
                 self._send_json({"seq": fleet.seq, "hash": "0" * 64, "at": None})
             case ["audit", "verify"]:

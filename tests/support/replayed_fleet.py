@@ -417,6 +417,20 @@ class ReplayedFleet:
             "unobserved": True,
         }
 
+    def audit(self, query: dict[str, str]) -> JSON:
+        """Return a page of the audit."""
+        limit, before = int(query.get("limit", 1000)), int(query.get("before", 2**53))
+        wanted = {"event": query.get("kind"), "rollout": query.get("rollout")}.items()
+        found = [
+            {"seq": entry["seq"], "at": format_rfc3339(entry["at"]), "hash": "", "entry": entry}
+            for entry in self.entries[int(query.get("after", 0)) : before - 1]
+            if all(value in (None, entry[key]) for key, value in wanted)
+        ]
+        page = found[-limit:] if "before" in query else found[:limit]
+        has_more = len(page) < len(found)
+        following = page[0 if "before" in query else -1]["seq"] if has_more else None
+        return {"entries": page, "next": following}
+
     def locks(self) -> JSON:
         """Return the pools and who takes their slots."""
         with self.changed:

@@ -13,9 +13,11 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from textual.pilot import Pilot
 
@@ -45,6 +47,8 @@ class Scene:
     steps: SceneSteps
     size: tuple[int, int] = (100, 28)
     theme: str = "dark"
+    ascii_only: bool = False
+    no_color: bool = False
 
 
 async def _fleet(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
@@ -59,6 +63,18 @@ async def _rollout(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> No
 async def _large(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
     await pilot.press("enter")
     await wait_for_text(pilot, "POOLS 500", "soak 1h", "WAITING")
+
+
+async def _timeline(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
+    await pilot.press("enter")
+    await wait_for_text(pilot, "FAILED 1", "15s a column", "soak 1h", "WAITING")
+    await wait_until(pilot, lambda: app.model.history(fleet.id).is_complete)
+
+
+async def _moment(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
+    await _timeline(app, pilot, fleet)
+    await pilot.press("at", *"18:48:45", "enter")
+    await wait_for_text(pilot, "AT 2026-11-20 18:48:45", "IN FLIGHT 2")
 
 
 async def _gate(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
@@ -127,6 +143,12 @@ SCENES = (
     Scene("rollout", running_fleet, _rollout),
     Scene("rollout-80x24", running_fleet, _rollout, (80, 24)),
     Scene("rollout-light", running_fleet, _rollout, theme="light"),
+    Scene("rollout-no-colour-80x24", running_fleet, _rollout, (80, 24), no_color=True),
+    Scene("rollout-ascii-80x24", running_fleet, _rollout, (80, 24), ascii_only=True),
+    Scene("timeline-200x50", paused_fleet, _timeline, (200, 50)),
+    Scene("timeline-no-colour-200x50", paused_fleet, _timeline, (200, 50), no_color=True),
+    Scene("timeline-ascii-200x50", paused_fleet, _timeline, (200, 50), ascii_only=True),
+    Scene("moment-200x50", paused_fleet, _moment, (200, 50)),
     Scene("large-200x50", large_fleet, _large, (200, 50)),
     Scene("gate", paused_fleet, _gate),
     Scene("approve", paused_fleet, _approve),
@@ -138,14 +160,22 @@ SCENES = (
 async def render_scene(scene: Scene, directory: Path) -> str:
     """Return a scene as SVG."""
     fleet = scene.fleet()
-    async with run_console(fleet, directory, size=scene.size, theme_name=scene.theme, still=True) as (
-        app,
-        pilot,
-        _,
-    ):
-        await scene.steps(app, pilot, fleet)
-        await pilot.pause()
-        return normalize_ids(app.export_screenshot(title="rolloutctl tui"))
+    chosen: dict[str, Any] = {"size": scene.size, "theme_name": scene.theme, "ascii_only": scene.ascii_only}
+    with no_color() if scene.no_color else nullcontext():
+        async with run_console(fleet, directory, still=True, **chosen) as (app, pilot, _):
+            await scene.steps(app, pilot, fleet)
+            await pilot.pause()
+            return normalize_ids(app.export_screenshot(title="rolloutctl tui"))
+
+
+@contextmanager
+def no_color() -> Iterator[None]:
+    """Set NO_COLOR, which the console reads when it starts."""
+    os.environ["NO_COLOR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["NO_COLOR"]
 
 
 def normalize_ids(svg: str) -> str:

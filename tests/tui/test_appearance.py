@@ -101,7 +101,7 @@ async def test_ascii_mode_draws_only_ascii(socket_dir: Path) -> None:
         assert "#m." in text
         for keys, seen in (
             (("n",), "b?ro-??"),
-            (("question_mark", "pagedown"), "DECIDE AND ACT"),
+            (("question_mark", "pagedown", "pagedown"), "DECIDE AND ACT"),
             (("escape", "colon"), "open what is under the cursor"),
             (("escape", "F"), "Freeze everything?"),
             (("escape", "l"), "full line"),

@@ -173,7 +173,7 @@ async def test_audit_locks_teams_and_help_pages_open(socket_dir: Path) -> None:
         await wait_for_text(pilot, "SLOTS TAKEN in 3 of 4 pools", "no hold")
         await pilot.press("5")
         await wait_for_text(pilot, "uid 1001", "payments", "pia, pol")
-        await pilot.press("question_mark", "pagedown")
+        await pilot.press("question_mark", "pagedown", "pagedown")
         await wait_for_text(pilot, "DECIDE AND ACT", "approve")
         await pilot.press("escape", "1")
         await wait_for_text(pilot, "kernel-x7k2p")

@@ -38,9 +38,13 @@ _PRECEDENCE = ("failed", "verifying", "maintaining", "isolating")
 
 
 def node_glyph(node: NodeState) -> Glyph:
-    if node.phase == "done" and node.outcome in PHASE_GLYPHS:
-        return PHASE_GLYPHS[node.outcome]
-    return PHASE_GLYPHS.get(node.phase, ("?", "warn"))
+    return phase_glyph(node.phase, node.outcome)
+
+
+def phase_glyph(phase: str, outcome: str | None) -> Glyph:
+    if phase == "done" and outcome in PHASE_GLYPHS:
+        return PHASE_GLYPHS[outcome]
+    return PHASE_GLYPHS.get(phase, ("?", "warn"))
 
 
 def node_strip(nodes: Sequence[NodeState], width: int) -> Line:

@@ -41,6 +41,11 @@ _KEY_LABELS = {
     "left_square_bracket": "[",
     "right_square_bracket": "]",
     "ctrl+p": "^p",
+    "left": "←",
+    "right": "→",
+    "at": "@",
+    "plus": "+",
+    "minus": "-",
 }
 
 
@@ -74,7 +79,14 @@ ACTIONS: tuple[Action, ...] = (
     _move("teams", "5", "teams", "show teams, members and limits"),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),
     _move("find", "slash", "find", "filter by a text; empty shows all", "nodes node audit locks"),
-    _move("sort", "o", "sort", "change the order of the nodes", "nodes"),
+    _move("sort", "o", "sort", "change the order of the nodes or of the pools", "nodes rollout"),
+    _move("timeline", "t", "timeline", "show the pools over time, or their nodes", "rollout"),
+    _move("earlier", "left", "earlier", "show the rollout one interval earlier", "rollout"),
+    _move("later", "right", "later", "show the rollout one interval later", "rollout"),
+    _move("moment", "at", "at", "show the rollout at a time, such as 03:44 or 10m ago", "rollout"),
+    _move("now", "0", "now", "show the rollout as it is now"),
+    _move("zoom_in", "plus,equals_sign", "zoom in", "show shorter intervals"),
+    _move("zoom_out", "minus", "zoom out", "show longer intervals"),
     _move("whole", "l", "full line", "show a cut line in full", "nodes node audit gates locks"),
     _move("next_pane", "tab", "other pane", "focus the other pane", "rollout node gates"),
     _move("follow", "f", "follow", "follow the end of the log, or stop", "node"),

@@ -112,13 +112,12 @@ class AuditPage(Page):
             self.run_worker(self._fetch_entries_before(seq), group="entries")
 
     async def _fetch_entries_before(self, seq: int) -> None:
-        after = max(0, seq - 1 - PAGE_SIZE)
-        response = await self.console.fetch_path("audit", after=after, limit=PAGE_SIZE)
+        response = await self.console.fetch_path("audit", before=seq, limit=PAGE_SIZE)
         self._is_fetching = False
         if response.result is None:
             return
-        found = [each["entry"] for each in response.result["entries"] if each["seq"] < seq]
-        self._earliest_seq = after + 1
+        found = [each["entry"] for each in response.result["entries"]]
+        self._earliest_seq = found[0]["seq"] if found else 0
         self.entries += found[::-1]
         self.update_view()
 

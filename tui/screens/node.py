@@ -41,7 +41,7 @@ STEP_GLYPHS = {
 }
 
 
-class NodePage(RolloutScreen, TwoPanes):
+class NodePage(TwoPanes, RolloutScreen):
     screen_name = "node"
     initial_focus = "#log"
     panes = ("log", "steps")

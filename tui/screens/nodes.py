@@ -73,18 +73,22 @@ class NodesPage(RolloutScreen):
         if self.pool in rollout.pools:
             nodes = rollout.pools[self.pool].nodes
         if self.reason:
-            nodes = [each for each in nodes if each.waiting_key == self.reason]
+            nodes = [each for each in nodes if self._waits_for_reason(each)]
         words = self.filter_text.lower().split()
         nodes = [each for each in nodes if all(word in _search_text(each) for word in words)]
         return sorted(nodes, key=SORT_KEYS[self.node_order])
+
+    def _waits_for_reason(self, node: NodeState) -> bool:
+        # A code alone stands for all reasons with it.
+        return node.waiting_key == self.reason or node.waiting_key.startswith(f"{self.reason} ")
 
     def _render_head(self, width: int) -> Sequence[Line]:
         rollout, rows = self.rollout, self.body.rows
         if rollout is None or rollout.nodes is None:
             return [[(" loading the nodes", "dim")]]
         pool = f" of pool {self.pool}" if self.pool else ""
-        waiting = (each.reason for each in rollout.nodes.values() if each.waiting_key == self.reason)
-        text = next((reason["text"] for reason in waiting if reason is not None), "none any more")
+        groups = self.console.node_summary(rollout).waiting_groups
+        text = next((group.text for group in groups if group.key == self.reason), "none any more")
         reason = f" that wait: {text}" if self.reason else ""
         words = f", containing “{self.filter_text}”" if self.filter_text else ""
         found = formatting.pluralize(len(rows) if rows is not None else 0, "node")

@@ -262,6 +262,7 @@ class TwoPanes(Page):
     TwoPanes > #body { layout: vertical; }
     TwoPanes.-wide > #body { layout: horizontal; }
     TwoPanes.-wide > #body > * { height: 100%; }
+    TwoPanes.-wide > #body > :first-child { margin-right: 1; }
     """
     panes = ("", "")
     """The ids of the lists that take the focus in turn."""

@@ -1,11 +1,9 @@
-"""One rollout: waves, nodes in flight, reasons for waiting, and pools.
-
-Pools are drawn only where they are visible, so that five hundred scroll like five.
-"""
+"""One rollout, now or at a past moment: waves, nodes in flight, reasons for waiting, and pools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from textual.containers import Container
@@ -13,10 +11,11 @@ from textual.widget import Widget
 
 from rolloutd.control import event_text
 from tui.formatting import formatting, lines
-from tui.formatting.glyphs import PHASE_GLYPHS, legend, log_line, node_strip
+from tui.formatting.glyphs import PHASE_GLYPHS, log_line
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
 from tui.screens.fleet import rollout_progress_bar
+from tui.screens.moment import moment_items, parse_moment
 from tui.screens.page import (
     Item,
     ItemRows,
@@ -28,9 +27,19 @@ from tui.screens.page import (
     note_row,
     static_line,
 )
-from tui.state.values import InFlightNode, NodeState, PoolState, RolloutState, reason_key
-from tui.widgets import summaries
-from tui.widgets.summaries import WaitingGroup, WaveSegment
+from tui.screens.pools import PoolRows, TimelineRows, strip_rows, timeline_columns
+from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
+from tui.state.values import (
+    InFlightNode,
+    NodeState,
+    PoolState,
+    RolloutState,
+    parse_timestamp,
+    reason_key,
+)
+from tui.widgets import summaries, timeline
+from tui.widgets.summaries import POOL_ORDERS, WaitingGroup, WaveSegment
+from tui.widgets.timeline import BarCache, TimelineView, TimeScale
 from tui.widgets.virtual_list import Banner, VirtualList
 
 MAX_NAMED_NODES = 6
@@ -42,8 +51,6 @@ MIN_IN_FLIGHT = 6
 MAX_GROUPS = 40
 """Reasons listed; in a fleet of five hundred pools most are alike, and the nodes page has all."""
 
-POOL_NAME_WIDTH = 24
-
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 32
 """Bounds for the column of node names."""
 
@@ -52,13 +59,21 @@ MAX_TAIL_LINES = 10
 
 MIN_TAIL_LINES, ROWS_BELOW_TAIL = 2, 8
 
+AUDIT_PAGE_SIZE = 1_000
+"""Transitions per request."""
+
+POOL_ORDER_INTERVAL_S = 5.0
+"""Between two sorts of the pools: in between only a failure or an excess moves a row."""
+
+MAX_URGENT_RANK = 1
+
 LATE_FACTOR = 1.5
 """A node in flight is late after so many times the usual duration."""
 
 GATE_GLYPHS = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}
 
 
-class RolloutPage(RolloutScreen, TwoPanes):
+class RolloutPage(TwoPanes, RolloutScreen):
     screen_name = "rollout"
     panes = ("now", "pools")
     DEFAULT_CSS = """
@@ -70,6 +85,13 @@ class RolloutPage(RolloutScreen, TwoPanes):
         super().__init__(rollout)
         self._log_tail: list[dict[str, Any]] = []
         self._log_tail_of: tuple[str, int] | None = None
+        self.pool_order = next(iter(POOL_ORDERS))
+        self._sorted_pools: tuple[tuple[object, ...], list[str]] = ((), [])
+        self.timeline = TimelineView()
+        self._wants_timeline: bool | None = None
+        self._scale: TimeScale | None = None
+        self._bars = BarCache()
+        self._is_loading = False
 
     def compose_body(self) -> Iterator[Widget]:
         yield Banner(self._render_head, id="head", height=3)
@@ -84,12 +106,10 @@ class RolloutPage(RolloutScreen, TwoPanes):
     def update_body(self) -> None:
         self.query_one("#head", Banner).update_lines()
         rollout, pools = self.rollout, self.query_one("#pools", VirtualList)
-        items = (
-            [note_row("waiting for the daemon")] if rollout is None else list(self._current_items(rollout))
-        )
+        items = [note_row("waiting for the daemon")] if rollout is None else list(self._items(rollout))
         self.query_one("#now", VirtualList).set_rows(ItemRows(items))
         if rollout is not None:
-            pools.set_rows(PoolRows(rollout))
+            pools.set_rows(self._pool_rows(rollout, pools.scrollable_content_region.width - 1))
             pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
@@ -109,6 +129,113 @@ class RolloutPage(RolloutScreen, TwoPanes):
 
     def do_nodes(self) -> None:
         self.console.open_nodes(self.rollout_id)
+
+    def do_sort(self) -> None:
+        orders = list(POOL_ORDERS)
+        self.pool_order = orders[(orders.index(self.pool_order) + 1) % len(orders)]
+        self.update_view()
+
+    # -- the pools, and their past
+
+    def do_timeline(self) -> None:
+        self._wants_timeline = not self._shows_timeline
+        self.timeline.moment = None
+        self.update_view()
+
+    def do_earlier(self) -> None:
+        self._move_moment(-1)
+
+    def do_later(self) -> None:
+        self._move_moment(1)
+
+    def do_zoom_in(self) -> None:
+        self._zoom(-1)
+
+    def do_zoom_out(self) -> None:
+        self._zoom(1)
+
+    def do_now(self) -> None:
+        self.timeline.moment = None
+        self.update_view()
+
+    def do_moment(self) -> None:
+        self.console.prompt_text("show the rollout at (03:44, 10m ago; empty is now)", "", self._set_moment)
+
+    def _set_moment(self, text: str) -> None:
+        now = self.console.now()
+        moment = parse_moment(text, now)
+        if text.strip() and (moment is None or moment > now):
+            self.console.show_message(f"{text}: not a past time; enter 03:44 or 10m ago", "warning")
+            return
+        self._wants_timeline, self.timeline.moment = True, moment
+        self.update_view()
+
+    @property
+    def _shows_timeline(self) -> bool:
+        return self.has_class("-wide") if self._wants_timeline is None else self._wants_timeline
+
+    def _move_moment(self, columns: int) -> None:
+        self._wants_timeline = True
+        if self._scale is not None:
+            self.timeline.move(columns, self._scale)
+        self.update_view()
+
+    def _zoom(self, by: int) -> None:
+        if self._scale is not None:
+            self.timeline.zoom(by, self._scale)
+            self.update_view()
+
+    def _pool_rows(self, rollout: RolloutState, width: int) -> PoolRows:
+        pools, model = self._pools_in_order(rollout), self.console.model
+        self._scale = None
+        if not self._shows_timeline or rollout.nodes is None or model.last_received_seq < 0:
+            return strip_rows(pools, self.pool_order, nodes_known=rollout.nodes is not None)
+        history, plan = model.history(rollout.id), model.plans.get(rollout.id)
+        scale = self.timeline.scale(
+            timeline_columns(pools, width), *_duration(rollout, history, self.console.now())
+        )
+        self._scale = scale
+        self._load_history(history, scale.start)
+        soaks = summaries.soak_intervals(self.console.node_summary(rollout), plan)
+        moment = self.timeline.moment
+        marks = timeline.decision_marks(history, soaks, scale, moment)
+        starts = timeline.start_marks(history, timeline.parse_windows(plan), scale, moment)
+        return TimelineRows(history, scale, moment, marks, starts, self._bars).rows(pools, self.pool_order)
+
+    def _pools_in_order(self, rollout: RolloutState) -> list[PoolState]:
+        """Return the pools in the chosen order, which changes at intervals so that rows can be read."""
+        pools, rank = rollout.pools, summaries.pool_rank
+        urgent = [name for name, pool in pools.items() if rank(pool) <= MAX_URGENT_RANK]
+        period = self.console.now() // POOL_ORDER_INTERVAL_S
+        key = (self.pool_order, period, len(pools), urgent)
+        if key != self._sorted_pools[0]:
+            in_order = sorted(pools.values(), key=POOL_ORDERS[self.pool_order])
+            self._sorted_pools = (key, [pool.pool for pool in in_order])
+        return [pools[name] for name in self._sorted_pools[1] if name in pools]
+
+    def _load_history(self, history: History, start: float) -> None:
+        wanted = start if self.timeline.moment is None else min(start, self.timeline.moment)
+        is_loaded = history.has_decisions and (history.loaded_from <= wanted or history.is_full)
+        if not is_loaded and not self._is_loading and not self.console.is_stale:
+            self._is_loading = True
+            self.run_worker(self._fetch_history(history), group="history")
+
+    async def _fetch_history(self, history: History) -> None:
+        """Load the decisions, then one page of transitions; the next update loads the next page."""
+        before, rollout = history.first_seq, self.rollout_id
+        fetch = partial(self.console.fetch_path, "audit", before=before)
+        if not history.has_decisions:
+            of_rollout = [await fetch(kind=kind, rollout=rollout) for kind in ROLLOUT_DECISIONS]
+            pages = [*of_rollout, *[await fetch(kind=kind) for kind in FLEET_DECISIONS]]
+            found = [page.result["entries"] for page in pages if page.result is not None]
+            if len(found) == len(pages):
+                history.add_decisions(each["entry"] for entries in found for each in entries)
+        page = await fetch(kind="PhaseMoved", rollout=rollout, limit=AUDIT_PAGE_SIZE)
+        self._is_loading = False
+        if page.result is not None:
+            entries = [each["entry"] for each in page.result["entries"]]
+            history.add_earlier(entries, is_complete=page.result["next"] is None)
+            self.update_view()
 
     # -- the log of the first failure
 
@@ -159,11 +286,17 @@ class RolloutPage(RolloutScreen, TwoPanes):
         return [
             *head,
             justify([(" ", ""), *bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width),
-            timeline(segments),
+            wave_line(segments),
             justify([(owner + source, "dim")], digest, width),
         ]
 
     # -- the pane of what happens now
+
+    def _items(self, rollout: RolloutState) -> Iterator[Item]:
+        moment, model = self.timeline.moment, self.console.model
+        if moment is None:
+            return self._current_items(rollout)
+        return moment_items(model.history(rollout.id), rollout, moment, self.console.now())
 
     def _current_items(self, rollout: RolloutState) -> Iterator[Item]:
         pane = self.query_one("#now", VirtualList).size
@@ -224,45 +357,18 @@ class RolloutPage(RolloutScreen, TwoPanes):
             yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 
 
-class PoolRows:
-    """A line per pool, below a heading and the legend of the glyphs."""
-
-    def __init__(self, rollout: RolloutState) -> None:
-        self._pools = list(rollout.pools.values())
-        self._nodes_known = rollout.nodes is not None
-
-    def __len__(self) -> int:
-        return len(self._pools) + 2
-
-    def key(self, row: int) -> str:
-        return "" if row < 2 else f"pool:{self._pools[row - 2].pool}"
-
-    def draw(self, row: int, width: int) -> Line:
-        if row == 0:
-            return heading("POOLS", str(len(self._pools)))[1](width)
-        if row == 1:
-            return [(" ", ""), *legend(width - 1)]
-        return pool_line(self._pools[row - 2], width, nodes_known=self._nodes_known)
+def _duration(rollout: RolloutState, history: History, now: float) -> tuple[float, float]:
+    """Return when a rollout's start gate opened, and its end or the present."""
+    began, end = parse_timestamp(rollout.status["submitted_at"]) or now, now
+    for entry in history.decisions:
+        if entry["event"] == "GateOpened" and entry["fields"]["gate"] == "start":
+            began = entry["at"]
+        elif entry["event"] in ("RolloutEnded", "RolloutCancelled") and rollout.is_closed:
+            end = entry["at"]
+    return began, max(began, end, *(each.since for each in rollout.in_flight.values()))
 
 
-def pool_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
-    """Return a pool: its nodes as a strip, its used slots, and its progress."""
-    name = fit(pool.pool, min(POOL_NAME_WIDTH, max(10, width // 4)))
-    used = pool.in_flight + pool.failed + pool.other_down
-    slots = f"{used}/{pool.max_unavailable}"
-    progress = f" {pool.done:,}/{pool.wanted:,} "
-    room = width - lines.line_width([(name, "")]) - len(slots) - len(progress) - 4
-    cells = node_strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
-    role = "warn" if used >= pool.max_unavailable else "" if used else "dim"
-    right: Line = [
-        (" ✗" if pool.failed else "  ", "bad"),
-        (fit(slots, 5, align_right=True), role),
-        (fit(progress, 10, align_right=True), "ok" if pool.done == pool.wanted else ""),
-    ]
-    return justify([(name, ""), (" ", ""), *cells], right, width)
-
-
-def timeline(segments: Sequence[WaveSegment]) -> Line:
+def wave_line(segments: Sequence[WaveSegment]) -> Line:
     """Return the waves in a row with their soaks and gates."""
     line: Line = [(" ", "")]
     for number, segment in enumerate(segments):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from rolloutd.audit_names import with_current_names
 from rolloutd.control import wire, wire_fleet, wire_plans
+from tui.state.history import History
 from tui.state.values import (
     BUSY_PHASES,
     CLOSED_STATES,
@@ -89,6 +90,7 @@ class Model:
         self.settings: wire_fleet.SettingsSummary | None = None
         self.locks: wire_fleet.Locks | None = None
         self.plans: dict[str, wire_plans.PlanContent] = {}
+        self.histories: dict[str, History] = {}
         self.entries: deque[Mapping[str, Any]] = deque(maxlen=MAX_ENTRIES)
         self.version = 0
         self.fetch_requests: dict[tuple[str, str], FetchRequest] = {}
@@ -173,7 +175,7 @@ class Model:
                 self._apply_progress(line["progress"])
             elif 0 <= self.last_received_seq < line.get("heartbeat", -1):
                 self.last_received_seq = line["heartbeat"]
-                self.mark_stale()
+                self._mark_lost()
         self.version += 1
 
     def track_nodes(self, rollout: str) -> None:
@@ -184,6 +186,7 @@ class Model:
         if rollout not in self.plans:
             self._add_fetch_request("plan", rollout)
         for old in self._tracked_rollouts[:-MAX_TRACKED_ROLLOUTS]:
+            self.histories.pop(old, None)
             evicted = self.rollouts.get(old)
             if evicted is not None:
                 evicted.nodes, evicted.nodes_seq, evicted.node_deadlines = None, -1, frozenset()
@@ -196,9 +199,20 @@ class Model:
         if known is None or known.nodes is None:
             self._add_fetch_request("nodes", rollout, is_urgent=True)
 
+    def history(self, rollout: str) -> History:
+        """Return the history of a tracked rollout; a new one begins now and waits for earlier entries."""
+        if rollout not in self.histories:
+            self.histories[rollout] = History(rollout, self.last_received_seq + 1)
+        return self.histories[rollout]
+
     def request_fetch(self, resource: str, rollout: str = "") -> None:
         """Request a resource that a user waits for."""
         self._add_fetch_request(resource, rollout, is_urgent=True)
+
+    def _mark_lost(self) -> None:
+        """Request everything again after the stream lost entries."""
+        self.histories.clear()
+        self.mark_stale()
 
     def mark_stale(self, *, is_urgent: bool = True) -> None:
         """Request everything on the screen again."""
@@ -234,9 +248,11 @@ class Model:
         if seq <= self.last_received_seq:
             return
         if 0 <= self.last_received_seq < seq - 1:
-            self.mark_stale()
+            self._mark_lost()
         entry = with_current_names(entry)
         self.entries.append(entry)
+        for history in self.histories.values():
+            history.add_entry(entry)
         self.last_received_seq = seq
         self.seq = max(self.seq, seq)
         event = entry["event"]

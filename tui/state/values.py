@@ -88,6 +88,11 @@ class PoolState:
         """The nodes that are to get the change."""
         return self.total - self.skipped
 
+    @property
+    def used(self) -> int:
+        """The slots in use, by this rollout or by other causes."""
+        return self.in_flight + self.failed + self.other_down
+
 
 @dataclass(slots=True)
 class RolloutState:

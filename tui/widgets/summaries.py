@@ -6,7 +6,7 @@ Summaries neither store nor decide anything: the daemon's reasons keep its words
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,14 @@ from rolloutd.control import event_text, wire, wire_fleet
 from tui.formatting import formatting
 from tui.state import permissions
 from tui.state.model import COUNTER_BY_OUTCOME, Model
-from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
+from tui.state.values import (
+    BUSY_PHASES,
+    NodeState,
+    PoolState,
+    RolloutState,
+    natural_sort_key,
+    parse_timestamp,
+)
 
 RATE_WINDOW_S = 900.0
 """Completions older than a quarter of an hour say little about the current rate."""
@@ -38,6 +45,19 @@ GATE_REASONS = frozenset({"gate-start", "gate-continue"})
 """Codes for which the console names the missing votes itself."""
 
 
+MAX_SIMILAR_GROUPS = 6
+"""Groups of nodes with one kind of reason that are listed apart; more become one line."""
+
+_MERGED_REASONS: Mapping[str, tuple[str, str]] = {
+    "pool-full": ("wait behind", "full pools"),
+    "pool-over-budget": ("wait behind", "pools over their budgets"),
+    "pool-closed": ("wait in", "closed pools"),
+    "peer-down": ("wait for", "peers that are down"),
+    "peer-unknown": ("wait for", "unobserved peers"),
+}
+"""By code, the words before and after the number of pools or peers in which many reasons differ."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingGate:
     """A gate that waits, and whether the user can open it."""
@@ -53,11 +73,15 @@ class PendingGate:
 
 @dataclass(frozen=True, slots=True)
 class WaitingGroup:
-    """Nodes that wait for the same reason."""
+    """Nodes that wait for the same reason; `key` is a `reason_key`, or the code of many merged reasons."""
 
     key: str
     text: str
     nodes: tuple[str, ...]
+
+    @property
+    def code(self) -> str:
+        return self.key.partition(" ")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +257,44 @@ def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
                 counts = waves[node.wave] = Counter()
             done_as = COUNTER_BY_OUTCOME.get(node.outcome or "", phase)
             counts["busy" if phase in BUSY_PHASES else done_as if phase == "done" else phase] += 1
-    groups = [WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items()]
+    groups = _merge_similar(WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items())
     groups.sort(key=lambda group: (-len(group.nodes), group.key))
     return NodeSummary(failed, groups, ready, ends, waves, last_end)
+
+
+def _merge_similar(groups: Iterable[WaitingGroup]) -> list[WaitingGroup]:
+    """Return the groups, those of one code as one group where they are many."""
+    by_code: dict[str, list[WaitingGroup]] = {}
+    for group in groups:
+        by_code.setdefault(group.code, []).append(group)
+    merged: list[WaitingGroup] = []
+    for code, similar in by_code.items():
+        if len(similar) <= MAX_SIMILAR_GROUPS:
+            merged += similar
+            continue
+        before, after = _MERGED_REASONS.get(code, (f"{similar[0].text};", "reasons of this kind"))
+        names = tuple(name for group in similar for name in group.nodes)
+        merged.append(WaitingGroup(code, f"{before} {len(similar):,} {after}", names))
+    return merged
+
+
+POOL_ORDERS: Mapping[str, Callable[[PoolState], Any]] = {
+    "most urgent first": lambda pool: pool_rank(pool),
+    "by name": lambda pool: natural_sort_key(pool.pool),
+    "most left first": lambda pool: pool.done - pool.wanted,
+}
+"""Sort orders of a rollout's pools; pools with equal keys stay in the daemon's order."""
+
+
+def pool_rank(pool: PoolState) -> int:
+    """Return 0 for a pool with failures, then over budget, full, unfinished, done."""
+    if pool.failed:
+        return 0
+    if pool.used > pool.max_unavailable:
+        return 1
+    if pool.done == pool.wanted:
+        return 4
+    return 2 if pool.used == pool.max_unavailable else 3
 
 
 def wave_segments(
@@ -267,6 +326,17 @@ def wave_segments(
             )
         )
     return found
+
+
+def soak_intervals(summary: NodeSummary, plan: Mapping[str, Any] | None) -> list[tuple[float, float]]:
+    """Return when the soaks of complete waves began and end."""
+    soaks = soak_by_wave(plan)
+    return [
+        (summary.last_completion[wave], summary.last_completion[wave] + soaks[wave])
+        for wave, counts in summary.phase_counts.items()
+        if soaks.get(wave) and wave in summary.last_completion
+        if counts.total() == counts["done"] + counts["skipped"]
+    ]
 
 
 def soak_by_wave(plan: Mapping[str, Any] | None) -> dict[str, float]:

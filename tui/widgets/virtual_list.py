@@ -115,7 +115,7 @@ class RowSource(Protocol):
     def draw(self, row: int, width: int) -> Line: ...
 
 
-class VirtualList(LineWidget, ScrollView, can_focus=True):
+class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False):
     """A list with a cursor; only visible rows are drawn."""
 
     DEFAULT_CSS = """
