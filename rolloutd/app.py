@@ -20,6 +20,7 @@ from machines.model.events import DaemonStarted
 from rolloutd import __version__
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
 from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
@@ -114,9 +115,10 @@ async def _run_services(
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
-    sources = _make_sources(settings)
+    tree_cache = TreeCache(settings.state_dir / "ansible", settings.ansible.bin)
+    sources = _make_sources(settings, tree_cache)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    runner = _make_runner(settings, shell)
+    runner = _make_runner(settings, shell, tree_cache)
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     adapters = AdapterSet(
@@ -135,7 +137,7 @@ async def _run_services(
     )
     watches = list(_make_watches(kit, settings))
     retention = RetentionCleaner(
-        state, RunArtifactStore(settings.state_dir / "runs"), sources.artifact_stores
+        state, RunArtifactStore(settings.state_dir / "runs"), [*sources.artifact_stores, tree_cache]
     )
     services = Services(
         state,
@@ -191,13 +193,13 @@ async def _run_services(
             await system.close()
 
 
-def _make_sources(settings: Settings) -> TreeStore:
+def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     git = settings.git
     keys = TrustedKeys(git.allowed_signers, git.gnupg_home) if git.verify_signatures else None
-    return TreeStore(settings.state_dir, trusted_keys=keys)
+    return TreeStore(settings.state_dir, trusted_keys=keys, prepare=tree_cache.prepare)
 
 
-def _make_runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
+def _make_runner(settings: Settings, shell: SshShell, tree_cache: TreeCache) -> AnsibleRunner:
     return AnsibleRunner(
         settings.state_dir / "runs",
         shell,
@@ -206,6 +208,7 @@ def _make_runner(settings: Settings, shell: SshShell) -> AnsibleRunner:
         known_hosts=settings.ssh.known_hosts,
         user=settings.ssh.user,
         key_file=settings.ssh.key_file,
+        tree_cache=tree_cache,
     )
 
 

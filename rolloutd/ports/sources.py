@@ -31,7 +31,10 @@ class SourceStore(Protocol):
     """Stores the source trees of plans."""
 
     async def pin_git(self, url: str, ref: str) -> PinnedSource:
-        """Resolve a branch, tag or commit and store its tree; raises SourceFailed and Refused."""
+        """Resolve a branch, tag or commit, store its tree and install what it requires.
+
+        Raises SourceFailed and Refused.
+        """
 
     async def store_upload(self, archive: bytes) -> PinnedSource:
         """Store a plain or gzipped tar archive under its content hash; raises Refused for an invalid one."""

@@ -37,6 +37,8 @@ INHERITED_VARIABLES = (
 
 DEFAULT_REMOTE_TMP = "~/.ansible/tmp"
 DEFAULT_CALLBACK_PATHS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
+DEFAULT_COLLECTIONS_PATHS = "~/.ansible/collections:/usr/share/ansible/collections"
+DEFAULT_ROLES_PATHS = "~/.ansible/roles:/usr/share/ansible/roles:/etc/ansible/roles"
 """Ansible's own defaults, which our environment would otherwise replace."""
 
 RESERVED_HOST_VARIABLES = (
@@ -110,11 +112,11 @@ class TreeConfig:
         """The ssh arguments of hosts without their own."""
         return self.get("ssh_connection", "ssh_common_args") or ""
 
-    def callback_paths(self) -> str:
-        """Return the directories of callback plugins without ours."""
-        configured = self.get("defaults", "callback_plugins")
+    def search_paths(self, key: str, default: str) -> str:
+        """Return the directories that a key of `defaults` names, without ours."""
+        configured = self.get("defaults", key)
         if configured is None or self.path is None:
-            return DEFAULT_CALLBACK_PATHS
+            return default
         base = self.path.parent
         return ":".join(
             part if part.startswith(("/", "~", "$", "{")) else str(base / part)
@@ -132,17 +134,19 @@ class RunPaths:
     local_tmp: Path
     sockets: Path
     ssh_wrapper: Path | None
+    requirements: Path | None = None
 
 
 def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     inherited.setdefault("HOME", pwd.getpwuid(os.geteuid()).pw_dir)
+    callback_paths = config.search_paths("callback_plugins", DEFAULT_CALLBACK_PATHS)
     own = {
         "LC_ALL": "C.UTF-8",
         "ROLLOUTD_RUN": paths.run_id,
         "ROLLOUTD_RUN_DIR": str(paths.events.parent),
         "ROLLOUTD_EVENTS": str(paths.events),
-        "ANSIBLE_CALLBACK_PLUGINS": f"{config.callback_paths()}:{CALLBACK_DIR}",
+        "ANSIBLE_CALLBACK_PLUGINS": f"{callback_paths}:{CALLBACK_DIR}",
         "ANSIBLE_INVENTORY_ENABLED": "yaml",
         "ANSIBLE_LOCAL_TEMP": str(paths.local_tmp),
         "ANSIBLE_NOCOLOR": "1",
@@ -158,6 +162,13 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         own["ANSIBLE_CONFIG"] = str(config.path)
     if paths.ssh_wrapper is not None:
         own["ANSIBLE_SSH_EXECUTABLE"] = str(paths.ssh_wrapper)
+    if paths.requirements is not None:
+        for name, folder, key, default in (
+            ("ANSIBLE_COLLECTIONS_PATH", "collections", "collections_path", DEFAULT_COLLECTIONS_PATHS),
+            ("ANSIBLE_ROLES_PATH", "roles", "roles_path", DEFAULT_ROLES_PATHS),
+        ):
+            others = inherited.get(name) or config.search_paths(key, default)
+            own[name] = f"{paths.requirements / folder}:{others}"
     return {**inherited, **own}
 
 

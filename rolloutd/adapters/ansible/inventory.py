@@ -7,25 +7,20 @@ intended.  Templates stay unrendered: Ansible renders them in the run.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rolloutd.adapters.ansible.command import MAX_OUTPUT_BYTES, run_command
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode
 
 REFRESH_TIMEOUT_S = 120.0
 """A dynamic inventory reads a cloud page by page; a slower one is broken."""
-
-MAX_OUTPUT_BYTES = 256 * 1024 * 1024
-"""10,000 nodes with a hundred variables each are some 30 MiB."""
 
 MAX_ERROR_LENGTH = 2000
 """Limit of ansible-inventory's output that an error quotes."""
@@ -100,40 +95,24 @@ class AnsibleInventory:
 
     async def _run_ansible_inventory(self) -> bytes:
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._binary,
-                "--inventory",
-                str(self._path.absolute()),
-                "--list",
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
+            ended = await run_command(
+                [self._binary, "--inventory", str(self._path.absolute()), "--list"],
                 cwd=self._path.absolute().parent,
-                env={**os.environ, **_INVENTORY_ENVIRONMENT},
+                environment={**os.environ, **_INVENTORY_ENVIRONMENT},
+                timeout_s=self._timeout_s,
             )
-        except OSError as error:
-            raise self._source_error(f"{self._binary}: {error.strerror}", "install ansible-core") from error
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                async with asyncio.TaskGroup() as group:
-                    output = group.create_task(_read_limited(process.stdout, MAX_OUTPUT_BYTES))
-                    errors = group.create_task(_read_limited(process.stderr, MAX_OUTPUT_BYTES))
-                status = await process.wait()
         except TimeoutError:
             raise self._source_error(
                 f"ansible-inventory did not end in {self._timeout_s:g} s", "check what its source waits for"
             ) from None
-        finally:
-            await _kill_process_group(process)
-        if status != 0:
-            message = _last_error(errors.result().decode(errors="replace"))
+        except OSError as error:
+            raise self._source_error(f"{self._binary}: {error.strerror}", "install ansible-core") from error
+        if ended.status != 0:
+            message = _last_error(ended.stderr.decode(errors="replace"))
             raise self._source_error(
-                f"ansible-inventory ended with {status}: {message}", "correct the source"
+                f"ansible-inventory ended with {ended.status}: {message}", "correct the source"
             )
-        return output.result()
+        return ended.stdout
 
     def _parse_listing(self, output: bytes) -> Mapping[str, Any]:
         if len(output) >= MAX_OUTPUT_BYTES:
@@ -227,22 +206,6 @@ def _group_members(listing: Mapping[str, Any]) -> dict[str, set[str]]:
         return found
 
     return {name: below(name, frozenset({name})) for name in groups}
-
-
-async def _read_limited(stream: asyncio.StreamReader, limit: int) -> bytes:
-    """Return at most `limit` bytes."""
-    kept = bytearray()
-    while len(kept) < limit and (chunk := await stream.read(65536)):
-        kept += chunk
-    return bytes(kept[:limit])
-
-
-async def _kill_process_group(process: asyncio.subprocess.Process) -> None:
-    """End ansible-inventory and the scripts that it started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 def _last_error(stderr: str) -> str:

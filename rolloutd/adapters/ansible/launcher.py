@@ -42,6 +42,7 @@ def prepare_run(
     defaults: ConnectionDefaults,
     interpreter: str | None,
     inventories: InventoryCache,
+    requirements: Path | None,
 ) -> None:
     """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
     directory.create()
@@ -82,7 +83,9 @@ def prepare_run(
     directory.local_tmp.mkdir(mode=0o700)
     # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.
     ssh_wrapper = directory.ssh_wrapper_file if os.access(directory.ssh_wrapper_file, os.X_OK) else None
-    paths = RunPaths(request.run_id, directory.events_file, directory.local_tmp, sockets, ssh_wrapper)
+    paths = RunPaths(
+        request.run_id, directory.events_file, directory.local_tmp, sockets, ssh_wrapper, requirements
+    )
     directory.write_command(
         run_id=request.run_id,
         timeout_s=request.timeout_s,

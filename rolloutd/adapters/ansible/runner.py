@@ -27,6 +27,7 @@ from rolloutd.adapters.ansible import (
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import (
     ConnectionDefaults,
@@ -85,6 +86,7 @@ class AnsibleRunner:
         known_hosts: Path | None = None,
         user: str | None = None,
         key_file: Path | None = None,
+        tree_cache: TreeCache | None = None,
     ) -> None:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,6 +96,7 @@ class AnsibleRunner:
         self._inventory_cache = InventoryCache(self._runs_dir)
         self._run_slots = asyncio.Semaphore(parallel)
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
+        self._tree_cache = tree_cache
         self._interpreters = InterpreterCache(shell)
         self._markers = stale_processes.RunMarkers(self._runs_dir)
         self._tracked: dict[str, _TrackedRun] = {}
@@ -219,6 +222,9 @@ class AnsibleRunner:
                 defaults=self._defaults,
                 interpreter=python if isinstance(python, str) else None,
                 inventories=self._inventory_cache,
+                requirements=None
+                if self._tree_cache is None
+                else self._tree_cache.requirements_of(request.tree),
             )
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
             self._watch_process(run, launcher.spawn_wrapper(directory, request.run_id))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -41,15 +41,22 @@ def tree_directory(state_dir: Path, pinned: PinnedSource) -> Path:
 class TreeStore:
     """ports.SourceStore under `state_dir`; `allow_local` is for tests.
 
-    With `trusted_keys`, a git source needs a signature by one of them.
+    With `trusted_keys`, a git source needs a signature by one of them.  `prepare` is called with each
+    tree that is pinned.
     """
 
     def __init__(
-        self, state_dir: Path, *, trusted_keys: TrustedKeys | None = None, allow_local: bool = False
+        self,
+        state_dir: Path,
+        *,
+        trusted_keys: TrustedKeys | None = None,
+        prepare: Callable[[Path], Awaitable[None]] | None = None,
+        allow_local: bool = False,
     ) -> None:
         self._trees = DirectoryStore(state_dir / "trees")
         self._git = GitCache(state_dir / "git", trusted_keys, allow_local=allow_local)
         self._is_verified = trusted_keys is not None
+        self._prepare = prepare
 
     @property
     def artifact_stores(self) -> Sequence[ArtifactStore]:
@@ -57,6 +64,17 @@ class TreeStore:
         return (self._trees, self._git)
 
     async def pin_git(self, url: str, ref: str) -> PinnedSource:
+        return await self._prepared(await self._pin_git(url, ref))
+
+    async def store_upload(self, archive: bytes) -> PinnedSource:
+        return await self._prepared(await asyncio.to_thread(self._store_upload, archive))
+
+    async def _prepared(self, pinned: PinnedSource) -> PinnedSource:
+        if self._prepare is not None:
+            await self._prepare(self.tree_path(pinned))
+        return pinned
+
+    async def _pin_git(self, url: str, ref: str) -> PinnedSource:
         # The tree of a named commit needs no fetch, unless its signature must be verified.
         if _PIN_PATTERNS[GIT_KIND].fullmatch(ref) and not self._is_verified:
             pinned = PinnedSource(GIT_KIND, ref, redact_url(url), ref, COMMIT)
@@ -73,9 +91,6 @@ class TreeStore:
                 finally:
                     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
         return pinned
-
-    async def store_upload(self, archive: bytes) -> PinnedSource:
-        return await asyncio.to_thread(self._store_upload, archive)
 
     def tree_path(self, pinned: PinnedSource) -> Path:
         pattern, path = _PIN_PATTERNS.get(pinned.kind), self._trees.parent / tree_name(pinned)
