@@ -35,7 +35,7 @@ from tui.formatting.ascii_filter import AsciiFilter
 from tui.formatting.lines import Line, sanitize
 from tui.operations import actions, operations
 from tui.operations.actions import Action
-from tui.operations.confirm import OperationRequest
+from tui.operations.confirm import Operation, OperationRequest, Selection
 from tui.operations.dialog import Dialog, Prompt
 from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
@@ -289,6 +289,22 @@ class Console(NavigationApp):
             self.show_message("an approval covers all failures so far: read them here, then press a")
             return
 
+        if operation is operations.APPROVE:
+            self.run_worker(self._confirm_approval(selection), group="operations", exclusive=True)
+        else:
+            self._confirm(operation, selection)
+
+    async def _confirm_approval(self, selection: Selection) -> None:
+        """Ask with the gate's review, which must be new: another user's vote changes it."""
+        assert selection.rollout is not None
+        page, rollout = self.screen, selection.rollout.id
+        response = await self.fetch_path("rollouts", rollout, "review")
+        if response.result is not None:
+            self.model.apply_review(rollout, response.result)
+        if self.screen is page:
+            self._confirm(operations.APPROVE, replace(selection, review=response.result))
+
+    def _confirm(self, operation: Operation, selection: Selection) -> None:
         def submit(field_values: Mapping[str, str] | None) -> None:
             if field_values is not None:
                 request = operation.request(selection, field_values)

@@ -200,6 +200,19 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def add_yes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="do not ask for a confirmation on a terminal")
+
+
+def confirm(call: Invocation, read_text: Callable[[], str], question: str) -> None:
+    """Ask a user at a terminal to confirm what the text says; raises Exit if they decline."""
+    if call.args.yes or not is_terminal() or not sys.stdin.isatty():
+        return
+    print_message(read_text())
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise exits.Exit(exits.REFUSED, "nothing was done")
+
+
 def _non_blank(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty; the audit needs a reason")

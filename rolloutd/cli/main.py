@@ -21,6 +21,7 @@ from rolloutd.cli import (
     plans,
     queries,
     report,
+    review,
     rollout_actions,
     teams,
     voting,
@@ -30,6 +31,9 @@ from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser
 from rolloutd.cli.output import print_message
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
 from rolloutd.errors import RolloutdError
+
+_MODULES = (plans, queries, review, watch, voting, rollout_actions, holds, teams, audit, report, local)
+"""The modules with commands, in the order of the help."""
 
 _EPILOG = """\
 exit codes: 0 done; 1 refused; 2 wrong usage; 3 no daemon; 4 not allowed
@@ -75,7 +79,19 @@ def parser() -> argparse.ArgumentParser:
     commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
     help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
     help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
-    for module in (plans, queries, watch, voting, rollout_actions, holds, teams, audit, report, local):
+    for module in (
+        plans,
+        queries,
+        review,
+        watch,
+        voting,
+        rollout_actions,
+        holds,
+        teams,
+        audit,
+        report,
+        local,
+    ):
         module.register(commands)
     return top
 

@@ -19,17 +19,13 @@ from rolloutd.cli.output import (
     progress_bar,
     sanitize,
 )
-from rolloutd.cli.voting import format_gate
+from rolloutd.cli.voting import SHORT_DIGEST_CHARS, format_gate
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, PilotEvidence, Pool, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
-
-SHORT_DIGEST_CHARS = 12
-"""Digits of a digest that a person compares."""
-
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""
@@ -52,8 +48,6 @@ def register(commands: CommandGroup) -> None:
     )
     parser = commands.add_command("nodes", nodes, "list the nodes of a rollout")
     add_rollout_argument(parser)
-    parser = commands.add_command("gates", gates, "list the gates, their votes and which are missing")
-    add_rollout_argument(parser, optional=True)
     parser = commands.add_command(
         "why", why, "explain why a rollout or a node waits, and what can change that"
     )
@@ -121,21 +115,6 @@ def nodes(call: Invocation) -> int:
         print_table(
             ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON"), map(_node_row, found)
         )
-    return exits.OK
-
-
-def gates(call: Invocation) -> int:
-    """List the gates of one rollout, or of all live ones."""
-    name = call.args.rollout
-    found = (
-        call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
-    )
-    if call.args.json:
-        call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]])
-    else:
-        for each in found:
-            print_line(colorize(each["rollout"], "bold"))
-            _print_gates(each)
     return exits.OK
 
 
@@ -222,7 +201,7 @@ def print_rollout(rollout: Rollout) -> None:
     if rollout["reason"] is not None:
         print_line(colorize(format_reason(rollout["reason"]), "yellow"))
     print_traffic_probes(rollout)
-    _print_gates(rollout)
+    print_gates(rollout)
     _print_in_flight(rollout)
     print_line()
     print_table(
@@ -264,7 +243,8 @@ def format_down(down: int, unobserved: int) -> str:
     return str(down) if not unobserved else f"{down - unobserved} + {unobserved} unobserved"
 
 
-def _print_gates(rollout: Rollout) -> None:
+def print_gates(rollout: Rollout) -> None:
+    """Print the gates with their votes: who, when, why."""
     for gate in rollout["gates"]:
         print_line(f"  {sanitize(format_gate(gate))}")
         if gate["waived"]:

@@ -5,20 +5,18 @@ The daemon decides whether it carries them out.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
     add_node_argument,
     add_reason_option,
     add_rollout_argument,
-    is_terminal,
+    add_yes_option,
+    confirm,
     without_none,
 )
-from rolloutd.cli.output import print_message
 from rolloutd.cli.queries import format_reason
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
@@ -49,7 +47,7 @@ def register(commands: CommandGroup) -> None:
                 "--now", action="store_true", help="stop running work too; its nodes fail and wait for you"
             )
         if action == "cancel":
-            parser.add_argument("--yes", action="store_true", help="do not ask, on a terminal")
+            add_yes_option(parser)
     node_actions = {action: (run_node_action, summary) for action, (summary, _) in _NODE_ACTIONS.items()}
     for action, (handler, summary) in {
         **node_actions,
@@ -76,8 +74,8 @@ def run_rollout_action(call: Invocation) -> int:
     """Pause, resume or cancel."""
     action: str = call.args.command
     body: dict[str, Any] = {"reason": call.args.reason}
-    if action == "cancel" and not call.args.yes and is_terminal() and sys.stdin.isatty():
-        _confirm_cancel(call)
+    if action == "cancel":
+        confirm(call, lambda: _describe_cancel(call), "cancel it?")
     result_text = _ROLLOUT_ACTIONS[action][1]
     if action in _ACTIONS_WITH_NOW:
         result_text += "; running work is being stopped" if call.args.now else "; nodes in flight finish"
@@ -86,15 +84,13 @@ def run_rollout_action(call: Invocation) -> int:
     return call.report(answer, f"{call.args.rollout}: {result_text}")
 
 
-def _confirm_cancel(call: Invocation) -> None:
-    """Ask the user to confirm; a cancelled rollout cannot be resumed."""
+def _describe_cancel(call: Invocation) -> str:
+    """Return the consequence: a cancelled rollout cannot be resumed."""
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     in_flight = pluralize(len(rollout["in_flight"]), "node")
     at_work = f"{'stop' if call.args.now else 'finish'} {in_flight} in flight"
     never = f"never start {pluralize(rollout['pending'], 'pending node')}"
-    print_message(f"{rollout['rollout']}: {at_work}, {never}; this cannot be undone")
-    if input("cancel it? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise exits.Exit(exits.REFUSED, "not cancelled")
+    return f"{rollout['rollout']}: {at_work}, {never}; this cannot be undone"
 
 
 def run_node_action(call: Invocation) -> int:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
@@ -19,16 +19,23 @@ from rolloutd.cli.command_group import (
     add_reason_option,
     add_rollout_argument,
     add_until_option,
+    add_yes_option,
+    confirm,
     time_argument,
     without_none,
 )
 from rolloutd.cli.output import print_line
+from rolloutd.control import review_text
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Rollout
+    from rolloutd.control.wire_plans import Review
 
 GATES = ("pilot", "start", "continue", "proceed")
+
+SHORT_DIGEST_CHARS = 12
+"""Digits of a digest that a person compares."""
 
 MAX_MORE = 1000
 """Maximum of --more; the daemon has the same limit."""
@@ -50,6 +57,7 @@ def register(commands: CommandGroup) -> None:
         "--more", metavar="K", type=_more_argument, help="at proceed: number of further failures to cover"
     )
     add_until_option(approve, "at proceed: end of covering further failures")
+    add_yes_option(approve)
     _register_tokens(
         commands.add_group("token", "sign and use tokens for votes from a ticket system or a chat")
     )
@@ -89,7 +97,25 @@ def vote(call: Invocation) -> int:
     )
     if yes:
         body |= without_none(nodes=args.node, more=args.more, until=args.until)
+        confirm(call, lambda: _describe_approval(call, body), f"approve {args.gate}?")
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
+
+
+def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
+    """Return what the approval starts and which missing votes it gives; bind the vote to what was shown."""
+    rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
+    review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
+    asked = [gate for gate in rollout["gates"] if gate["gate"] == call.args.gate and gate["state"] != "open"]
+    gate = next((each for each in asked if call.args.wave in (None, each["wave"])), None)
+    found = None if gate is None else review_text.find_gate(review, gate)
+    if gate is None or found is None:
+        return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it"
+    body.setdefault("digest", gate["digest"])
+    radius = review_text.describe_blast_radius(found["blast_radius"])
+    effect = review_text.describe_approval(found["your_approval"], rollout["owner"])
+    name, digest = rollout["rollout"], gate["digest"][:SHORT_DIGEST_CHARS]
+    details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
+    return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}"
 
 
 def withdraw_vote(call: Invocation) -> int:

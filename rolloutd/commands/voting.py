@@ -8,7 +8,7 @@ file decides whose vote it is and what it covers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from machines.facts import votes
 from machines.model.events import RolloutCancelled, VoteCast, VoteWithdrawn
@@ -42,6 +42,17 @@ class Ballot:
 
 def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Events:
     """Return the events of a vote; a no at `start` also cancels the rollout."""
+    cast = _new_vote(state, who, rollout, ballot)
+    if cast.yes or cast.gate not in (GateName.PILOT, GateName.START):
+        return (VoteCast(rollout.id, cast),)
+    if votes.was_opened(rollout, cast.gate):
+        raise Refused("open", f"{rollout.id}: started already; pause or cancel it")
+    cancel_reason = f"{who.user} said no at {cast.gate}: {ballot.reason}"
+    return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, cancel_reason, cast.at))
+
+
+def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Vote:
+    """Return the vote to cast; raises NotAllowed, NotFound or Refused."""
     now = state.now()
     teams = _voting_teams(state, who, rollout, ballot.gate, ballot.team)
     wave = resolve_wave(state, rollout, ballot.gate, ballot.wave)
@@ -65,12 +76,34 @@ def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Even
     )
     _require_four_eyes(who, rollout, cast)
     _require_new_vote(state, rollout, cast)
-    if cast.yes or cast.gate not in (GateName.PILOT, GateName.START):
-        return (VoteCast(rollout.id, cast),)
-    if votes.was_opened(rollout, cast.gate):
-        raise Refused("open", f"{rollout.id}: started already; pause or cancel it")
-    cancel_reason = f"{who.user} said no at {cast.gate}: {ballot.reason}"
-    return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, cancel_reason, now))
+    return cast
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalEffect:
+    """The missing votes that an approval gives, by team; `opens`: none is missing then."""
+
+    owner: bool
+    teams: tuple[str, ...]
+    opens: bool
+
+
+def approval_effect(
+    state: State, who: Principal, rollout: Rollout, gate: GateName, wave: str
+) -> ApprovalEffect:
+    """Return the effect of the caller's approval without a vote; raises what vote() raises."""
+    ballot = Ballot(gate, yes=True, reason="", wave=wave or None)
+    cast, now = _new_vote(state, who, rollout, ballot), state.now()
+    before = gates.gate_view(state.index, rollout, gate, wave, now)
+    after = gates.gate_view(state.index, replace(rollout, votes=(*rollout.votes, cast)), gate, wave, now)
+    had = {team: have for team, _, have in before.teams}
+    per_team = votes.requirement(rollout, gate).per_team
+    return ApprovalEffect(
+        owner=before.owners_voted < min(after.owners_voted, after.owners_required),
+        teams=tuple(team for team, want, have in after.teams if had.get(team, 0) < min(have, want)),
+        opens=after.owners_voted >= after.owners_required
+        and (per_team or all(have >= want for _, want, have in after.teams)),
+    )
 
 
 def withdraw(

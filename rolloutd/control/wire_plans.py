@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
-from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source
+from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source, Work
 
 
 class Validation(TypedDict):
@@ -114,3 +114,81 @@ class Preview(TypedDict):
     digest: str
     hashes: Hashes
     warnings: list[str]
+
+
+# -- what a voter reads -------------------------------------------------------
+
+
+class PlanValue(TypedDict):
+    """A value of a plan, as people write it; durations have units."""
+
+    path: str
+    value: str
+
+
+class PlanDifference(TypedDict):
+    """A value that differs from the previous rollout's plan; null where that plan has no such value."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+class PlaybookText(TypedDict):
+    """A playbook that the plan runs; `text` is null if it cannot be shown, and `note` says why."""
+
+    path: str
+    text: str | None
+    note: str | None
+
+
+class FileDifference(TypedDict):
+    """A file that differs from the previous rollout's source; `diff` is null for one that is not text."""
+
+    path: str
+    change: Literal["added", "removed", "changed"]
+    diff: str | None
+
+
+class BlastRadius(TypedDict):
+    """What starts once a gate opens: nodes until the next gate, and how many of them at once at most."""
+
+    nodes: int
+    teams: list[str]
+    at_once: int
+    work: Work | None
+    traffic_probed: bool
+
+
+class ApprovalEffect(TypedDict):
+    """The missing votes that the caller's approval gives; `refused` is why it would not be accepted."""
+
+    owner: bool
+    teams: list[str]
+    opens: bool
+    refused: str | None
+
+
+class GateReview(TypedDict):
+    """A gate that is not open: what it starts, and what the caller's approval means there."""
+
+    gate: str
+    wave: str | None
+    blast_radius: BlastRadius
+    your_approval: ApprovalEffect
+
+
+class Review(TypedDict):
+    """What to read before a vote; `previous` is the latest rollout of the same plan that changed nodes.
+
+    `plan` is without defaults; `plan_differences` and `file_differences` are to `previous`.
+    """
+
+    rollout: str
+    previous: str | None
+    gates: list[GateReview]
+    playbooks: list[PlaybookText]
+    file_differences: list[FileDifference]
+    checks: list[str]
+    plan: list[PlanValue]
+    plan_differences: list[PlanDifference]

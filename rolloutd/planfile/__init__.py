@@ -19,6 +19,7 @@ from rolloutd.planfile.content import (
     policy_content,
     scope_content,
     selector_digest,
+    written_content,
 )
 from rolloutd.planfile.diagnostic_text import Path, format_path, truncate
 from rolloutd.planfile.document import Value, read_document
@@ -41,6 +42,7 @@ __all__ = [
     "schema",
     "scope_content",
     "selector_digest",
+    "written_content",
 ]
 
 TITLE = "rolloutd maintenance plan"

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard, get_args
+
+from pydantic import BaseModel
 
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S, PlanDocument
 
@@ -31,7 +33,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     stages = content["spec"]["maintain"]
     for number, stage in enumerate(stages, start=1):
         if stage["name"] is None:
-            stage["name"] = "configure" if len(stages) == 1 else f"stage-{number}"
+            stage["name"] = _default_stage_name(number, len(stages))
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
     for key in OPTIONAL_POLICY_KEYS:
@@ -44,6 +46,53 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
         # A rollback needs the variables of the change; they are written out, so that people vote for them.
         rollback["vars"] = {**_merged_variables(stages), **rollback["vars"]}
     return content
+
+
+def written_content(content: Content) -> dict[str, JSON]:
+    """Return a plan's content without the defaults: what its author wrote."""
+    written = _without_defaults(content, PlanDocument)
+    stages = content["spec"]["maintain"]
+    for number, (stage, kept) in enumerate(zip(stages, written["spec"]["maintain"], strict=True), start=1):
+        if stage["name"] == _default_stage_name(number, len(stages)):
+            del kept["name"]
+        if stage["expected"] == min(DEFAULT_EXPECTED_S, stage["timeout"]):
+            kept.pop("expected", None)
+    return written
+
+
+def _default_stage_name(number: int, count: int) -> str:
+    return "configure" if count == 1 else f"stage-{number}"
+
+
+def _without_defaults(content: Content, model: type[BaseModel]) -> dict[str, JSON]:
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    kept = {}
+    for key, value in content.items():
+        field = fields.get(key)
+        if field is None:  # a key of an adapter that is no longer installed
+            kept[key] = value
+            continue
+        default = field.default
+        if isinstance(default, BaseModel):
+            default = default.model_dump(mode="json", by_alias=True)
+        if value == default:
+            continue
+        stripped = _strip_value(value, field.annotation)
+        # A section whose values are all defaults says nothing, except one that is absent by default.
+        if stripped != {} or default is None:
+            kept[key] = stripped
+    return kept
+
+
+def _strip_value(value: JSON, annotation: Any) -> JSON:
+    inner = next(iter(get_args(annotation)), None)
+    if isinstance(value, list) and _is_model(inner):
+        return [_without_defaults(each, inner) for each in value]
+    return _without_defaults(value, annotation) if _is_model(annotation) else value
+
+
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _merged_variables(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:

@@ -232,7 +232,16 @@ READING = (
         "/v1/locks",
         "/v1/events",
     ),
-    *("/v1/settings", "/v1/inventory", "/v1/audit", "/v1/audit/verify", _R, f"{_R}/nodes", f"{_R}/plan"),
+    *(
+        "/v1/settings",
+        "/v1/inventory",
+        "/v1/audit",
+        "/v1/audit/verify",
+        _R,
+        f"{_R}/nodes",
+        f"{_R}/plan",
+        f"{_R}/review",
+    ),
     *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}"),
 )
 

@@ -69,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(fleet.rollout())
             case ["rollouts", _, "plan"]:
                 self._send_json(fleet.plan())
+            case ["rollouts", _, "review"]:
+                self._send_json(fleet.review)
             case ["rollouts", _, "nodes"]:
                 self._send_json(fleet.all_nodes())
             case ["rollouts", _, "nodes", name]:

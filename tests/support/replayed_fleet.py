@@ -39,6 +39,7 @@ class ReplayedFleet:
         self.votes: list[JSON] = []
         self.open_gates: set[tuple[str, str]] = set()
         self.pilot_evidence: JSON | None = None
+        self.review = review_of(self.id)
         self.state = "awaiting-approval"
         self.reason: JSON | None = None
         self.holds: list[JSON] = []
@@ -514,6 +515,33 @@ SOURCE = {
     "ref_kind": "tag",
     "text": "commit eac6acadcee9, tag v1.4.2 of https://git.example/playbooks.git",
 }
+
+
+def review_of(rollout: str) -> JSON:
+    """Return what a voter reads: the same at each gate."""
+    radius = {
+        "nodes": 8,
+        "teams": ["media", "payments", "platform", "search"],
+        "at_once": 4,
+        "work": {"low_s": 55.0, "high_s": 55.0},
+        "traffic_probed": False,
+    }
+    approval = {"owner": True, "teams": [], "opens": True, "refused": None}
+    return {
+        "rollout": rollout,
+        "previous": None,
+        "gates": [
+            {"gate": gate, "wave": wave, "blast_radius": radius, "your_approval": approval}
+            for gate, wave in (("start", None), ("continue", "canary"), ("proceed", None))
+        ],
+        "playbooks": [{"path": "sysctl.yml", "text": "- hosts: all\n  tasks: []\n", "note": None}],
+        "file_differences": [],
+        "checks": ["reachable: within 30s", "ssh: run sysctl -n net.core.somaxconn, equals 65535"],
+        "plan": [{"path": "maintain[0].vars.somaxconn", "value": "65535"}],
+        "plan_differences": [],
+    }
+
+
 TEAMS = ("payments", "search", "media", "platform")
 MEMBERS = {
     "infra": ["ana", "bo"],

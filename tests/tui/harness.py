@@ -75,6 +75,13 @@ def row_texts(listing: VirtualList, width: int = 120) -> list[str]:
     return [line_text(listing.rows.draw(row, width)) for row in range(len(listing.rows))]
 
 
+def list_text(app: Console, name: str) -> str:
+    return "\n".join(row_texts(app.screen.query_one(name, VirtualList)))
+
+
+# -- shown
+
+
 def start_gate_fleet() -> ReplayedFleet:
     """Return twelve nodes of four teams, waiting at the start gate."""
     fleet = ReplayedFleet(pools=4, per_pool=3, at=NOON)

@@ -1,4 +1,4 @@
-"""Durations and plan values as text."""
+"""Durations, names and bars as text."""
 
 from __future__ import annotations
 
@@ -8,22 +8,6 @@ from tui.formatting import formatting
 from tui.formatting.ascii_filter import to_ascii
 from tui.formatting.lines import justify, line_text, progress_bar
 from tui.state.values import natural_sort_key
-
-
-@pytest.mark.parametrize(
-    ("path", "plan_value", "text"),
-    [
-        ("soak", 3_600.0, "1h"),
-        ("maintain[0].timeout", 5_405, "1h30m5s"),
-        ("limits.isolate", 900, "15m"),
-        ("maintain[0].vars.somaxconn", 65_535, "65535"),
-        ("verify[0].reachable.within", 0, "0s"),
-        ("gates.start.four_eyes", False, "false"),
-        ("canary", None, "-"),
-    ],
-)
-def test_plan_value_reads_as_in_its_file(path: str, plan_value: object, text: str) -> None:
-    assert formatting.format_plan_value(path, plan_value) == text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Times, durations, numbers and plan values as text.
+"""Times, durations and numbers as text.
 
 The console may not import the core, so it has duration formats of its own.
 """
@@ -15,11 +15,6 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 
 SHORT_DIGEST_LENGTH = 12
 """Enough characters to be unique, few enough to compare by eye."""
-
-DURATION_KEYS = frozenset(
-    {"soak", "probation", "timeout", "expected", "within", "drain_timeout", "isolate", "votes"}
-)
-"""Plan keys whose values are durations, stored in seconds."""
 
 
 def format_duration(seconds: float) -> str:
@@ -80,28 +75,6 @@ def join_first(names: Sequence[str], limit: int) -> str:
 
 def short_digest(digest: str) -> str:
     return digest[:SHORT_DIGEST_LENGTH]
-
-
-def format_exact_duration(seconds: float) -> str:
-    """Return a duration as in a plan file: `1h30m`, `45s`."""
-    left, text = int(seconds), ""
-    for unit, size in (("d", DAY_S), ("h", HOUR_S), ("m", MINUTE_S), ("s", 1)):
-        if left >= size:
-            text += f"{left // size}{unit}"
-            left %= size
-    return text or "0s"
-
-
-def format_plan_value(path: str, plan_value: Any) -> str:
-    """Return the plan value at a path on one line, with durations as in the file."""
-    if isinstance(plan_value, str):
-        return plan_value
-    if plan_value is None:
-        return "-"
-    if isinstance(plan_value, bool):
-        return "true" if plan_value else "false"
-    is_duration = isinstance(plan_value, int | float) and path.rpartition(".")[2] in DURATION_KEYS
-    return format_exact_duration(plan_value) if is_duration else str(plan_value)
 
 
 def entry_role(entry: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import wire_fleet
+from rolloutd.control import wire_fleet, wire_plans
 from tui.state.model import Model
 from tui.state.permissions import Permission
 from tui.state.values import NodeState, RolloutState
@@ -18,7 +18,10 @@ CONFIRM_DIGEST_LENGTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What an operation applies to; `shown_failures` are the failures that were on the screen."""
+    """What an operation applies to.
+
+    `shown_failures` are the failures that were on the screen, `review` what the daemon says of the gate.
+    """
 
     rollout: RolloutState | None = None
     node: NodeState | None = None
@@ -27,6 +30,7 @@ class Selection:
     hold: wire_fleet.Hold | None = None
     freeze: wire_fleet.Freeze | None = None
     shown_failures: tuple[str, ...] | None = None
+    review: wire_plans.Review | None = None
 
 
 @dataclass(frozen=True, slots=True)

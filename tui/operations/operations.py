@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import event_text, wire
+from rolloutd.control import event_text, review_text, wire
 from rolloutd.control.client import api_path
 from tui.formatting import formatting
 from tui.operations.confirm import (
@@ -223,6 +223,18 @@ def _vote_effect(gate: wire.Gate, *, yes: bool) -> str:
             return "The rollout stops until the rejection is withdrawn."
 
 
+def _review_lines(selection: Selection) -> list[str]:
+    """Return what an approval starts, and which missing votes it gives."""
+    pending, review = _gate(selection), selection.review
+    found = None if review is None else review_text.find_gate(review, pending.gate)
+    if found is None:
+        return []
+    owner = pending.rollout.status["owner"]
+    radius = review_text.describe_blast_radius(found["blast_radius"])
+    approval = review_text.describe_approval(found["your_approval"], owner)
+    return [f"Starts: {radius}.", f"{approval[0].upper()}{approval[1:]}."]
+
+
 def _vote_operation(*, yes: bool) -> Operation:
     verb = "approve" if yes else "reject"
 
@@ -230,11 +242,13 @@ def _vote_operation(*, yes: bool) -> Operation:
         pending, shown = _gate(selection), selection.shown_failures
         gate = pending.gate
         text = [_describe_rollout(pending.rollout), _vote_effect(gate, yes=yes)]
+        if yes:
+            text += _review_lines(selection)
         if yes and gate["gate"] == "proceed" and shown is not None:
             count = formatting.pluralize(len(shown), "failure")
             text.append(f"It covers {count}: {formatting.join_limited(shown, MAX_NAMED_FAILURES)}")
         if missing_votes(pending):
-            text.append(f"votes missing: {missing_votes(pending)}")
+            text.append(f"Votes missing now: {missing_votes(pending)}.")
         cancels = not yes and gate["gate"] in ("pilot", "start")
         fields = (REASON_FIELD, _digest_field(pending.rollout)) if cancels else (REASON_FIELD,)
         title = f"{verb.capitalize()} {event_text.gate_label(gate)}?"

@@ -1,28 +1,28 @@
-"""The pending gates, and what a vote decides: votes, failures, digest, differences, targets, checks."""
+"""The gates, and what a vote decides: change, targets, checks, what is not probed, digest, plan."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from textual.containers import Container
 from textual.widget import Widget
 
-from rolloutd.control import event_text
+from rolloutd.control import event_text, review_text, wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, ItemRows, TwoPanes, gate_lines, heading, note_row, static_line
+from tui.screens.page import Item, ItemRows, TwoPanes, gate_lines, heading, note_row, static_line, vote_lines
 from tui.state import permissions
-from tui.state.values import NodeState, parse_timestamp
+from tui.state.values import NodeState
 from tui.widgets import summaries
 from tui.widgets.summaries import PendingGate
 from tui.widgets.virtual_list import VirtualList
 
-MAX_DIFFERENCES = 200
-"""A plan with more differences is another plan."""
+MAX_TEXT_LINES = 40
+"""Lines shown of one playbook or of all differences; the key for the full line shows the rest."""
 
 MAX_NODES = 200
 """Canaries listed."""
@@ -38,7 +38,7 @@ MIN_LIST_LINES = 2
 
 
 class GatesPage(TwoPanes):
-    """The pending gates, and below them the content of the selected one."""
+    """The pending gates, the open ones with their votes, and below them the content of the selected one."""
 
     screen_name = "gates"
     panes = ("list", "content")
@@ -52,34 +52,59 @@ class GatesPage(TwoPanes):
         self._initial_gate = initial_gate
         self.shown_failures: dict[str, tuple[str, ...]] = {}
         self._fetched: dict[str, tuple[str, ...]] = {}
+        self._review_connection: dict[str, int] = {}
         self._failure_ids: dict[str, dict[FailureKey, str]] = {}
 
     def compose_body(self) -> Iterator[Widget]:
-        yield Container(VirtualList(id="list"), VirtualList(id="content"), id="body")
+        yield Container(VirtualList(id="list"), VirtualList(id="content", pin_cursor_to_top=True), id="body")
 
     def on_mount(self) -> None:
         self.query_one("#list", VirtualList).cursor_key = self._initial_gate
 
     def selected_gate(self) -> PendingGate | None:
         key = self.query_one("#list", VirtualList).cursor_key
-        return next((each for each in summaries.pending_gates(self.console.model) if each.key == key), None)
+        return next((each for each in self._all_gates() if each.key == key), None)
+
+    def _all_gates(self) -> list[PendingGate]:
+        model = self.console.model
+        return [*summaries.pending_gates(model), *summaries.decided_gates(model)]
 
     def selection(self) -> Selection:
         selected = self.selected_gate()
         if selected is None:
             return Selection()
         shown = self.shown_failures.get(selected.rollout.id)
-        return Selection(rollout=selected.rollout, gate=selected, shown_failures=shown)
+        # An open gate is listed for its votes, and takes no more.
+        gate = None if selected.gate["state"] == "open" else selected
+        return Selection(rollout=selected.rollout, gate=gate, shown_failures=shown)
+
+    def full_text(self) -> tuple[str, str] | None:
+        """Return the whole playbook or all differences if the cursor is on their lines."""
+        selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
+        review = None if selected is None else self.console.model.reviews.get(selected.rollout.id)
+        kind, _, name = content.cursor_key.partition(":")
+        if not content.has_focus or review is None:
+            return super().full_text()
+        if kind == "differences":
+            return f"differences to {review['previous']}", "\n".join(review_text.difference_lines(review))
+        if kind == "playbook":
+            path = name.partition(":")[0]
+            text = next((each["text"] for each in review["playbooks"] if each["path"] == path), None)
+            return (path, text) if text is not None else super().full_text()
+        return super().full_text()
 
     def update_body(self) -> None:
         gate_list = self.query_one("#list", VirtualList)
         width = max(20, gate_list.size.width - 2)
-        items: list[Item] = [
-            ("" if number else each.key, static_line(line))
-            for each in summaries.pending_gates(self.console.model)
-            for number, line in enumerate(gate_lines(self, each, width))
-        ]
-        gate_list.set_rows(ItemRows(items or [note_row("no gate waits")]))
+        items: list[Item] = []
+        for each in self._all_gates():
+            items += [
+                ("" if number else each.key, static_line(line))
+                for number, line in enumerate(gate_lines(self, each, width))
+            ]
+        if not summaries.pending_gates(self.console.model):
+            items.insert(0, note_row("no gate waits"))
+        gate_list.set_rows(ItemRows(items))
         gate_list.limit_height(fill=self.has_class("-wide"), min_rows=MIN_LIST_LINES)
         selected = self.selected_gate()
         content = [] if selected is None else list(self._content_items(selected))
@@ -99,37 +124,47 @@ class GatesPage(TwoPanes):
 
     def _content_items(self, pending: PendingGate) -> Iterator[Item]:
         self._request_content(pending)
-        plan = self.console.model.plans.get(pending.rollout.id)
-        yield from self._vote_items(pending)
-        if pending.gate["gate"] == "proceed":
+        model, gate = self.console.model, pending.gate["gate"]
+        plan, review = model.plans.get(pending.rollout.id), model.reviews.get(pending.rollout.id)
+        if gate == "proceed":
             yield from self._failure_items(pending)
-        if pending.gate["gate"] == "start":
+        if gate == "start":
             yield from self._pilot_items(pending)
-        if pending.gate["gate"] == "continue":
+        if gate == "continue":
             yield from self._canary_items(pending)
-        if plan is None:
-            yield note_row("loading the plan")
-            return
-        yield from self._digest_items(plan)
-        yield from self._change_items(pending, plan)
-        yield from self._target_items(pending)
-        yield from self._check_items(pending, plan)
+        if review is None:
+            yield note_row("loading the change")
+        else:
+            yield from _change_items(review)
+        yield from _target_items(pending, review)
+        if review is not None:
+            yield from _check_items(review)
+        yield from _coverage_items(pending)
+        if plan is not None:
+            yield from _digest_items(plan)
+        if review is not None:
+            yield heading("THE PLAN", "without defaults")
+            for value in review["plan"]:
+                line: Line = [(f"  {value['path']}: ", "dim"), (lines.sanitize(value["value"]), "")]
+                yield fixed_row(f"path:{value['path']}", line)
+        yield from self._vote_items(pending)
 
     def _request_content(self, pending: PendingGate) -> None:
-        """Fetch the nodes, the plan, the previous plan and the failures, once for each set of failures."""
-        rollout, model = pending.rollout, self.console.model
-        earlier = summaries.previous_rollout(model.closed_rollouts, rollout.status)
-        is_proceed = pending.gate["gate"] == "proceed"
-        failing = self.console.node_summary(rollout).failed if is_proceed else ()
-        wanted = (earlier["rollout"] if earlier else "", *(f"{each.node}#{each.attempt}" for each in failing))
-        if self._fetched.get(rollout.id) == wanted:
+        """Fetch the nodes, the review and the failures, once for each set of failures."""
+        rollout = pending.rollout
+        connection = self.console.connection_count
+        if self._review_connection.get(rollout.id) != connection:
+            self._review_connection[rollout.id] = connection
+            self.console.request_fetch("review", rollout.id)
+            self.console.track_nodes(rollout.id)
+        if pending.gate["gate"] != "proceed":
             return
-        self._fetched[rollout.id] = wanted
-        self.console.track_nodes(rollout.id)
-        if earlier is not None and earlier["rollout"] not in model.plans:
-            self.console.request_fetch("plan", earlier["rollout"])
-        if failing:
-            self.run_worker(self._fetch_failures(rollout.id, failing[:MAX_FAILURES]), group="failures")
+        failing = self.console.node_summary(rollout).failed
+        wanted = tuple(f"{each.node}#{each.attempt}" for each in failing)
+        if self._fetched.get(rollout.id) != wanted:
+            self._fetched[rollout.id] = wanted
+            if failing:
+                self.run_worker(self._fetch_failures(rollout.id, failing[:MAX_FAILURES]), group="failures")
 
     async def _fetch_failures(self, rollout: str, nodes: Sequence[NodeState]) -> None:
         """Fetch the failures that are not known yet: hundreds may come one after the other."""
@@ -167,18 +202,8 @@ class GatesPage(TwoPanes):
                     (members, "dim"),
                 ],
             )
-        for vote in gate["votes"]:
-            glyph, role = ("✓", "ok") if vote["yes"] else ("✗", "bad")
-            note = " (withdrawn)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
-            at = formatting.format_time(parse_timestamp(vote["at"]) or 0.0)
-            yield fixed_row(
-                f"vote:{vote['id']}",
-                [
-                    (f"  {glyph} ", role if vote["counts"] else "dim"),
-                    (f"{vote['by']} for {', '.join(vote['teams'])}{note}: ", ""),
-                    (f"{lines.sanitize(vote['reason'])}  {at}", "dim"),
-                ],
-            )
+        for number, line in enumerate(vote_lines(gate, len(gate["votes"]))):
+            yield fixed_row(f"vote:{number}", line)
 
     def _failure_items(self, pending: PendingGate) -> Iterator[Item]:
         failed = self.console.node_summary(pending.rollout).failed
@@ -234,60 +259,6 @@ class GatesPage(TwoPanes):
         for node in nodes[:MAX_NODES]:
             yield fixed_row(f"node:{node.node}", _node_line(node, node.outcome or node.failure or node.phase))
 
-    def _digest_items(self, plan: Mapping[str, Any]) -> Iterator[Item]:
-        hashes, source = plan["hashes"], plan["source"]
-        parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
-        yield heading("DIGEST")
-        yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
-        yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])
-        yield fixed_row("source", [("  source  ", "dim"), (source["text"], "")])
-
-    def _change_items(self, pending: PendingGate, plan: Mapping[str, Any]) -> Iterator[Item]:
-        model = self.console.model
-        earlier = summaries.previous_rollout(model.closed_rollouts, pending.rollout.status)
-        before = model.plans.get(earlier["rollout"]) if earlier is not None else None
-        if earlier is None:
-            yield heading("THE PLAN", "no earlier rollout of this plan")
-        elif before is None:
-            yield note_row("loading the previous plan")
-            return
-        else:
-            yield heading("DIFFERENCES", f"to {earlier['rollout']}, the previous rollout")
-        changes = summaries.diff_plans(before, plan)
-        if not changes:
-            yield note_row("none: the same content as before")
-        for path, old, new in changes[:MAX_DIFFERENCES]:
-            line: Line = [(f"  {path.removeprefix('spec.')}: ", "dim")]
-            if before is not None:
-                line += [(lines.sanitize(old), "bad"), (" → ", "dim")]
-            role = "ok" if before is not None else ""
-            yield fixed_row(f"path:{path}", [*line, (lines.sanitize(new), role)])
-
-    def _target_items(self, pending: PendingGate) -> Iterator[Item]:
-        rollout = pending.rollout
-        yield heading("TARGETS", formatting.pluralize(rollout.counts["total"], "node"))
-        for pool in rollout.pools.values():
-            nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"
-            line: Line = [("  ", ""), (fit(pool.pool, 24), ""), (nodes, "")]
-            yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
-
-    def _check_items(self, pending: PendingGate, plan: Mapping[str, Any]) -> Iterator[Item]:
-        rollout, settings = pending.rollout, self.console.model.settings
-        yield heading("CHECKS", "each node must pass these before it serves again")
-        for number, check in enumerate(plan["content"]["spec"].get("verify") or ()):
-            yield fixed_row(f"check:{number}", [("  ", ""), (lines.sanitize(_check_text(check)), "")])
-        counts = {} if settings is None else {each["team"]: each["checks"] for each in settings["teams"]}
-        for team in sorted({node.team or "" for node in (rollout.nodes or {}).values()}):
-            if counts.get(team):
-                own = f"  team {team}: {formatting.pluralize(counts[team], 'check')} of its own"
-                yield fixed_row(f"checks:{team}", [(own, "dim")])
-        for number, probe in enumerate(rollout.status["traffic_probes"]):
-            yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
-        for missing in rollout.status["not_probed"]:
-            yield fixed_row(f"not-probed:{missing}", [(f"  not probed: {lines.sanitize(missing)}", "warn")])
-        for nodes in rollout.status["not_isolated"]:
-            yield fixed_row(f"not-isolated:{nodes}", [(f"  not isolated: {lines.sanitize(nodes)}", "warn")])
-
 
 def fixed_row(key: str, line: Line) -> Item:
     return key, static_line(line)
@@ -307,12 +278,80 @@ def _node_line(node: NodeState, text: str) -> Line:
     ]
 
 
-def _check_text(check: Mapping[str, Any]) -> str:
-    """Return a check of the plan on one line: `reachable: within 30s`."""
-    texts = []
-    for kind, params in check.items():
-        if isinstance(params, Mapping):
-            given = {key: value for key, value in params.items() if value not in (None, "", [], {})}
-            values = (f"{key} {formatting.format_plan_value(key, value)}" for key, value in given.items())
-            texts.append(f"{kind}: {', '.join(values)}")
-    return "; ".join(texts)
+# -- the review ---------------------------------------------------------------
+
+
+def _change_items(review: wire_plans.Review) -> Iterator[Item]:
+    """Yield what is new against the previous rollout, then the text of each playbook."""
+    if review["previous"] is None:
+        yield heading("CHANGE", "no earlier rollout of this plan")
+    else:
+        yield heading("CHANGE", f"differences to {review['previous']}, the previous rollout")
+        differences = list(review_text.difference_lines(review))
+        if not differences:
+            yield note_row("none: the same plan and the same source as before")
+        yield from _text_items("differences", differences, _diff_role)
+    for playbook in review["playbooks"]:
+        text = playbook["text"]
+        if text is None:
+            yield heading("PLAYBOOK", playbook["path"])
+            yield note_row(lines.sanitize(playbook["note"] or ""))
+        else:
+            playbook_lines = text.splitlines()
+            length = formatting.pluralize(len(playbook_lines), "line")
+            yield heading("PLAYBOOK", f"{playbook['path']}, {length}")
+            yield from _text_items(f"playbook:{playbook['path']}", playbook_lines, lambda _line: "")
+
+
+def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[Item]:
+    """Yield the first lines of a text; `l` on one of them shows the whole text."""
+    for number, line in enumerate(text[:MAX_TEXT_LINES]):
+        yield fixed_row(f"{key}:{number}", [(f"  {lines.sanitize(line)}", role(line))])
+    if len(text) > MAX_TEXT_LINES:
+        rest = formatting.pluralize(len(text) - MAX_TEXT_LINES, "more line")
+        yield fixed_row(f"{key}:rest", [(f"  {rest}: l shows all", "dim")])
+
+
+def _diff_role(line: str) -> str:
+    return {"+": "ok", "-": "bad"}.get(line.strip()[:1], "dim")
+
+
+def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:
+    rollout = pending.rollout
+    yield heading("TARGETS", formatting.pluralize(rollout.counts["total"], "node"))
+    found = None if review is None else review_text.find_gate(review, pending.gate)
+    if found is not None:
+        radius = review_text.describe_blast_radius(found["blast_radius"])
+        yield fixed_row("blast-radius", [("  this gate starts: ", "dim"), (radius, "bold")])
+    for pool in rollout.pools.values():
+        nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"
+        line: Line = [("  ", ""), (fit(pool.pool, 24), ""), (nodes, "")]
+        yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
+
+
+def _check_items(review: wire_plans.Review) -> Iterator[Item]:
+    yield heading("CHECKS", "each node must pass these before it serves again")
+    for number, check in enumerate(review["checks"]):
+        yield fixed_row(f"check:{number}", [("  ", ""), (lines.sanitize(check), "")])
+
+
+def _coverage_items(pending: PendingGate) -> Iterator[Item]:
+    status = pending.rollout.status
+    yield heading(
+        "NOT PROBED", "" if status["not_probed"] or status["not_isolated"] else "nothing is left out"
+    )
+    for missing in status["not_probed"]:
+        yield fixed_row(f"not-probed:{missing}", [(f"  not probed: {lines.sanitize(missing)}", "warn")])
+    for nodes in status["not_isolated"]:
+        yield fixed_row(f"not-isolated:{nodes}", [(f"  not isolated: {lines.sanitize(nodes)}", "warn")])
+    for number, probe in enumerate(status["traffic_probes"]):
+        yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
+
+
+def _digest_items(plan: Mapping[str, Any]) -> Iterator[Item]:
+    hashes, source = plan["hashes"], plan["source"]
+    parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
+    yield heading("DIGEST")
+    yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
+    yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])
+    yield fixed_row("source", [("  source  ", "dim"), (lines.sanitize(source["text"]), "")])

@@ -16,15 +16,15 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
-from rolloutd.control import event_text
+from rolloutd.control import event_text, wire
 from tui.formatting import formatting
-from tui.formatting.lines import Line, justify, line_text, line_width, wrap_text
+from tui.formatting.lines import Line, justify, line_text, line_width, sanitize, wrap_text
 from tui.operations import actions
 from tui.operations.actions import Action
 from tui.operations.confirm import Selection
 from tui.screens.console_context import ConsoleContext
 from tui.state import permissions
-from tui.state.values import NodeState, RolloutState
+from tui.state.values import NodeState, RolloutState, parse_timestamp
 from tui.widgets import summaries
 from tui.widgets.summaries import PendingGate
 from tui.widgets.virtual_list import Banner, LineWidget, VirtualList
@@ -35,8 +35,13 @@ NARROW_WIDTH = 110
 WIDE_LAYOUT_WIDTH = 132
 """Cells from which the two panes of a page stand side by side."""
 
+MAX_VOTES_SHOWN = 3
+"""Votes shown with their gate; the gate's own page lists all."""
+
 UNCUT_WIDTH = 4_000
 """Cells that no line exceeds."""
+
+GATE_GLYPHS = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}
 
 _COLUMN_GAP = re.compile(r" {8,}")
 
@@ -233,6 +238,25 @@ def _key_rank(action: Action) -> int:
     return 1 if action.operation is not None else 2
 
 
+def vote_lines(gate: wire.Gate, limit: int) -> list[Line]:
+    """Return the latest votes of a gate, one per line: who, for which team, when, why."""
+    shown = gate["votes"][-limit:]
+    rest = len(gate["votes"]) - len(shown)
+    lines: list[Line] = [[(f"  and {rest} earlier votes", "dim")]] if rest else []
+    for vote in shown:
+        glyph, role = ("✓", "ok") if vote["yes"] else ("✗", "bad")
+        note = " (withdrawn)" if vote["withdrawn"] else "" if vote["counts"] else " (does not count)"
+        at = formatting.format_time(parse_timestamp(vote["at"]) or 0.0)
+        lines.append(
+            [
+                (f"  {glyph} ", role if vote["counts"] else "dim"),
+                (f"{vote['by']} for {', '.join(vote['teams'])}{note} at {at}: ", ""),
+                (sanitize(vote["reason"]), "dim"),
+            ]
+        )
+    return lines
+
+
 class RolloutScreen(Page):
     """A page about one rollout; it keeps the rollout's nodes in the model."""
 
@@ -282,19 +306,23 @@ def find_pending_gate(page: Page, rollout: RolloutState | None) -> PendingGate |
 
 
 def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
-    """Return a pending gate: its name, its missing votes, and who may vote."""
+    """Return a gate: its name, its missing votes, those it has, and who may vote."""
     gate = pending.gate
-    glyph: Line = [("◆ ", "accent")] if gate["state"] == "waiting" else [("✗ ", "bad")]
+    mark, role = GATE_GLYPHS[gate["state"]]
+    glyph: Line = [(f"{mark} ", role)]
     badge: Line = [(" yours ", "mine")] if pending.needs_my_vote else []
     title: Line = [(event_text.gate_label(gate), "bold"), (f" of {pending.rollout.id} ", "")]
     digest = formatting.short_digest(pending.rollout.status["digest"])
-    if gate["state"] == "rejected":
+    if gate["state"] == "open":
+        missing = "open"
+    elif gate["state"] == "rejected":
         missing = gate["missing"] or "rejected"
     else:
         missing = f"votes missing: {summaries.missing_votes(pending)}"
     lines = [justify([*glyph, *title, *badge], [(f" {digest} ", "digest")], width)]
     lines += [[("  ", ""), (text, "dim")] for text in wrap_text(missing, width - 4, 2)]
-    if not pending.needs_my_vote:
+    lines += vote_lines(gate, MAX_VOTES_SHOWN)
+    if not pending.needs_my_vote and gate["state"] != "open":
         permission = permissions.vote_permission(page.console.model, pending.rollout, gate)
         if not permission.is_allowed:
             lines.append([("  ", ""), (permission.reason, "faint")])

@@ -17,6 +17,8 @@ from tui.operations.confirm import Selection
 from tui.screens.fleet import rollout_progress_bar
 from tui.screens.moment import moment_items, parse_moment
 from tui.screens.page import (
+    GATE_GLYPHS,
+    MAX_VOTES_SHOWN,
     Item,
     ItemRows,
     RolloutScreen,
@@ -26,6 +28,7 @@ from tui.screens.page import (
     heading,
     note_row,
     static_line,
+    vote_lines,
 )
 from tui.screens.pools import PoolRows, TimelineRows, strip_rows, timeline_columns
 from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
@@ -69,8 +72,6 @@ MAX_URGENT_RANK = 1
 
 LATE_FACTOR = 1.5
 """A node in flight is late after so many times the usual duration."""
-
-GATE_GLYPHS = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}
 
 
 class RolloutPage(TwoPanes, RolloutScreen):
@@ -320,6 +321,11 @@ class RolloutPage(TwoPanes, RolloutScreen):
             yield note_row("nothing")
         if not rollout.is_closed:
             yield from self._waiting_items(rollout)
+        for gate in rollout.status["gates"]:
+            if gate["state"] == "open" and gate["votes"]:
+                yield heading("APPROVED", event_text.gate_label(gate))
+                for number, line in enumerate(vote_lines(gate, MAX_VOTES_SHOWN)):
+                    yield f"vote:{gate['gate']}:{gate['wave']}:{number}", static_line(line)
 
     def _failed_items(self, rollout: RolloutState, height: int) -> Iterator[Item]:
         failed = self.console.node_summary(rollout).failed

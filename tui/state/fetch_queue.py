@@ -25,6 +25,7 @@ MIN_INTERVAL_S: Mapping[str, float] = {
     "closed": 2.0,
     "rollout": 1.0,
     "plan": 1.0,
+    "review": 1.0,
 }
 """Between a response and the next request of the same kind."""
 
@@ -96,6 +97,8 @@ class FetchQueue:
                 return api_path("rollouts", rollout, "nodes"), partial(model.apply_nodes, rollout)
             case "plan":
                 return api_path("rollouts", rollout, "plan"), partial(model.apply_plan, rollout)
+            case "review":
+                return api_path("rollouts", rollout, "review"), partial(model.apply_review, rollout)
             case _:
                 # The response has no sequence number; it is at least as new as what the model knows now.
                 return api_path("rollouts", rollout), partial(model.apply_rollout, seq=model.seq)

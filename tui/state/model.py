@@ -42,6 +42,9 @@ MAX_TRACKED_ROLLOUTS = 3
 
 MAX_PLANS = 64
 
+MAX_REVIEWS = 8
+"""Reviews kept: each has the text of playbooks."""
+
 REFRESH_INTERVAL_S = 10.0
 """Between two requests for what time alone changes: no event announces an observation that grows old."""
 
@@ -91,6 +94,7 @@ class Model:
         self.locks: wire_fleet.Locks | None = None
         self.plans: dict[str, wire_plans.PlanContent] = {}
         self.histories: dict[str, History] = {}
+        self.reviews: dict[str, wire_plans.Review] = {}
         self.entries: deque[Mapping[str, Any]] = deque(maxlen=MAX_ENTRIES)
         self.version = 0
         self.fetch_requests: dict[tuple[str, str], FetchRequest] = {}
@@ -152,6 +156,12 @@ class Model:
         while len(self.plans) >= MAX_PLANS:
             del self.plans[next(iter(self.plans))]
         self.plans[rollout] = plan
+        self.version += 1
+
+    def apply_review(self, rollout: str, review: wire_plans.Review) -> None:
+        while len(self.reviews) >= MAX_REVIEWS:
+            del self.reviews[next(iter(self.reviews))]
+        self.reviews[rollout] = review
         self.version += 1
 
     def apply_closed_rollouts(self, rollouts: wire.Rollouts) -> None:
@@ -281,6 +291,9 @@ class Model:
             self._apply_to_node(known, entry)
         if entry["seq"] > known.seq:
             self._apply_to_counts(known, entry)
+        if entry["event"] in _GATE_EVENTS and known.id in self.reviews:
+            # A vote changes what the user's own approval still gives.
+            self._add_fetch_request("review", known.id, is_urgent=True)
         known.version += 1
 
     def _apply_to_node(self, known: RolloutState, entry: Mapping[str, Any]) -> None:

@@ -144,6 +144,16 @@ def pending_gates(model: Model) -> list[PendingGate]:
     return sorted(found, key=lambda each: not each.needs_my_vote)
 
 
+def decided_gates(model: Model) -> list[PendingGate]:
+    """Return the open gates with votes of live rollouts, whose approvals stay visible."""
+    return [
+        PendingGate(each, gate, needs_my_vote=False)
+        for each in sort_by_urgency(model)
+        for gate in each.status["gates"]
+        if gate["state"] == "open" and gate["votes"]
+    ]
+
+
 def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
     """Return a rollout's status as a sentence, and its missing votes, which must not be cut."""
     reason, moving = rollout.status["reason"], formatting.pluralize(len(rollout.in_flight), "node")
@@ -346,42 +356,3 @@ def soak_by_wave(plan: Mapping[str, Any] | None) -> dict[str, float]:
     spec = plan["content"]["spec"]
     named = {wave["name"]: float(wave["soak"] or 0) for wave in spec.get("waves") or ()}
     return named or {"canary": float(spec.get("soak") or 0)}
-
-
-def diff_plans(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the changed paths of a plan's content as (path, before, after), in plan order."""
-    before = dict(_flatten(old["content"])) if old is not None else {}
-    after = dict(_flatten(new["content"]))
-    if old is not None:
-        before["source.pin"], after["source.pin"] = old["source"].get("pin", ""), new["source"].get("pin", "")
-    paths = [*after, *(path for path in before if path not in after)]
-    return [
-        (
-            path,
-            formatting.format_plan_value(path, before.get(path, "")),
-            formatting.format_plan_value(path, after.get(path, "")),
-        )
-        for path in paths
-        if path not in before or path not in after or before[path] != after[path]
-    ]
-
-
-def _flatten(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and value:
-        for number, inner in enumerate(value):
-            yield from _flatten(inner, f"{path}[{number}]")
-    elif value not in (None, [], {}):
-        yield path, value
-
-
-def previous_rollout(rollouts: Sequence[wire.RolloutLine], current: wire.Rollout) -> wire.RolloutLine | None:
-    """Return the latest earlier rollout of the same plan that changed nodes."""
-    earlier = (
-        each
-        for each in rollouts
-        if each["plan"] == current["plan"] and each["submitted_at"] < current["submitted_at"]
-    )
-    return next((each for each in earlier if each["percent"] > 0), None)

@@ -9,8 +9,9 @@ from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.preview import preview
-from rolloutd.control.resolve import resolve_rollout
+from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
+from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
@@ -74,6 +75,13 @@ async def submit_plan(services: Services, request: Request) -> Created | wire_pl
         "existing": existing,
     }
     return submission if existing else Created(submission)
+
+
+@routes.add("GET", "/v1/rollouts/{r}/review")
+async def review_rollout(services: Services, request: Request) -> wire_plans.Review:
+    """Show what a voter reads: the change, its differences, the checks, and what an approval starts."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    return await review(services.state, services.sources, resolved, request.identity)
 
 
 @routes.add(

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rolloutd.cli.main import main
-from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
-    """A daemon that answers what it is told to."""
-    with serve_canned(tmp_path / "s") as daemon:
-        monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
-        yield daemon
+from tests.rolloutd.canned_daemon import CannedDaemon
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -4,109 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rolloutd.cli import reconnect
-from rolloutd.cli.main import main, parser
-from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
+from rolloutd.cli.main import parser
+from tests.rolloutd.canned_daemon import CannedDaemon
+from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 
 ROOT = Path(__file__).resolve().parents[3]
-
-REASON = {
-    "code": "node-failed",
-    "text": "n3 failed while maintaining",
-    "since": "2026-11-20T08:00:00Z",
-    "lifted_by": "a proceed vote",
-    "subject": "n3",
-    "params": {},
-    "remedy": None,
-}
-GATE = {
-    "gate": "proceed",
-    "wave": "fleet",
-    "team": None,
-    "state": "waiting",
-    "needs": {"owner": {"want": 1, "have": 0}, "teams": []},
-    "votes": [],
-    "missing": "1 vote of infra",
-    "digest": "f" * 64,
-    "evidence": None,
-    "waived": None,
-}
-ROLLOUT: dict[str, Any] = {
-    "rollout": "somaxconn-abcde",
-    "plan": "somaxconn",
-    "digest": "f" * 64,
-    "state": "paused",
-    "wave": "fleet",
-    "percent": 58.4,
-    "total": 12,
-    "done": 7,
-    "failed": 1,
-    "skipped": 0,
-    "pending": 3,
-    "in_flight": [
-        {
-            "node": "n9",
-            "pools": ["team/media"],
-            "phase": "verifying",
-            "step": "verify.1.ssh",
-            "percent": 40.0,
-            "task": None,
-            "since": "2026-11-20T08:00:00Z",
-        }
-    ],
-    "pools": [
-        {
-            "pool": "team/media",
-            "total": 3,
-            "done": 2,
-            "failed": 0,
-            "skipped": 0,
-            "in_flight": 1,
-            "down": 3,
-            "unobserved": 2,
-            "max_unavailable": 1,
-        }
-    ],
-    "gates": [GATE],
-    "reason": REASON,
-    "work": {"low_s": 240.0, "high_s": 380.0},
-    "votes_missing": 2,
-    "eta": None,
-    "submitted_by": "alice",
-    "submitted_at": "2026-11-20T07:00:00Z",
-    "source": {"text": "commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git"},
-    "traffic_probes": [],
-    "not_probed": ["client traffic"],
-    "not_isolated": [],
-}
-
-Run = tuple[int, str, str]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
-    with serve_canned(tmp_path / "s") as daemon:
-        monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
-        yield daemon
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> Run:
-    try:
-        code = main(words)
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    told = capsys.readouterr()
-    return code, told.out, told.err
-
 
 # -- exit codes
 
@@ -442,47 +352,6 @@ def test_output_has_the_chosen_format(
 
 def test_help_of_a_command_equals_its_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "help", "plan", "submit") == run(capsys, "plan", "submit", "--help")
-
-
-# -- gates, and why a rollout waits
-
-
-def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
-    code, out, _ = run(capsys, "gates")
-    assert (code, out.splitlines()[0]) == (0, "somaxconn-abcde")
-    assert out.splitlines()[1].strip() == "proceed after fleet is waiting: 1 vote of infra"
-    code, out, _ = run(capsys, "gates", "--json")
-    assert json.loads(out) == [{"rollout": "somaxconn-abcde", **GATE}]
-
-
-def test_why_of_a_rollout_groups_its_nodes(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    waiting = [{"node": f"n{number}", "phase": "pending", "reason": REASON} for number in range(7)]
-    daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
-    daemon.answer("GET", "rollouts/somaxconn-abcde/nodes", {"nodes": waiting})
-    code, out, _ = run(capsys, "why", "somaxconn")
-    first, second = out.splitlines()
-    assert (code, first.startswith("somaxconn-abcde is paused: ")) == (0, True)
-    assert second.startswith("  7 nodes (n0, n1, n2, n3, n4 and 2 more): ")
-
-
-# -- questions on a terminal
-
-
-@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
-def test_cancel_on_a_terminal_asks_first(daemon: CannedDaemon, answer: str, sent: bool) -> None:
-    daemon.answer("GET", "rollouts/r", ROLLOUT)
-    daemon.answer("POST", "rollouts/r/cancel", ROLLOUT)
-    terminal, inside = pty.openpty()
-    command = [sys.executable, "-m", "rolloutd.cli", "cancel", "r", "--reason", "wrong plan"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=inside, stdout=inside, stderr=inside) as asked:
-        os.write(terminal, f"{answer}\n".encode())
-        code = asked.wait(timeout=30)
-    os.close(inside)
-    shown = os.read(terminal, 65536).decode()
-    os.close(terminal)
-    assert "finish 1 node in flight, never start 3 pending nodes; this cannot be undone" in shown
-    assert (code, [each[0] for each in daemon.requests][-1]) == ((0, "POST") if sent else (1, "GET"))
 
 
 def commands() -> list[list[str]]:

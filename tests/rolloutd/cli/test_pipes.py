@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
+from tests.rolloutd.canned_daemon import CannedDaemon
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
-    """A daemon that answers what it is told to."""
-    with serve_canned(tmp_path / "s") as daemon:
-        monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
-        yield daemon
 
 
 def test_a_reader_that_goes_away_is_no_mistake_of_ours(daemon: CannedDaemon) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rolloutd.cli.report import CHART_WIDTH, MAX_BARS, Timeline, render_rollout
 from rolloutd.control.client import Client
 from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
-from tests.rolloutd.cli.test_cli import ROLLOUT
+from tests.rolloutd.cli.samples import ROLLOUT
 
 ROLLOUT_ID = ROLLOUT["rollout"]
 

@@ -1,0 +1,95 @@
+"""The blast radius of a gate: what may start once it opens, until the next gate."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from machines.facts.counters import TYPICAL_PERCENTILE
+from machines.facts.index import Index
+from machines.facts.votes import was_opened
+from machines.model.plan import GateName, WaveDef
+from machines.model.rollout import Rollout, Target
+from machines.states import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class BlastRadius:
+    """What starts after a gate: so many nodes of these teams, at most `at_once` of them in flight together.
+
+    `work_s` is the least and the most seconds that they take, None if a closed pool keeps some from starting.
+    """
+
+    nodes: int
+    teams: tuple[str, ...]
+    at_once: int
+    work_s: tuple[float, float] | None
+
+
+def blast_radius(index: Index, rollout: Rollout, gate: GateName, wave: str) -> BlastRadius:
+    """Return the blast radius of a gate of a live rollout; `proceed` resumes the waves behind open gates."""
+    waves = _waves_behind(rollout, gate, wave)
+    targets: dict[str, list[Target]] = {spec.name: [] for spec in waves}
+    for target in index.targets(rollout.id):
+        if target.phase is Phase.PENDING and target.wave in targets:
+            targets[target.wave].append(target)
+    limits = [_at_once(index, rollout, spec, targets[spec.name]) for spec in waves]
+    pending = [target for spec in waves for target in targets[spec.name]]
+    rounds = sum(_rounds(index, targets[spec.name], limit) for spec, limit in zip(waves, limits, strict=True))
+    soak_s = sum(spec.soak_s for spec in waves[:-1] if targets[spec.name])
+    counters, expected_s = index.counters(rollout.id), rollout.plan.expected_s
+    typical_s = counters.expected_s(expected_s, TYPICAL_PERCENTILE)
+    work_s = (rounds * typical_s + soak_s, rounds * counters.expected_s(expected_s) + soak_s)
+    return BlastRadius(
+        nodes=len(pending),
+        teams=tuple(sorted({target.team for target in pending if target.team is not None})),
+        at_once=max(limits, default=0),
+        work_s=None if math.isinf(rounds) else work_s,
+    )
+
+
+def _waves_behind(rollout: Rollout, gate: GateName, wave: str) -> Sequence[WaveDef]:
+    """Return the waves between a gate and the next one."""
+    behind: list[list[WaveDef]] = [[]]
+    for spec in rollout.plan.waves:
+        behind[-1].append(spec)
+        if spec.gate is not None:
+            behind.append([])
+    by_gate = dict(zip(rollout.plan.gates_in_order, behind, strict=True))
+    if gate is GateName.PROCEED:
+        return [spec for key, waves in by_gate.items() if was_opened(rollout, *key) for spec in waves]
+    return by_gate[gate, wave]
+
+
+def _at_once(index: Index, rollout: Rollout, spec: WaveDef, targets: Sequence[Target]) -> int:
+    """Return how many nodes of a wave can be in flight together: by limits, and by the pools of a key."""
+    bounds = [len(targets)]
+    bounds += [
+        limit
+        for limit in (index.limits.max_parallel, rollout.plan.max_parallel, spec.max_parallel)
+        if limit is not None
+    ]
+    slots: Counter[str] = Counter()
+    for pool, count in _pool_counts(targets).items():
+        found = index.pool(pool)
+        slots[found.key] += min(count, index.budget(found))
+    return min([*bounds, *slots.values()])
+
+
+def _rounds(index: Index, targets: Sequence[Target], at_once: int) -> float:
+    """Return how many rounds of nodes a wave needs: by its slowest pool or by its limits."""
+    if not targets:
+        return 0
+    if not at_once:
+        return math.inf
+    rounds: float = math.ceil(len(targets) / at_once)
+    for pool, count in _pool_counts(targets).items():
+        budget = index.budget(index.pool(pool))
+        rounds = max(rounds, math.ceil(count / budget) if budget else math.inf)
+    return rounds
+
+
+def _pool_counts(targets: Sequence[Target]) -> Counter[str]:
+    return Counter(pool for target in targets for pool in target.pools)

@@ -1,0 +1,65 @@
+"""Sentences of a review, in the same words for the command line and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from machines.model.timefmt import format_duration
+from rolloutd.text import pluralize
+
+if TYPE_CHECKING:  # the command line's start-up counts
+    from rolloutd.control.wire import Gate
+    from rolloutd.control.wire_plans import ApprovalEffect, BlastRadius, GateReview, Review
+
+TIME_UNITS = 2
+
+
+def find_gate(review: Review, gate: Gate) -> GateReview | None:
+    """Return the review of a gate; None if the gate is open."""
+    return next(
+        (each for each in review["gates"] if (each["gate"], each["wave"]) == (gate["gate"], gate["wave"])),
+        None,
+    )
+
+
+def describe_blast_radius(radius: BlastRadius) -> str:
+    """Return what starts: `8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed`."""
+    if not radius["nodes"]:
+        return "no node starts"
+    parts = [f"{pluralize(radius['nodes'], 'node')} of {pluralize(len(radius['teams']), 'team')}"]
+    parts.append(f"at most {radius['at_once']} at once")
+    work = radius["work"]
+    if work is None:
+        parts.append("no estimate, because a pool is closed")
+    else:
+        low, high = (format_duration(work[key], TIME_UNITS) for key in ("low_s", "high_s"))
+        parts.append(f"about {low}" if low == high else f"{low} to {high}")
+    parts.append("traffic probed" if radius["traffic_probed"] else "traffic not probed")
+    return ", ".join(parts)
+
+
+def describe_approval(effect: ApprovalEffect, owner: str) -> str:
+    """Return which missing votes an approval gives, and whether the gate opens then."""
+    if effect["refused"] is not None:
+        return f"your approval would be refused: {effect['refused']}"
+    given = [f"{owner} (owner)"] if effect["owner"] else []
+    given += effect["teams"]
+    votes = f"gives the missing vote of {_join(given)}" if given else "gives no vote that is missing"
+    return f"your approval {votes}; then {'the gate opens' if effect['opens'] else 'other votes are missing'}"
+
+
+def _join(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def difference_lines(review: Review) -> Iterator[str]:
+    """Yield the differences to the previous rollout as lines of a diff: of the plan, then of the source."""
+    for value in review["plan_differences"]:
+        if value["before"] is not None:
+            yield f"-{value['path']}: {value['before']}"
+        if value["after"] is not None:
+            yield f"+{value['path']}: {value['after']}"
+    for file in review["file_differences"]:
+        yield f"{file['path']} is {file['change']}{'' if file['diff'] is not None else ' (not shown)'}"
+        yield from (f"  {line}" for line in (file["diff"] or "").splitlines())

@@ -1,0 +1,90 @@
+"""Answers of a daemon to the command line, and a way to run a command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rolloutd.cli.main import main
+
+REASON = {
+    "code": "node-failed",
+    "text": "n3 failed while maintaining",
+    "since": "2026-11-20T08:00:00Z",
+    "lifted_by": "a proceed vote",
+    "subject": "n3",
+    "params": {},
+    "remedy": None,
+}
+GATE = {
+    "gate": "proceed",
+    "wave": "fleet",
+    "team": None,
+    "state": "waiting",
+    "needs": {"owner": {"want": 1, "have": 0}, "teams": []},
+    "votes": [],
+    "missing": "1 vote of infra",
+    "digest": "f" * 64,
+    "evidence": None,
+    "waived": None,
+}
+ROLLOUT: dict[str, Any] = {
+    "rollout": "somaxconn-abcde",
+    "plan": "somaxconn",
+    "digest": "f" * 64,
+    "state": "paused",
+    "wave": "fleet",
+    "percent": 58.4,
+    "total": 12,
+    "done": 7,
+    "failed": 1,
+    "skipped": 0,
+    "pending": 3,
+    "in_flight": [
+        {
+            "node": "n9",
+            "pools": ["team/media"],
+            "phase": "verifying",
+            "step": "verify.1.ssh",
+            "percent": 40.0,
+            "task": None,
+            "since": "2026-11-20T08:00:00Z",
+        }
+    ],
+    "pools": [
+        {
+            "pool": "team/media",
+            "total": 3,
+            "done": 2,
+            "failed": 0,
+            "skipped": 0,
+            "in_flight": 1,
+            "down": 3,
+            "unobserved": 2,
+            "max_unavailable": 1,
+        }
+    ],
+    "gates": [GATE],
+    "reason": REASON,
+    "work": {"low_s": 240.0, "high_s": 380.0},
+    "votes_missing": 2,
+    "eta": None,
+    "submitted_by": "alice",
+    "submitted_at": "2026-11-20T07:00:00Z",
+    "source": {"text": "commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git"},
+    "traffic_probes": [],
+    "not_probed": ["client traffic"],
+    "not_isolated": [],
+}
+
+Run = tuple[int, str, str]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> Run:
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err

@@ -1,0 +1,100 @@
+"""Commands for people who vote: gates, review, reasons, and the questions on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.rolloutd.canned_daemon import CannedDaemon
+from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
+from tests.support.replayed_fleet import review_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# -- gates, and why a rollout waits
+
+
+def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    code, out, _ = run(capsys, "gates")
+    assert (code, out.splitlines()[0]) == (0, "somaxconn-abcde")
+    assert out.splitlines()[1].strip() == "proceed after fleet is waiting: 1 vote of infra"
+    code, out, _ = run(capsys, "gates", "--json")
+    assert json.loads(out) == [{"rollout": "somaxconn-abcde", **GATE}]
+
+
+def test_why_of_a_rollout_groups_its_nodes(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = [{"node": f"n{number}", "phase": "pending", "reason": REASON} for number in range(7)]
+    daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
+    daemon.answer("GET", "rollouts/somaxconn-abcde/nodes", {"nodes": waiting})
+    code, out, _ = run(capsys, "why", "somaxconn")
+    first, second = out.splitlines()
+    assert (code, first.startswith("somaxconn-abcde is paused: ")) == (0, True)
+    assert second.startswith("  7 nodes (n0, n1, n2, n3, n4 and 2 more): ")
+
+
+# -- questions on a terminal
+
+
+def ask_on_terminal(answer: str, *words: str) -> tuple[int, str]:
+    """Run a command at a terminal, answer its question, and return its exit code and what it showed."""
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "rolloutd.cli", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdin=inside, stdout=inside, stderr=inside) as asked:
+        os.write(terminal, f"{answer}\n".encode())
+        code = asked.wait(timeout=30)
+    os.close(inside)
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    return code, " ".join(shown.split())
+
+
+@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
+def test_cancel_on_a_terminal_asks_first(daemon: CannedDaemon, answer: str, sent: bool) -> None:
+    daemon.answer("GET", "rollouts/r", ROLLOUT)
+    daemon.answer("POST", "rollouts/r/cancel", ROLLOUT)
+    code, shown = ask_on_terminal(answer, "cancel", "r", "--reason", "wrong plan")
+    assert "finish 1 node in flight, never start 3 pending nodes; this cannot be undone" in shown
+    assert (code, [each[0] for each in daemon.requests][-1]) == ((0, "POST") if sent else (1, "GET"))
+
+
+@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
+def test_approve_on_a_terminal_shows_what_it_starts(daemon: CannedDaemon, answer: str, sent: bool) -> None:
+    gate = {**GATE, "gate": "start", "wave": None}
+    review = {**review_of("somaxconn-abcde"), "gates": [review_of("r")["gates"][0]]}
+    daemon.answer("GET", "rollouts/r", {**ROLLOUT, "owner": "infra", "gates": [gate]})
+    daemon.answer("GET", "rollouts/somaxconn-abcde/review", review)
+    daemon.answer("POST", "rollouts/r/votes", gate)
+    code, shown = ask_on_terminal(answer, "approve", "r", "start", "--reason", "read")
+    assert "start starts 8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed" in shown
+    assert "your approval gives the missing vote of infra (owner); then the gate opens" in shown
+    method, _, _, body = daemon.requests[-1]
+    assert (code, method) == ((0, "POST") if sent else (1, "GET"))
+    # The vote is for what was shown.
+    assert not sent or body["digest"] == gate["digest"]
+
+
+def test_review_shows_change_first_and_plan_last(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    review = review_of("somaxconn-abcde") | {
+        "previous": "somaxconn-before",
+        "plan_differences": [{"path": "soak", "before": "10m", "after": "20m"}],
+    }
+    daemon.answer("GET", "rollouts/r", {**ROLLOUT, "owner": "infra", "gates": [{**GATE, "wave": None}]})
+    daemon.answer("GET", "rollouts/somaxconn-abcde/review", review)
+    code, out, _ = run(capsys, "review", "r")
+    order = ("CHANGE since somaxconn-before", "-soak: 10m", "PLAYBOOK sysctl.yml", "- hosts: all", "TARGETS")
+    places = [
+        out.index(each) for each in (*order, "at most 4 at once", "CHECKS", "NOT PROBED", "DIGEST", "PLAN")
+    ]
+    assert (code, places) == (0, sorted(places))
+    assert json.loads(run(capsys, "review", "r", "--json")[1]) == review
+    assert out in run(capsys, "gates", "r")[1]

@@ -1,0 +1,143 @@
+"""What a voter reads: the change and its differences, the checks, and what an approval starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.events import GateOpened
+from machines.model.plan import GateName
+from rolloutd.control.plan_text import format_value
+from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
+
+SITE = "- hosts: all\n  tasks: []\n"
+
+
+async def read_review(inside: ControlEnvironment, rollout: str, who: str = "olga") -> Any:
+    return await inside.request(who, "get", f"/v1/rollouts/{rollout}/review")
+
+
+def approvals(review: Any, who: str = "your_approval") -> dict[str, Any]:
+    return {each["gate"]: each[who] for each in review["gates"]}
+
+
+async def test_start_gate_reports_blast_radius_up_to_next_gate(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        radii = approvals(await read_review(inside, rollout), "blast_radius")
+        teams = ["payments", "search"]
+        # The canaries, one of each team, one after the other: then the gate `continue` waits.
+        assert (radii["start"]["nodes"], radii["start"]["at_once"]) == (2, 1)
+        assert radii["start"]["teams"] == radii["continue"]["teams"] == teams
+        assert radii["start"]["work"] == {"low_s": 1800.0, "high_s": 1800.0}
+        assert not radii["start"]["traffic_probed"]
+        assert (radii["continue"]["nodes"], radii["proceed"]["nodes"]) == (2, 0)
+
+
+async def test_pools_limit_nodes_at_once(tmp_path: Path) -> None:
+    pools = {"team": {"max_unavailable": 2}, "zone": {"max_unavailable": 1}}
+    async with control_environment(tmp_path, pools={"team": {"max_unavailable": 1}}) as inside:
+        radius = approvals(await read_review(inside, await inside.submit()), "blast_radius")["continue"]
+        assert (radius["nodes"], radius["at_once"]) == (2, 2)
+        assert radius["work"]["low_s"] == 900.0
+    # No node has a zone, so all are in one pool of that key.
+    async with control_environment(tmp_path / "second", pools=pools) as inside:
+        radius = approvals(await read_review(inside, await inside.submit()), "blast_radius")["continue"]
+        assert (radius["at_once"], radius["work"]["low_s"]) == (1, 1800.0)
+
+
+async def test_approval_names_the_missing_votes_it_gives(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        start = approvals(await read_review(inside, rollout))["start"]
+        assert start == {"owner": True, "teams": [], "opens": True, "refused": None}
+        refused = approvals(await read_review(inside, rollout, "paul"))["start"]["refused"]
+        assert refused == f"paul may not vote at start of {rollout}; ask a member of infra"
+        await inside.vote("olga", rollout, "start")
+        await inside.commit(GateOpened(rollout, GateName.START, "", inside.clock.now()))
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        inside.clock.advance(601)
+        inside.observe_all_up()
+        paul = approvals(await read_review(inside, rollout, "paul"))
+        assert paul["continue"] == {"owner": False, "teams": ["payments"], "opens": False, "refused": None}
+        assert "start" not in paul
+        await inside.vote("paul", rollout, "continue")
+        again = approvals(await read_review(inside, rollout, "paul"))["continue"]
+        assert again["refused"] == f"you voted at continue of {rollout} already, for payments"
+
+
+async def test_plan_is_shown_without_defaults(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        review = await read_review(inside, await inside.submit())
+        values = {each["path"]: each["value"] for each in review["plan"]}
+        assert values["soak"] == "10m"
+        assert values["maintain[0].playbook"] == "site.yml"
+        assert not {path for path in values if "timeout" in path or "windows" in path or "name" in path} - {
+            "metadata.name"
+        }
+        assert review["checks"] == ["reachable"]
+        assert (review["previous"], review["plan_differences"]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        ("soak", 3_600.0, "1h"),
+        ("maintain[0].timeout", 5_405, "1h30m5s"),
+        ("limits.isolate", 900, "15m"),
+        ("maintain[0].vars.somaxconn", 65_535, "65535"),
+        ("verify[0].reachable.within", 0, "0s"),
+        ("gates.start.four_eyes", False, "false"),
+    ],
+)
+def test_plan_value_reads_as_in_its_file(path: str, value: object, text: str) -> None:
+    assert format_value(path, value) == text
+
+
+async def test_second_submit_shows_differences_to_the_rollout_before(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        first = await inside.start()
+        await inside.finish(first, "p1")
+        await inside.request("olga", "post", f"/v1/rollouts/{first}/cancel", {"reason": "again"})
+        files = {"site.yml": SITE, "undo.yml": "- hosts: all\n", "roles/new.yml": "x: 1\n"}
+        inside.sources.commit(URL, files, ["main"])
+        inside.clock.advance(5)
+        second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"))
+        review = await read_review(inside, second)
+        assert review["previous"] == first
+        source, soak = review["plan_differences"]
+        assert source["path"] == "source"
+        assert source["before"] != source["after"]
+        assert soak == {"path": "soak", "before": "10m", "after": "20m"}
+        assert {each["path"]: each["text"] for each in review["playbooks"]} == {
+            "site.yml": SITE,
+            "undo.yml": "- hosts: all\n",
+        }
+        changed = {each["path"]: (each["change"], each["diff"]) for each in review["file_differences"]}
+        assert changed["site.yml"] == ("changed", "@@ -1 +1,2 @@\n - hosts: all\n+  tasks: []")
+        assert changed["roles/new.yml"] == ("added", "@@ -0,0 +1 @@\n+x: 1")
+        assert "undo.yml" not in changed
+
+
+async def test_playbook_is_withheld_from_users_in_no_team(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        review = await read_review(inside, await inside.submit(), "nora")
+        assert [each["text"] for each in review["playbooks"]] == [None, None]
+        assert "only members of a team" in review["playbooks"][0]["note"]
+        assert review["file_differences"] == []
+
+
+async def test_link_out_of_the_source_is_not_read(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        secret = tmp_path / "secret"
+        secret.write_text("hidden")
+        rollout = await inside.submit()
+        tree = next((tmp_path / "trees").iterdir())
+        (tree / "site.yml").unlink()
+        (tree / "site.yml").symlink_to(secret)
+        texts = (await read_review(inside, rollout))["playbooks"]
+        assert texts[0]["text"] is None
+        assert "hidden" not in str(texts)

@@ -1,0 +1,110 @@
+"""The gate page and the approval dialog: what a user reads before a vote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.replayed_fleet import DIGEST
+from tests.tui.harness import (
+    list_text,
+    run_console,
+    running_fleet,
+    start_gate_fleet,
+    wait_for_text,
+    wait_until,
+)
+
+
+async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
+    async with run_console(start_gate_fleet(), socket_dir) as (app, pilot, _):
+        await pilot.press("2")
+        # The plan and the review are requests of their own, so they arrive after the votes.
+        await wait_until(pilot, lambda: DIGEST in list_text(app, "#content"))
+        await wait_until(pilot, lambda: "THE PLAN" in list_text(app, "#content"))
+        text = list_text(app, "#content")
+        order = ("CHANGE", "sysctl.yml, 2 lines", "- hosts: all", "TARGETS", "CHECKS", "NOT PROBED", "DIGEST")
+        places = [text.index(each) for each in (*order, "THE PLAN", "VOTES")]
+        assert places == sorted(places)
+        assert (
+            "this gate starts: 8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed" in text
+        )
+        assert "sysctl -n net.core.somaxconn" in text
+        assert "not probed: client traffic" in text
+        assert "maintain[0].vars.somaxconn: 65535" in text
+
+
+async def test_gate_page_shows_differences_to_previous_rollout(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    fleet.review |= {
+        "previous": "kernel-before",
+        "plan_differences": [{"path": "soak", "before": "10m", "after": "20m"}],
+        "file_differences": [
+            {"path": "sysctl.yml", "change": "changed", "diff": "@@ -1 +1 @@\n-old\n+new"},
+            {"path": "blob.bin", "change": "added", "diff": None},
+        ],
+        "playbooks": [
+            {"path": "sysctl.yml", "text": "\n".join(f"line {n}" for n in range(99)), "note": None}
+        ],
+    }
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("2")
+        await wait_until(pilot, lambda: "kernel-before, the previous rollout" in list_text(app, "#content"))
+        text = list_text(app, "#content")
+        for line in (
+            "-soak: 10m",
+            "+soak: 20m",
+            "sysctl.yml is changed",
+            "+new",
+            "blob.bin is added (not shown)",
+        ):
+            assert line in text
+        assert "59 more lines: l shows all" in text
+        assert "line 98" not in text
+        await pilot.press("tab", *["down"] * 7, "l", *["space"] * 8)
+        await wait_for_text(pilot, "line 98")
+
+
+async def test_approvals_stay_visible_after_the_gate_has_opened(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir, size=(160, 50)) as (_, pilot, _server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "APPROVED start", "ana for infra at", "seen")
+        await pilot.press("2")
+        await wait_for_text(pilot, "no gate waits", "✓ start of kernel-x7k2p", "ana for infra at")
+        await pilot.press("a")
+        await wait_for_text(pilot, "no gate waits here")
+
+
+async def test_approval_names_blast_radius_and_votes_it_gives(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        await wait_for_text(pilot, "1 for you")
+        await pilot.press("a")
+        text = " ".join(
+            (await wait_for_text(pilot, "Approve start?", "Your approval")).replace("│", " ").split()
+        )
+        assert "Starts: 8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed." in text
+        assert "Your approval gives the missing vote of infra (owner); then the gate opens." in text
+        await pilot.press("escape")
+
+
+async def test_start_gate_shows_evidence_of_pilot(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    place = {"attempt": 1, "step": "run.configure"}
+    fleet.pilot_evidence = {
+        "node": "pay-01",
+        "team": "payments",
+        "outcome": "changed",
+        "reason": "",
+        "attempts": 1,
+        "steps": [{**place, "action": "run", "state": "ok", "seconds": 72.0, "text": "4 tasks, 1 changed"}],
+        "changes": [{**place, "task": "set somaxconn", "diff": "-somaxconn 4096\n+somaxconn 65535"}],
+        "logs": [{**place, "lines": 12, "sha256": "0" * 64}],
+    }
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("2")
+        await wait_until(pilot, lambda: "PILOT" in list_text(app, "#content"))
+        text = list_text(app, "#content")
+        assert "pay-01 of payments: changed, 1 attempt" in text
+        assert "4 tasks, 1 changed" in text
+        assert "changed: set somaxconn" in text
+        assert "+somaxconn 65535" in text
