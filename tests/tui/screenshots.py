@@ -63,6 +63,7 @@ async def _rollout(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> No
 async def _large(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
     await pilot.press("enter")
     await wait_for_text(pilot, "POOLS 500", "soak 1h", "WAITING")
+    await wait_until(pilot, lambda: app.model.history(fleet.id).loaded_from <= NOON)
 
 
 async def _timeline(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
