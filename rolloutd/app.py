@@ -142,6 +142,7 @@ async def _run_services(
     services = Services(
         state,
         runner,
+        daemon.check_mode,
         sources,
         state.now(),
         __version__,

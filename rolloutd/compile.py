@@ -87,6 +87,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         isolate_timeout_s=float(spec["limits"]["isolate"]),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         pilot=_compile_pilot(spec.get("pilot")),
+        skip_compliant=bool(spec.get("skip_compliant", False)),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
     )
 

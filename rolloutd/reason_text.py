@@ -333,6 +333,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
     ),
     ReasonCode.CANNOT_ISOLATE: lambda node, p: f"{node} cannot be isolated: {p['detail']}",
+    ReasonCode.CHECKING_COMPLIANCE: lambda node, _: f"{node} is checked for whether it needs the change",
     ReasonCode.STARTING: lambda node, _: f"{node} starts now",
     ReasonCode.QUEUED: lambda node, p: (
         f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
@@ -402,6 +403,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
         else f"its cause, or time: at {format_rfc3339(r.until)} the isolation is aborted and tried later"
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
+    RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",
     RemedyKind.WAIT_FOR_CHECK: lambda r: (
         "its last try" if r.until is None else f"time: it may take until {format_rfc3339(r.until)}"
     ),

@@ -153,6 +153,7 @@ class Plan:
 
     A node starts once its traffic probes, each `poll_s`, have said idle for `idle_for_s` in a row.
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
+    With `skip_compliant` check mode decides before a node's first start whether it needs the change.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Plan:
     expected_s: float = DEFAULT_EXPECTED_S
     vote_ttl_s: float | None = None
     pilot: Pilot | None = None
+    skip_compliant: bool = False
 
     @property
     def pilot_node(self) -> str | None:

@@ -59,6 +59,7 @@ class ReasonCode(StrEnum):
     TRAFFIC = "traffic"
     TRAFFIC_UNKNOWN = "traffic-unknown"
     CANNOT_ISOLATE = "cannot-isolate"
+    CHECKING_COMPLIANCE = "checking-compliance"
     STARTING = "starting"
     QUEUED = "queued"
     # A node that does not wait to start: its phase, or how it came to be done.
@@ -122,6 +123,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_BLOCKER = "wait-for-blocker"
     WAIT_FOR_ISOLATION = "wait-for-isolation"
     WAIT_FOR_CHECK = "wait-for-check"
+    WAIT_FOR_COMPLIANCE = "wait-for-compliance"
     WAIT_FOR_INVENTORY = "wait-for-inventory"
 
 

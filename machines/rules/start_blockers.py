@@ -232,9 +232,9 @@ def _availability_reason(code: ReasonCode, found: Unavailability | None) -> Reas
 
 
 def traffic_blocker(index: Index, target: Target) -> Reason | None:
-    """Return the traffic last seen on the node; a node that may be current is checked for that first."""
+    """Return the traffic last seen on the node."""
     result = index.traffic_of(target.rollout, target.node)
-    if result is None or target.maybe_current or not index.plan_for(target).traffic:
+    if result is None or not index.plan_for(target).traffic:
         return None
     idle_for_s = index.rollout(target.rollout).plan.idle_for_s
     return traffic.result_blocker(result, idle_for_s, reprobe_at(index, target, result))

@@ -37,6 +37,10 @@ MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
 
 
+MAX_CURRENT_CHECKS: Final = 16
+"""Nodes that one decision checks for compliance: each check is a login on the node."""
+
+
 @dataclass(slots=True)
 class DecisionBuilder:
     """A decision being made; `dry_reason` is why none of it may be carried out."""
@@ -136,6 +140,8 @@ class _WaveAdmission:
             # Another rollout starts this node in the same decision: it is free again later.
             cursor.stays_active = True
             return True
+        if target.maybe_current:
+            return self._request_current_check(target, cursor)
         blocked = pools.pool_without_slot(index, target, builder.capacity.reserved_slots)
         if blocked is not None and blocked[1] is not None:
             # A pool that only this decision's reservations fill may have a slot in the next one.
@@ -159,7 +165,7 @@ class _WaveAdmission:
             )
             cursor.stays_active |= stale or pools.pool_without_slot(index, target) != blocked
             return blocked is None or target.isolated
-        if not target.maybe_current and index.plan_for(target).traffic:
+        if index.plan_for(target).traffic:
             result = index.traffic_of(target.rollout, target.node)
             if result is None or not result.is_idle(self.now, self.rollout.plan.idle_for_s):
                 return self._request_probe(target, result, cursor)
@@ -180,19 +186,32 @@ class _WaveAdmission:
     def _admit(self, target: Target) -> bool:
         """Admit a node that no rule blocks, unless another node of its pools should go first."""
         builder = self.builder
-        if target.maybe_current:
-            builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
-        else:
-            # An earlier node of the pool awaits its probe and keeps its position until the answer.
-            plan = self.index.plan_for(target)
-            if plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
-                return False
-            if dry_runs.needs_dry_run(plan, target):
-                is_next_eligible = self._request_dry_run(target)
-                if is_next_eligible is not None:
-                    return is_next_eligible
-            builder.admissions.append(Admit(target.rollout, target.node))
+        # An earlier node of the pool awaits its probe and keeps its position until the answer.
+        plan = self.index.plan_for(target)
+        if plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
+            return False
+        if dry_runs.needs_dry_run(plan, target):
+            is_next_eligible = self._request_dry_run(target)
+            if is_next_eligible is not None:
+                return is_next_eligible
+        builder.admissions.append(Admit(target.rollout, target.node))
         builder.capacity.reserve(self.index, target)
+        return True
+
+    def _request_current_check(self, target: Target, cursor: _GroupCursor) -> bool:
+        """Check a node that may need nothing, which takes no slot; return whether to try the next one."""
+        index, builder = self.index, self.builder
+        blocker = start_blockers.node_blocker(index, self.rollout, target, self.now)
+        if blocker is None:
+            cursor.stays_active = True
+            if builder.dry_reason is not None or len(builder.current_checks) >= MAX_CURRENT_CHECKS:
+                return False
+            builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
+        elif blocker.code in start_blockers.NEEDS_OBSERVATION:
+            cursor.stays_active |= _request_observations(index, (target.node,), builder)
+        else:
+            expires_at = start_blockers.blocker_expires_at(index, self.rollout, target, blocker, self.now)
+            cursor.retry_at = min(cursor.retry_at, expires_at)
         return True
 
     def _request_dry_run(self, target: Target) -> bool | None:

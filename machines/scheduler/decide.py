@@ -16,7 +16,6 @@ from machines.model import traffic
 from machines.model.decision import (
     AbortIsolation,
     Admit,
-    CheckIfCurrent,
     Decision,
     DeferMaintenance,
     OpenGate,
@@ -108,8 +107,11 @@ def _pending_reason(
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
+    own_blocker = start_blockers.node_blocker(index, rollout, target, now)
+    if target.maybe_current:  # checked first, without a slot
+        return own_blocker or start_blockers.observe_only_blocker(index)
     reasons = (
-        start_blockers.node_blocker(index, rollout, target, now),
+        own_blocker,
         pools.slot_blocker(index, target, now),
         start_blockers.capacity_blocker(index, rollout, wave, start_blockers.Capacity()),
         start_blockers.traffic_blocker(index, target),
@@ -228,13 +230,15 @@ def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:
 
 def _queued_reason(index: Index, target: Target, decision: Decision) -> Reason:
     """Return the reason of a node that no rule blocks: it starts, is probed, or waits for another node."""
-    starts: tuple[Admit | CheckIfCurrent, ...] = (*decision.admissions, *decision.current_checks)
-    if any((start.rollout, start.node) == (target.rollout, target.node) for start in starts):
+    if target.maybe_current:
+        remedy = Remedy(RemedyKind.WAIT_FOR_COMPLIANCE)
+        return Reason(ReasonCode.CHECKING_COMPLIANCE, target.node, since=target.since, remedy=remedy)
+    if Admit(target.rollout, target.node) in decision.admissions:
         return Reason(ReasonCode.STARTING, target.node, since=index.now)
     if ProbeTraffic(target.rollout, target.node) in decision.traffic_probes:
         return traffic.probe_pending_reason(target)
     own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}
-    for start in starts:
+    for start in decision.admissions:
         shares_pool = any(pool.id in own_pools for pool in index.pools_for(start.rollout, start.node))
         if shares_pool or start.node == target.node:
             remedy = Remedy(RemedyKind.WAIT_FOR_NODE, {"node": start.node})

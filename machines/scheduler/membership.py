@@ -97,6 +97,7 @@ def _new_target(
         since=now,
         joined=True,
         needs_vote_of=needs_vote_of,
+        maybe_current=rollout.plan.skip_compliant,
     )
 
 

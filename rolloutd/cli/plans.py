@@ -6,6 +6,7 @@ the directory of `source.path`: the daemon opens no path that a client names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_plans import (
+        Impact,
         Preview,
         PreviewGate,
         PreviewRequirement,
@@ -49,6 +51,10 @@ def register(commands: CommandGroup) -> None:
     ):
         parser = group.add_command(name, handler, summary)
         parser.add_argument("file", metavar="FILE", help="the plan file; - is stdin")
+        if name == "preview":
+            parser.add_argument(
+                "--impact", action="store_true", help="list what check mode would change on each node"
+            )
     parser.add_argument("--again", action="store_true", help="open a new rollout even if this plan has one")
     parser.add_argument(
         "--supersede", action="store_true", help="cancel the live rollout of the same plan name"
@@ -94,8 +100,15 @@ def schema(call: Invocation) -> int:
 
 def preview(call: Invocation) -> int:
     """Show what a plan would do."""
-    answer = _post_plan(call, "preview", _request_body(call))
-    call.print_data(answer) if call.args.json else _print_preview(answer)
+    body = _request_body(call)
+    answer = _post_plan(call, "preview", body)
+    impact = _read_impact(call, body, answer["targets"]) if call.args.impact else None
+    if call.args.json:
+        call.print_data(answer if impact is None else {**answer, "impact": impact})
+        return exits.OK
+    _print_preview(answer)
+    if impact is not None:
+        _print_impact(impact)
     return exits.OK
 
 
@@ -164,6 +177,47 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
         if not diagnostics:
             raise
         raise _diagnostics_exit(call, body["file"], diagnostics) from answer
+
+
+def _read_impact(call: Invocation, body: Mapping[str, Any], targets: Sequence[PreviewTarget]) -> Impact:
+    """Return what check mode says of the targets, in their order."""
+    reports: dict[str, Any] = {}
+    path = api_path("plans", "impact")
+    with contextlib.closing(call.client.stream(path, method="POST", body=body)) as lines:
+        for line in lines:
+            reports[line["node"]] = line
+            print_message(f"{len(reports)} of {len(targets)}: {line['node']} {line['compliance']}")
+    in_order = [reports[target["node"]] for target in targets if target["node"] in reports]
+    return {
+        "would_change": [
+            {"node": each["node"], "changes": each["changes"], "problem": each["problem"]}
+            for each in in_order
+            if each["compliance"] == "would-change"
+        ],
+        "unknown": [
+            {"node": each["node"], "problem": each["problem"]}
+            for each in in_order
+            if each["compliance"] == "unknown"
+        ],
+        "compliant": [each["node"] for each in in_order if each["compliance"] == "compliant"],
+    }
+
+
+def _print_impact(impact: Impact) -> None:
+    print_line()
+    rows = [
+        (node["node"], "would change", change["task"])
+        for node in impact["would_change"]
+        for change in node["changes"]
+    ]
+    doubtful = [*impact["would_change"], *impact["unknown"]]
+    rows += [(node["node"], "unknown", node["problem"]) for node in doubtful if node["problem"] is not None]
+    print_table(("NODE", "IMPACT", "TASK"), rows)
+    print_line()
+    print_line(
+        f"{pluralize(len(impact['would_change']), 'node')} would change, "
+        f"{len(impact['unknown'])} unknown, {len(impact['compliant'])} compliant"
+    )
 
 
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:

@@ -289,7 +289,8 @@ def _rollout_opened(
             rollout=rollout,
             since=now,
             # A pilot shows this plan, so it is changed again.
-            maybe_current=target.node in changed_before and target.wave != PILOT_WAVE,
+            maybe_current=(resolved.plan.skip_compliant or target.node in changed_before)
+            and target.wave != PILOT_WAVE,
         )
         for target in resolved.targets
     )

@@ -106,15 +106,19 @@ class Client:
     def upload(self, path: str, content: bytes, content_type: str = "application/x-tar") -> Any:
         return _decode_json(self._send("POST", path, None, content, content_type))
 
-    def stream(self, path: str, query: Query | None = None) -> Generator[dict[str, Any], None, None]:
+    def stream(
+        self, path: str, query: Query | None = None, *, method: str = "GET", body: Any = None
+    ) -> Generator[dict[str, Any], None, None]:
         """Yield the lines of a stream until it ends, without a log's heartbeats.
 
         Raises StreamInterrupted if it breaks.  Closing the iterator closes the connection.
         """
-        connection = _UnixConnection(self.path, STREAM_TIMEOUT_S)
+        # What comes before the first line may take as long as any other answer.
+        connection = _UnixConnection(self.path, STREAM_TIMEOUT_S if body is None else self.timeout_s)
+        target, content = _path_with_query(path, query), _encode_json(body)
         try:
             # The response must be closed too: it keeps the socket open after its connection is closed.
-            with self._request(connection, "GET", _path_with_query(path, query), None, "") as response:
+            with self._request(connection, method, target, content, "application/json") as response:
                 _raise_for_status(response)
                 yield from _read_lines(response, self.path)
         finally:

@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams
+from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.ports import JSON, AuditReport, Runner, SourceStore
 
@@ -35,6 +36,7 @@ class Services:
 
     state: State
     runner: Runner
+    check_mode: CheckMode
     sources: SourceStore
     started_at: float
     version: str

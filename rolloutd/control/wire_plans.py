@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source, Work
 
@@ -192,3 +192,43 @@ class Review(TypedDict):
     checks: list[str]
     plan: list[PlanValue]
     plan_differences: list[PlanDifference]
+
+
+class TaskChange(TypedDict):
+    """A task that would change a node; `diff` is the changed lines, if the task reports them."""
+
+    task: str
+    diff: str | None
+
+
+class ImpactLine(TypedDict):
+    """What check mode says of one target, or a heartbeat; `problem` is what it cannot say, and why."""
+
+    kind: Literal["node", "heartbeat"]
+    node: NotRequired[str]
+    compliance: NotRequired[Literal["compliant", "would-change", "unknown"]]
+    changes: NotRequired[list[TaskChange]]
+    problem: NotRequired[str | None]
+
+
+class NodeImpact(TypedDict):
+    """A node that would change; `problem` is why there may be more."""
+
+    node: str
+    changes: list[TaskChange]
+    problem: str | None
+
+
+class UnknownImpact(TypedDict):
+    """A node of which check mode cannot say whether it would change."""
+
+    node: str
+    problem: str
+
+
+class Impact(TypedDict):
+    """What check mode says of a plan's targets, as `plan preview --impact --json` shows it."""
+
+    would_change: list[NodeImpact]
+    unknown: list[UnknownImpact]
+    compliant: list[str]

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
-from machines.model.events import ChangeNeeded, Event, GateOpened, RolloutEnded
+from machines.model.events import Event, GateOpened, RolloutEnded
 from machines.model.reasons import Reason, ReasonCode
-from machines.model.rollout import NodeOrder, Target
+from machines.model.rollout import NodeOrder
 from machines.scheduler.decide import decide
-from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.states import IN_FLIGHT_PHASES, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
+from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.background.dry_runner import DryRunner
-from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import OnDemandObserver
@@ -29,14 +29,13 @@ from rolloutd.engine.background.pilot_evidence import PilotDocumenter
 from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.background.traffic_prober import TrafficProber
+from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
-from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import LeadershipLost, StoreFailed
-from rolloutd.ports import AuditReport, Inventory, Observer, Ok, Scheduler
+from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler
 from rolloutd.reason_text import describe
-from rolloutd.redaction import redact_for_team
 
 log = logging.getLogger("rolloutd.engine.daemon")
 
@@ -65,7 +64,8 @@ class Daemon:
         self._wakeup = asyncio.Event()
         self._started_at = state.now()
         self._drivers: dict[tuple[str, str], Driver] = {}
-        self._current_checks: BackgroundJobs[tuple[str, str]] = BackgroundJobs()
+        self.check_mode = CheckMode(state, adapters.runner)
+        self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories)
         self._soak_monitor = SoakMonitor(state, adapters)
@@ -156,11 +156,7 @@ class Daemon:
         self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
         self._dry_runner.watch_blockers(self._tasks)
         self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
-        for check in decision.current_checks:
-            key = (check.rollout, check.node)
-            self._current_checks.start(
-                self._tasks, self._check_if_current, key, name=f"check {key[0]}/{key[1]}"
-            )
+        self._current_checker.request_checks(self._tasks, decision.current_checks)
         self._hold_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)
         self._pilot_documenter.request_evidence(self._tasks, decision.pilots_to_document)
@@ -229,38 +225,3 @@ class Daemon:
         finally:
             del self._drivers[key]
             self._wakeup.set()
-
-    # -- checks of pending nodes
-
-    async def _check_if_current(self, key: tuple[str, str]) -> None:
-        """Run the plan's checks on a pending node: if all pass, it does not need the change."""
-        if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
-            return  # the rollout was deleted, or the node left, before the task began
-        target, problem = self._state.index.target(*key), ""
-        try:
-            for spec in self._state.index.plan_for(target).verify:
-                result = await run_check(NodeSession(self._state, self._adapters, *key), spec)
-                if not isinstance(result, Ok):
-                    problem = f"{spec.name}: {redact_for_team(result, spec.team).text}"
-                    break
-            await self._record_current_check(target, problem)
-        except StoreFailed as failure:
-            self._state.last_write_error = str(failure)
-
-    async def _record_current_check(self, checked: Target, problem: str) -> None:
-        async with self._state.exclusive_commit() as commit:
-            rollout = self._state.index.rollouts.get(checked.rollout)
-            if rollout is None or rollout.closed:
-                return  # the rollout was cancelled or deleted during the check
-            target, now = self._state.index.target(checked.rollout, checked.node), self._state.now()
-            if target.phase is not Phase.PENDING:
-                return
-            if problem:
-                needed = ChangeNeeded(target.rollout, target.node, now, problem)
-                await commit([needed], f"needs the change: {problem}")
-                return
-            why = "all checks pass without the change"
-            current = transition(
-                target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why
-            )
-            await commit([current], "already current")

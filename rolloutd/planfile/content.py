@@ -24,8 +24,8 @@ CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 
-OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot")
-"""Keys that a plan has only when they are given, so that other plans keep their digest."""
+OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant")
+"""Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
 
 def plan_content(document: PlanDocument) -> dict[str, JSON]:
@@ -37,7 +37,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
     for key in OPTIONAL_POLICY_KEYS:
-        if content["spec"][key] is None:
+        if content["spec"][key] is None or content["spec"][key] is False:
             del content["spec"][key]
     if "pilot" not in content["spec"]:
         del content["spec"]["gates"]["pilot"]

@@ -269,6 +269,11 @@ class Spec(Params):
     poll: PositiveDuration = Field(
         default=ABSENT, description="Interval between the traffic probes of a candidate; 15s if not given."
     )
+    skip_compliant: bool = Field(
+        default=False,
+        description="Run `maintain` in check mode on a node before it starts, and record a node that needs "
+        "nothing as done, without an isolation.",
+    )
     isolate: list[IsolateStep] = Field(
         default=[],
         max_length=MAX_STEPS,

@@ -20,7 +20,8 @@ class RunRequest:
     variables; all requests of a `generation` have the same `inventory` and `groups`.  `playbook` is relative
     to `tree`, the working directory.  The run enforces `timeout_s` itself, from its own start.
     `fencing_token` is `epoch.number OWNER SECOND` and grows with every run: a node that has seen a greater
-    one refuses the run.  The node keeps it in `fence_dir` or in the user's home.
+    one refuses the run.  The node keeps it in `fence_dir` or in the user's home.  With `check_only` the run
+    changes nothing: its `changed` events are what it would change, `unchecked` ones what it cannot say.
     """
 
     run_id: str
@@ -34,6 +35,7 @@ class RunRequest:
     timeout_s: float = 1800.0
     fencing_token: str = ""
     fence_dir: str = ""
+    check_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,9 @@ class Runner(Protocol):
 
         Raises AdapterFailed if processes are or may be left on the node.
         """
+
+    async def discard(self, handle: str) -> None:
+        """Remove a run that is over, with its events; idempotent."""
 
     async def clean_up_stale_runs(
         self, host: Host, *, keep: str | None, timeout_s: float

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,10 @@ async def submitting(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall("/v1/plans/submit", {"file": "p", "text": text})
 
 
+async def impact(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    return replace(await submitting(scene, role, own), path="/v1/plans/impact")
+
+
 async def voting(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     if role != "team" or not own:
         return ApiCall(f"{scene.at}/votes", {"gate": "start", "yes": True, **REASON})
@@ -249,6 +253,7 @@ ASKS: dict[Key, Arrange] = {
     **{("GET", path): plain(path) for path in READING},
     ("POST", "/v1/plans/validate"): plain("/v1/plans/validate", FILE),
     ("POST", "/v1/plans/preview"): plain("/v1/plans/preview", FILE),
+    ("POST", "/v1/plans/impact"): impact,
     ("POST", "/v1/plans/submit"): submitting,
     ("POST", "/v1/uploads"): plain("/v1/uploads", archive()),
     ("POST", "/v1/inventory/refresh"): plain("/v1/inventory/refresh", {}),

@@ -42,6 +42,37 @@ PLAYBOOKS = {
 """,
     "nobody.yml": "- hosts: others\n  tasks: [{ansible.builtin.debug: {msg: never}}]\n",
     "broken.yml": "- hosts: all\n  tasks:\n    - name: x\n   - y\n",
+    "change.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: read the log
+      ansible.builtin.command: cat /dev/null
+      check_mode: false
+      changed_when: false
+    - name: write the file
+      ansible.builtin.copy: {content: "wanted\\n", dest: "{{ rolloutd_test_log }}.conf"}
+""",
+    "unchecked.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: never here
+      ansible.builtin.command: "true"
+      when: false
+    - name: of each
+      ansible.builtin.command: "true"
+      loop: [1, 2]
+      when: item == 2
+""",
+    "defies.yml": """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: act at once
+      ansible.builtin.shell: echo {{ rolloutd_test_run }} >> {{ rolloutd_test_log }}
+      check_mode: false
+""",
     "long.yml": """
 - hosts: all
   gather_facts: false
@@ -61,7 +92,13 @@ class RunnerBackend(Protocol):
         ...
 
     def request(
-        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+        self,
+        playbook: str,
+        run: str = "r1",
+        *,
+        timeout_s: float = 300.0,
+        fence: str = "",
+        check_only: bool = False,
     ) -> RunRequest:
         """Ask for one of the suite's playbooks."""
         ...
@@ -103,12 +140,25 @@ class FakeBackend:
         return FakeRunner(self._run_host)
 
     def request(
-        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+        self,
+        playbook: str,
+        run: str = "r1",
+        *,
+        timeout_s: float = 300.0,
+        fence: str = "",
+        check_only: bool = False,
     ) -> RunRequest:
         """See World."""
         inventory: dict[str, dict[str, Any]] = {"n0": {}}
         return RunRequest(
-            run, "n0", self._directory, playbook, inventory, timeout_s=timeout_s, fencing_token=fence
+            run,
+            "n0",
+            self._directory,
+            playbook,
+            inventory,
+            timeout_s=timeout_s,
+            fencing_token=fence,
+            check_only=check_only,
         )
 
     def host(self) -> Host:
@@ -154,7 +204,13 @@ class AnsibleBackend:
         return runner
 
     def request(
-        self, playbook: str, run: str = "r1", *, timeout_s: float = 300.0, fence: str = ""
+        self,
+        playbook: str,
+        run: str = "r1",
+        *,
+        timeout_s: float = 300.0,
+        fence: str = "",
+        check_only: bool = False,
     ) -> RunRequest:
         """See World."""
         connection = dict(self.connection)
@@ -172,6 +228,7 @@ class AnsibleBackend:
             timeout_s=timeout_s,
             fencing_token=fence,
             fence_dir=str(self.directory / "fence"),
+            check_only=check_only,
         )
 
     def host(self) -> Host:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.errors import NotFound
-from rolloutd.ports import Failed, Ok, Runner, RunState, Unknown
+from rolloutd.ports import Failed, Ok, Runner, RunRequest, RunState, Unknown
 from tests.contracts.runner_backends import AnsibleBackend, FakeBackend, RunnerBackend, wait_until
 
 
@@ -163,3 +163,50 @@ async def test_new_daemon_reads_outcome(backend: RunnerBackend) -> None:
 async def test_an_unknown_handle_is_not_found(backend: RunnerBackend) -> None:
     with pytest.raises(NotFound):
         await backend.runner().get_state("never-was")
+
+
+async def test_check_run_reports_and_changes_nothing(backend: RunnerBackend) -> None:
+    runner = backend.runner()
+    first = await kinds_of(runner, backend.request("change.yml", "c1", check_only=True))
+    second = await kinds_of(runner, backend.request("change.yml", "c2", check_only=True))
+    assert [first["write the file"], second["write the file"]] == ["changed", "changed"]
+    await kinds_of(runner, backend.request("change.yml", "r1"))
+    third = await kinds_of(runner, backend.request("change.yml", "c3", check_only=True))
+    assert third["write the file"] == "ok"
+
+
+async def test_task_without_check_mode_is_unchecked(backend: RunnerBackend) -> None:
+    found = await kinds_of(backend.runner(), backend.request("unchecked.yml", check_only=True))
+    assert found["of each"] == "unchecked"
+    assert found.get("never here", "skipped") == "skipped"
+
+
+async def test_task_that_defies_check_mode_fails_run(backend: RunnerBackend) -> None:
+    runner = backend.runner()
+    state = await ended(runner, await runner.start(backend.request("defies.yml", check_only=True)))
+    assert isinstance(state.result, Failed)
+    assert state.result.text.startswith('check mode would execute task "act at once" on n0')
+    assert backend.started_runs() == []
+
+
+async def test_discarded_run_is_not_found(backend: RunnerBackend) -> None:
+    runner = backend.runner()
+    handle = await runner.start(backend.request("ok.yml", check_only=True))
+    await ended(runner, handle)
+    await runner.discard(handle)
+    await runner.discard(handle)
+    for each in (runner, backend.runner()):
+        with pytest.raises(NotFound):
+            await each.get_state(handle)
+
+
+async def kinds_of(runner: Runner, request: RunRequest) -> dict[str, str]:
+    """Run to the end; return the kind of each task's result."""
+    handle = await runner.start(request)
+    state = await ended(runner, handle)
+    assert isinstance(state.result, Ok), state.result
+    return {
+        str(event.fields.get("task")): event.kind
+        async for event in runner.read_events(handle)
+        if event.kind not in {"task", "play", "playbook", "stats"}
+    }

@@ -378,6 +378,7 @@ REQUESTS = encoded(
     ),
     asked("POST", "/v1/plans/validate", {"file": "plan.yaml", "text": PLAN}),
     asked("POST", "/v1/plans/preview", {"file": "plan.yaml", "text": PLAN}),
+    asked("POST", "/v1/plans/impact", {"file": "plan.yaml", "text": PLAN}),
     asked("POST", "/v1/plans/submit", {"file": "plan.yaml", "text": PLAN}),
 )
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 from machines.facts.projection import Projection
-from machines.model.decision import CheckIfCurrent
 from machines.model.events import (
     ChangeNeeded,
     FreezeLifted,
@@ -235,17 +234,44 @@ def test_deleted_rollout_leaves_nothing() -> None:
 # -- the rest
 
 
-def test_maybe_current_nodes_checked_first() -> None:
+def maybe_current_index() -> Projection:
+    """Return an index with an approved rollout whose nodes may all be current."""
     index = index_of(NODES)
     event = rollout_opened("R", plan_of(), index, T0)
     index.apply(replace(event, targets=tuple(replace(t, maybe_current=True) for t in event.targets)))
     index.apply(GateOpened("R", GateName.START, "", T0))
-    assert decide(index, T0).current_checks == (CheckIfCurrent("R", "n1"), CheckIfCurrent("R", "n3"))
+    return index
+
+
+def checked(index: Projection) -> list[str]:
+    return [check.node for check in decide(index, T0).current_checks]
+
+
+def test_maybe_current_nodes_checked_first() -> None:
+    index = maybe_current_index()
+    assert checked(index) == ["n1", "n3", "n2", "n4"]
+    assert explain_node(index, "R", "n2", T0).code == "checking-compliance"
     index.apply(ChangeNeeded("R", "n1", T0, "differs"))
     transition(index, "n3", Trigger.FOUND_CURRENT, Outcome.ALREADY_CURRENT)
-    decision = decide(index, T0)
-    assert [each.node for each in decision.admissions] == ["n1"]
-    assert decision.current_checks == (CheckIfCurrent("R", "n4"),)
+    assert starts(index) == [("R", "n1")]
+    assert checked(index) == ["n2", "n4"]
+
+
+def test_current_checks_take_no_slot() -> None:
+    index = maybe_current_index()
+    index.apply(ChangeNeeded("R", "n1", T0, "differs"))
+    admit(index, "n1")
+    assert starts(index) == []
+    assert checked(index) == ["n3", "n2", "n4"], "n2 is in the full pool of n1"
+    index.apply(ChangeNeeded("R", "n2", T0, "differs"))
+    assert explain_node(index, "R", "n2", T0).code == "pool-full"
+    assert starts(index) == []
+
+
+def test_current_checks_obey_freezes() -> None:
+    index = maybe_current_index()
+    index.apply(FreezeStarted(Freeze("F", "team/a", "alice", "a holiday", T0)))
+    assert checked(index) == ["n3", "n4"]
 
 
 def test_observe_only_explains_and_does_nothing() -> None:

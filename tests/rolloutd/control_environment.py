@@ -32,6 +32,7 @@ from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.ports import Store
 from rolloutd.settings import Settings
@@ -141,12 +142,23 @@ class ControlEnvironment:
         call: Callable[..., Any] = getattr(self.client, method)
         return await asyncio.to_thread(call, path, *args)
 
-    async def stream_lines(self, path: str, count: int | None = None, **query: Any) -> list[dict[str, Any]]:
+    async def stream_lines(
+        self,
+        path: str,
+        count: int | None = None,
+        *,
+        who: str | None = None,
+        method: str = "GET",
+        body: Any = None,
+        **query: Any,
+    ) -> list[dict[str, Any]]:
         """Return lines of a stream: so many, or all until it ends."""
+        if who is not None:
+            self.name_service.current = ACCOUNTS[who]
 
         def read() -> list[dict[str, Any]]:
             found = []
-            stream = self.client.stream(path, query)
+            stream = self.client.stream(path, query, method=method, body=body)
             for line in stream:
                 found.append(line)
                 if len(found) == count:
@@ -285,7 +297,8 @@ async def control_environment(
         await env.observe(asked)
 
     runner = FakeRunner(run_host)
-    services = Services(state, runner, sources, clock.now(), "0.test", lambda: refreshed.append(1), observe)
+    check_mode, refresh = CheckMode(state, runner), lambda: refreshed.append(1)
+    services = Services(state, runner, check_mode, sources, clock.now(), "0.test", refresh, observe)
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)

@@ -160,6 +160,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.TRAFFIC: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
     ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
     ReasonCode.CANNOT_ISOLATE: ("n1", {"detail": "db is held"}, "n1 cannot be isolated: db is held"),
+    ReasonCode.CHECKING_COMPLIANCE: ("n1", {}, "n1 is checked for whether it needs the change"),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
     ReasonCode.ISOLATING: ("n1", {}, "n1 is isolating"),

@@ -260,6 +260,9 @@ class Checker:
         machine = self.nodes[event.node]
         if event.outcome is Outcome.CHANGED and machine.version != "new":
             self.report_violation(f"{event.node} is said to be changed and is not")
+        is_current = event.outcome is Outcome.ALREADY_CURRENT and self.plans[event.rollout].skip_compliant
+        if is_current and machine.version != "new":
+            self.report_violation(f"{event.node} is said to need nothing and is not current")
         if event.trigger is Trigger.VERIFIED and event.rollout in machine.isolating_rollouts:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):

@@ -133,7 +133,14 @@ class DaemonProcess:
         world.checker.on_settings(self._settings)
         index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
         head = await store.latest_audit_entry()
-        state = State(index, faulty_store, clock, self._settings, ChangeNotifier(head.seq if head else 0))
+        state = State(
+            index,
+            faulty_store,
+            clock,
+            self._settings,
+            ChangeNotifier(head.seq if head else 0),
+            epoch=snapshot.epoch,
+        )
         state.update_connections(await store.load_connections())
         await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")
         faulty_store.state = state

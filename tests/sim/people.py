@@ -124,7 +124,7 @@ class SimUsers:
                     return False
                 now = state.now()
                 opened = plans.rollout_opened(
-                    name, content, plan, state.index, who.actor, now, maybe_current=False
+                    name, content, plan, state.index, who.actor, now, maybe_current=plan.skip_compliant
                 )
                 if plan.pilot_node not in {None, *(target.node for target in opened.targets)}:
                     return False  # submit refuses a plan whose pilot has left

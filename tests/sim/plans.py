@@ -107,6 +107,11 @@ def with_random_check_options(options: random.Random, spec: dict[str, Any]) -> d
     return {**spec, "verify": verify}
 
 
+def with_random_compliance(compliance: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes one that skips the nodes that need nothing."""
+    return {**spec, "skip_compliant": True} if compliance.random() < 0.3 else spec
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {

@@ -19,6 +19,7 @@ class RandomStreams:
     traffic: random.Random
     pilots: random.Random
     checks: random.Random
+    compliance: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -38,7 +38,10 @@ class SimRunner:
         world.checker.uncertain_runs.discard(handle)
         try:
             await self._access.run_effect(
-                f"start {handle}", lambda: world.spawn(handle, request), on_refused=self._raise_disk_full
+                f"start {handle}",
+                lambda: world.spawn(handle, request),
+                on_refused=self._raise_disk_full,
+                already_started=request.check_only,  # it changes nothing, so who starts it does not matter
             )
         except (TimeoutError, OSError):
             world.checker.uncertain_runs.add(handle)
@@ -53,7 +56,7 @@ class SimRunner:
         run = self._find(handle)
         if run.result is None and not run.has_wrapper:
             return RunState(Unknown(f"the run on {run.request.node} was lost"), run.percent)
-        if isinstance(run.result, Ok):
+        if isinstance(run.result, Ok) and not run.request.check_only:
             self._access.world.checker.on_run_succeeded(handle)
         return RunState(run.result, run.percent, "a task" if run.percent else "")
 
@@ -63,10 +66,14 @@ class SimRunner:
         return await self.get_state(handle)
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        """Nobody reads them here."""
-        nothing: tuple[RunEvent, ...] = ()
-        for event in nothing:
-            yield event
+        """Yield what a run in check mode says; nobody reads those of the others here."""
+        run = self._find(handle)
+        if run.request.check_only and isinstance(run.result, Ok):
+            yield RunEvent(1, 0.0, "changed" if run.would_change else "ok", "set version")
+
+    async def discard(self, handle: str) -> None:
+        """Forget a run that is over."""
+        self._access.world.runs.pop(handle, None)
 
     async def cancel(self, handle: str) -> None:
         """End every process of the run."""

@@ -254,7 +254,7 @@ class Simulation:
                     state.index,
                     SAM.actor,
                     state.now(),
-                    maybe_current=self._scenario.maybe_current,
+                    maybe_current=self._scenario.maybe_current or plan.skip_compliant,
                 ),
             )
 
@@ -357,16 +357,21 @@ def run_seed(seed: int) -> SimResult:
     shape = chances.shape
     count = shape.randint(2, 6)
     machines = [SimNode(f"n{number}", plans.random_labels(shape, number)) for number in range(1, count + 1)]
+    for machine in machines:
+        machine.version = "new" if chances.compliance.random() < 0.2 else "old"
     scene = Scenario(
         machines=machines,
         settings=plans.random_settings(shape, count),
         specs=[
-            plans.with_random_check_options(
-                chances.checks,
-                plans.with_random_pilot(
-                    chances.pilots,
-                    plans.with_random_probes(chances.traffic, plans.random_spec(shape)),
-                    count,
+            plans.with_random_compliance(
+                chances.compliance,
+                plans.with_random_check_options(
+                    chances.checks,
+                    plans.with_random_pilot(
+                        chances.pilots,
+                        plans.with_random_probes(chances.traffic, plans.random_spec(shape)),
+                        count,
+                    ),
                 ),
             )
             for _ in range(shape.choice((1, 1, 2)))

@@ -68,6 +68,7 @@ class SimRun:
     has_wrapper: bool = True
     result: Ok | Failed | Unknown | None = None
     percent: float = 0.0
+    would_change: bool = False
     ignored_signals: int = 0
     """How often its work on the node survives an attempt to end it."""
 
@@ -301,6 +302,10 @@ class SimWorld:
         if not machine.up:
             run.result = Failed(f"{machine.name} was unreachable")
             return
+        if run.request.check_only:
+            self.record(f"begin {run.handle}")
+            self.loop.call_from_world(self.streams.latency.random() * 20.0, lambda: self._end_check(run))
+            return
         self.checker.on_run_started(
             run.handle,
             machine.name,
@@ -325,6 +330,15 @@ class SimWorld:
         result = Ok("changed") if fate is not RunFate.FAILS else Failed("a task failed: no such package")
         result = Failed("its time limit passed") if fate is RunFate.HANGS else result
         self.loop.call_from_world(length_s, lambda: self._end(run, result))
+
+    def _end_check(self, run: SimRun) -> None:
+        """Say what a run in check mode would change; nothing of it is left on the node."""
+        if not run.has_wrapper or run.result is not None:
+            return
+        machine = self.machines[run.request.node]
+        run.would_change = machine.version != run.request.variables.get("version")
+        run.result = Ok("checked") if machine.up else Failed(f"{machine.name} was unreachable")
+        self.coverage.count(f"check-mode:{'differs' if run.would_change else 'compliant'}")
 
     def _missing_isolators(self, run: SimRun) -> list[str]:
         """Return the isolators of the run's rollout that do not stand on its node, since longer than now."""

@@ -111,7 +111,9 @@ def _build_argv(
     limit = ["--limit", request.node]
     variables = ["--extra-vars", f"@{directory.variables_file}"]
     playbooks = [str(directory.fence_file), request.playbook] if request.fencing_token else [request.playbook]
-    return [binary, "--inventory", str(directory.inventory_file), *own, *limit, *variables, "--", *playbooks]
+    check = ["--check", "--diff"] if request.check_only else []
+    inventory = ["--inventory", str(directory.inventory_file), *own]
+    return [binary, *check, *inventory, *limit, *variables, "--", *playbooks]
 
 
 def _socket_parent() -> str:

@@ -21,7 +21,7 @@ MAX_RUNNING_PERCENT = 99.0
 MAX_TEXT_LENGTH = 600
 """Limit of a sentence in characters; the output holds the rest."""
 
-FINISHED_KINDS = frozenset({"ok", "changed", "skipped", "ignored"})
+FINISHED_KINDS = frozenset({"ok", "changed", "skipped", "unchecked", "ignored"})
 RESULT_KINDS = FINISHED_KINDS | {"failed", "unreachable"}
 FAILURE_KINDS = frozenset({"failed", "unreachable"})
 
@@ -40,6 +40,7 @@ class Progress:
     finished_tasks: int = 0
     changed_tasks: int = 0
     prompted_variable: str = ""
+    defying_task: str = ""
     failure_event: Mapping[str, Any] | None = None
     counts: Mapping[str, int] | None = None
     has_stats: bool = False
@@ -51,6 +52,8 @@ class Progress:
             return replace(updated, task=str(event.get("task", "")))
         if kind == "prompt":
             return replace(updated, prompted_variable=str(event.get("text", "")))
+        if kind == "defies-check-mode":
+            return replace(updated, defying_task=str(event.get("text", "")))
         if kind == "stats":
             return replace(updated, has_stats=True, counts=(event.get("stats") or {}).get(self.node))
         if event.get("host") != self.node:
@@ -115,6 +118,11 @@ def _failure_text(
         return (
             f"{playbook} asks for {progress.prompted_variable} (vars_prompt), but the run on {node} cannot "
             "prompt: name it in the `vars` of the plan"
+        )
+    if progress.defying_task:
+        return (
+            f'check mode would execute task "{progress.defying_task}" on {node}: '
+            "add `changed_when: false` to it if it changes nothing"
         )
     counts = progress.counts or {}
     if progress.failure_event is not None and (status.code != 0 or _has_failures(counts)):

@@ -8,6 +8,7 @@ wrapper is gone without a status is Unknown, after its other processes on this m
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from rolloutd.adapters.ansible import (
     stale_processes,
     wrapper,
 )
+from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.run_directory import RunDirectory
@@ -91,6 +93,7 @@ class AnsibleRunner:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._runs_dir = runs_dir.resolve()
+        self._artifacts = RunArtifactStore(self._runs_dir)
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
         self._inventory_cache = InventoryCache(self._runs_dir)
@@ -164,6 +167,10 @@ class AnsibleRunner:
         await self.get_state(handle)
         if not isinstance(left, Ok):
             raise AdapterFailed(left.text)
+
+    async def discard(self, handle: str) -> None:
+        self._tracked.pop(handle, None)
+        await self._artifacts.remove(handle, unmodified_since=math.inf)
 
     async def clean_up_stale_runs(
         self, host: Host, *, keep: str | None, timeout_s: float

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.control import requests, rights, wire_plans
+from rolloutd.control.impact import impact_lines
 from rolloutd.control.preview import preview
 from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
@@ -42,6 +44,18 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
         services.state, services.sources, body.file, body.text.encode(), body.upload
     )
     return preview(services.state, draft, request.identity.actor)
+
+
+@routes.add("POST", "/v1/plans/impact", body_model=requests.PlanWithUpload, access=rights.PLAN_SUBMITTER)
+async def plan_impact(services: Services, request: Request) -> AsyncGenerator[wire_plans.ImpactLine, None]:
+    """Stream what check mode would change on each target of a plan."""
+    body: requests.PlanWithUpload = request.body
+    # Check mode executes the plan's playbooks, as a rollout does.
+    _require_owner(services, request, await _read_plan(body), supersedes=False)
+    draft = await submit.resolve_plan(
+        services.state, services.sources, body.file, body.text.encode(), body.upload
+    )
+    return impact_lines(services, draft, services.sources.tree_path(draft.pinned))
 
 
 @routes.add(

@@ -38,10 +38,23 @@ class Script(Enum):
     NO_HOSTS = "nobody"
     MISSING = "missing"
     BROKEN = "broken"
+    CHANGE = "change"
+    UNCHECKED = "unchecked"
+    DEFIES = "defies"
     LONG = "long"
 
 
+_TASKS = {
+    Script.OK: "install package",
+    Script.FAIL: "install package",
+    Script.CHANGE: "write the file",
+    Script.UNCHECKED: "of each",
+}
+
 _ENDINGS: Mapping[Script, Callable[[RunRequest], Ok | Failed]] = {
+    Script.CHANGE: lambda request: Ok(f"1 task on {request.node}"),
+    Script.UNCHECKED: lambda request: Ok(f"1 task on {request.node}"),
+    Script.DEFIES: lambda request: Failed(f'check mode would execute task "act at once" on {request.node}'),
     Script.OK: lambda request: Ok(f"2 tasks on {request.node}, 1 changed"),
     Script.FAIL: lambda request: Failed(f'task "install package" failed on {request.node}: no such package'),
     Script.UNREACHABLE: lambda request: Failed(f"{request.node} was unreachable: connection refused"),
@@ -66,7 +79,7 @@ class FakeRun:
 
     def add_event(self, kind: str, text: str, percent: float) -> None:
         """Add an event."""
-        self.events.append(RunEvent(len(self.events) + 1, 0.0, kind, text))
+        self.events.append(RunEvent(len(self.events) + 1, 0.0, kind, text, {"task": text}))
         self.percent = max(self.percent, percent)
         self.changed.set()
 
@@ -89,6 +102,8 @@ class FakeRunHost:
     runs: dict[str, FakeRun] = field(default_factory=dict)
     started_runs: list[str] = field(default_factory=list)
     fences: dict[str, Fence] = field(default_factory=dict)
+    compliant: set[str] = field(default_factory=set)
+    """Nodes on which a playbook has nothing left to change."""
 
     def fence_allows(self, request: RunRequest) -> bool:
         """Say whether the node's fence lets a run through, and remember the newest."""
@@ -137,11 +152,16 @@ class FakeRunner:
         return request.run_id
 
     def _play(self, run: FakeRun, script: Script) -> None:
-        if script in {Script.OK, Script.FAIL}:
-            run.add_event("task", "install package", 0.0)
-            run.add_event("changed" if script is Script.OK else "failed", "install package", 50.0)
-        if script is Script.OK:
+        task, node, check_only = _TASKS.get(script), run.request.node, run.request.check_only
+        if task is not None:
+            kind = "ok" if node in self._world.compliant else "changed"
+            kind = "failed" if script is Script.FAIL else kind
+            kind = "unchecked" if script is Script.UNCHECKED and check_only else kind
+            run.add_event("task", task, 0.0)
+            run.add_event(kind, task, 50.0)
+        if script in {Script.OK, Script.CHANGE} and not check_only:
             self._world.started_runs.append(run.request.run_id)
+            self._world.compliant.add(node)
         run.end(_ENDINGS[script](run.request))
 
     async def get_state(self, handle: str) -> RunState:
@@ -176,6 +196,12 @@ class FakeRunner:
         run = self._find(handle)
         run.end(Failed(f"the run of {run.request.playbook} on {run.request.node} was cancelled"))
         run.on_node = False
+
+    async def discard(self, handle: str) -> None:
+        """Forget a run that is over."""
+        run = self._world.runs.get(handle)
+        if run is not None and run.result is not None:
+            del self._world.runs[handle]
 
     async def clean_up_stale_runs(
         self, host: Host, *, keep: str | None, timeout_s: float

@@ -17,6 +17,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import json_schema, openapi_document
 from rolloutd.store import open_store
+from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.json_schema import schema_errors
 
@@ -82,6 +83,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ),
         ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", FILE),
         ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", FILE),
+        ("POST", "/v1/plans/impact"): ("olga", "/v1/plans/impact", FILE),
         ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", FILE),
         ("POST", "/v1/uploads"): ("paul", "/v1/uploads", archive()),
         ("POST", "/v1/rollouts/{r}/votes"): (
@@ -147,7 +149,7 @@ async def assert_matches_schema(
 ) -> Any:
     """Return what a route answers."""
     if streams:
-        return await inside.stream_lines(path)
+        return await inside.stream_lines(path, who=who, method=method.upper(), body=body)
     if isinstance(body, bytes):
         return await inside.request(who, "upload", path, body)
     return await inside.request(who, method, path, *(() if body is None else (body,)))
@@ -231,6 +233,40 @@ async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
         assert await inside.request("nora", "get", "/v1/rollouts") == {"rollouts": []}
         rollout = await inside.submit()
         assert inside.state.index.rollout(rollout).digest.whole == shown["digest"]
+
+
+async def test_impact_lists_nodes_that_would_change(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.compliant = {"p1", "s2"}
+        inside.run_host.scripts = {"site.yml": Script.CHANGE}
+        lines = await inside.stream_lines("/v1/plans/impact", who="olga", method="POST", body=FILE)
+        assert {line["node"]: line["compliance"] for line in lines} == {
+            "p1": "compliant",
+            "s2": "compliant",
+            "p2": "would-change",
+            "s1": "would-change",
+        }
+        assert [line["changes"] for line in lines if line["node"] == "p2"] == [
+            [{"task": "write the file", "diff": None}]
+        ]
+        assert (inside.run_host.started_runs, inside.run_host.runs) == ([], {})
+        assert await inside.request("nora", "get", "/v1/rollouts") == {"rollouts": []}
+
+
+async def test_impact_of_failed_check_is_unknown(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.FAIL}
+        lines = await inside.stream_lines("/v1/plans/impact", who="olga", method="POST", body=FILE)
+        assert {line["compliance"] for line in lines} == {"unknown"}
+        assert lines[0]["problem"].startswith('task "install package" failed on ')
+
+
+async def test_impact_is_for_plan_owner_only(tmp_path: Path) -> None:
+    """Check mode executes the playbook: a member of another team may not have it run."""
+    async with control_environment(tmp_path) as inside:
+        with pytest.raises(ApiError) as refused:
+            await inside.stream_lines("/v1/plans/impact", who="paul", method="POST", body=FILE)
+        assert (refused.value.status, inside.run_host.runs) == (403, {})
 
 
 async def test_a_plan_with_probes_says_what_is_looked_at(tmp_path: Path) -> None:

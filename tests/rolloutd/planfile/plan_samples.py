@@ -61,6 +61,7 @@ spec:
   traffic:
     - kubernetes: {pods: "app.kubernetes.io/component=job", namespaces: [batch], timeout: 20s}
   idle_for: 30s
+  skip_compliant: true
   poll: 20s
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}

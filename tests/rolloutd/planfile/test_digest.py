@@ -110,6 +110,21 @@ def test_keys_are_in_the_part_people_expect(path: Path, part: str) -> None:
     assert [name for name in PARTS if before[name] != after[name]] == [part]
 
 
+def test_absent_and_false_skip_compliant_are_one_digest() -> None:
+    spec = "  targets:"
+    written = SMALLEST_PLAN.replace(spec, f"  skip_compliant: false\n{spec}", 1)
+    skipping = SMALLEST_PLAN.replace(spec, f"  skip_compliant: true\n{spec}", 1)
+    assert parts(content_of(written)) == parts(content_of(SMALLEST_PLAN))
+    assert parts(content_of(skipping)) != parts(content_of(SMALLEST_PLAN))
+
+
+def test_idle_for_of_zero_stays_in_digest() -> None:
+    """A plan of an earlier version that has it must keep its digest."""
+    spec = "  targets:"
+    written = SMALLEST_PLAN.replace(spec, f"  idle_for: 0s\n{spec}", 1)
+    assert content_of(written)["spec"]["idle_for"] == 0
+
+
 def test_a_rollback_gets_the_variables_of_maintain_and_its_own_win() -> None:
     undo = "rollback: {playbook: undo.yml}"
     staged = SMALLEST_PLAN.replace("maintain: {playbook: site.yml}", f"maintain: [{STAGES}]\n  {undo}")

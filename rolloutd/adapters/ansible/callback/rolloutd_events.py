@@ -7,7 +7,11 @@ does not import rolloutd, and writes no part of a result with no_log.
 Fields of a line: `at` (epoch seconds), `kind`, `host`, `task`, `play`, `text`,
 `seconds`, `done` and `todo` (tasks, for a percentage), and for `stats` the
 counts per host.  Kinds: playbook, play, no-hosts, task, handler, retry,
-include, ok, changed, skipped, failed, ignored, unreachable, stats.
+include, ok, changed, skipped, unchecked, failed, ignored, unreachable, stats.
+
+In check mode, a task that did not say what it would change is `unchecked`.
+A task that would run in spite of check mode ends the run, unless it declares
+that it changes nothing (`changed_when: false`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 DOCUMENTATION = """
@@ -44,8 +49,8 @@ FENCE_PLAY_NAME = "rolloutd fence"
 REQUIRED_KINDS = frozenset({"failed", "unreachable", "stats", "no-hosts"})
 """Kinds that the result depends on; they are written even if the file is too large."""
 
-PROMPT_EXIT_STATUS = 2
-"""Exit status of a run that prompts: the same as for Ansible's own failures."""
+STOPPED_EXIT_STATUS = 2
+"""Exit status of a run that this plugin ends: the same as for Ansible's own failures."""
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no types
@@ -88,7 +93,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
     def v2_playbook_on_vars_prompt(self, varname: str, *_: Any, **__: Any) -> None:
         """End the run: there is no terminal, and Ansible would continue with an empty answer."""
         self._write("prompt", text=str(varname))
-        raise SystemExit(PROMPT_EXIT_STATUS)
+        raise SystemExit(STOPPED_EXIT_STATUS)
 
     def v2_playbook_on_no_hosts_matched(self) -> None:
         self._write("no-hosts", text=self._play)
@@ -117,6 +122,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
     # -- results -----------------------------------------------------------
 
     def v2_runner_on_ok(self, result: Any) -> None:
+        """Record the task; in check mode, a loop may have items that did not say what they would change."""
+        if _is_unchecked(result.result):
+            self._finish_task(result, "unchecked")
         self._finish_task(result, "changed" if result.is_changed() else "ok")
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
@@ -124,7 +132,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self._finish_task(result, "ignored" if ignore_errors else "failed")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        self._finish_task(result, "skipped")
+        self._finish_task(result, "unchecked" if _is_unchecked(result.result) else "skipped")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         self._finish_task(
@@ -141,6 +149,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
     def _start_task(self, task: Any, kind: str) -> None:
         if self._play == FENCE_PLAY_NAME:
             return
+        if _defies_check_mode(task):
+            self._write("defies-check-mode", text=_task_name(task))
+            raise SystemExit(STOPPED_EXIT_STATUS)
         self._finished_tasks |= self._started_tasks
         self._current_task = task._uuid
         if self._current_task not in self._expected_tasks:
@@ -243,6 +254,30 @@ def _count_tasks(tasks: list[Any]) -> int:
         else:
             total += 1
     return total
+
+
+def _in_check_mode() -> bool:
+    return bool(context.CLIARGS.get("check"))
+
+
+def _defies_check_mode(task: Any) -> bool:
+    """Return whether check mode would execute the task, which does not declare that it changes nothing."""
+    return _in_check_mode() and task.check_mode is not True and task.changed_when != [False]
+
+
+def _is_unchecked(fields: Any) -> bool:
+    """Return whether check mode skipped a task, or an item of its loop, that no condition skipped."""
+    if not _in_check_mode():
+        return False
+    items = fields.get("results")
+    each_item = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return any(
+        bool(each.get("skipped")) and not _CONDITION_KEYS & each.keys() for each in each_item or [fields]
+    )
+
+
+_CONDITION_KEYS = frozenset({"false_condition", "skip_reason", "skipped_reason"})
+"""Keys of a result that a condition of the playbook skipped, not check mode."""
 
 
 def _task_name(task: Any) -> str:

@@ -1,0 +1,109 @@
+"""Check mode: what a plan's stages would change on a node, without a change.
+
+It needs no slot and no isolation.  A run that a crash interrupts ends by itself, and its result is not used.
+What check mode cannot say is a problem of the report, never compliance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from machines.model.compliance import ComplianceReport, TaskChange
+from machines.model.plan import Stage
+from rolloutd.engine.state import State
+from rolloutd.errors import RolloutdError, SourceFailed
+from rolloutd.ports import Failed, Runner, RunRequest, RunState, Unknown
+from rolloutd.ports.guards import adapter_errors
+
+MAX_CHANGES = 50
+"""Tasks of one report: enough to see what a node needs."""
+
+MAX_DIFF_CHARS = 4000
+"""Characters of one task's diff: the daemon keeps the reports of whole fleets."""
+
+PROBLEMS = {
+    "unchecked": "does not support check mode",
+    "ignored": "failed in check mode",
+    "failed": "failed in check mode",
+    "unreachable": "could not reach the node",
+}
+"""Kinds of events after which the run's other events do not show compliance."""
+
+
+class CheckMode:
+    """Check-mode runs, at most half of the machine's runs at once: they must not delay a run of a rollout."""
+
+    def __init__(self, state: State, runner: Runner) -> None:
+        self._state = state
+        self._runner = runner
+        self._slots = asyncio.Semaphore(max(1, state.settings.ansible.parallel // 2))
+        self._numbers = itertools.count(1)
+
+    async def check(
+        self, node: str, tree: Path, stages: Sequence[Stage], *, run_prefix: str
+    ) -> ComplianceReport:
+        """Return what the stages would change on the node; never raises an adapter's error.
+
+        `run_prefix` begins the names of the runs: a rollout's id, so that its runs are removed with it.
+        """
+        changes: list[TaskChange] = []
+        problem = ""
+        async with self._slots:
+            for stage in stages:
+                try:
+                    with adapter_errors("runner"):
+                        found, problem_here = await self._check_stage(node, tree, stage, run_prefix)
+                except (RolloutdError, TimeoutError) as error:
+                    found, problem_here = [], str(error) or "no answer in time"
+                changes += found
+                problem = problem or problem_here
+        return ComplianceReport(node, self._state.now(), tuple(changes[:MAX_CHANGES]), problem)
+
+    async def _check_stage(
+        self, node: str, tree: Path, stage: Stage, run_prefix: str
+    ) -> tuple[list[TaskChange], str]:
+        """Return the tasks of one stage that would change the node, and why there may be more."""
+        if self._state.awaited_sources(node):
+            raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
+        snapshot = self._state.inventory_snapshot()
+        request = RunRequest(
+            # Never the name of an earlier run: its result would be of another time.
+            run_id=f"{run_prefix}.{node}.check-{self._state.epoch}-{next(self._numbers)}",
+            node=node,
+            tree=tree,
+            playbook=stage.playbook,
+            inventory=snapshot.hosts,
+            groups=snapshot.groups,
+            generation=snapshot.generation,
+            variables=dict(stage.variables),
+            timeout_s=stage.timeout_s,
+            check_only=True,
+        )
+        handle = await self._runner.start(request)
+        run = await self._wait_for_end(handle)
+        try:
+            return await self._read_report(handle, run)
+        finally:
+            with contextlib.suppress(RolloutdError, OSError):
+                await self._runner.discard(handle)
+
+    async def _wait_for_end(self, handle: str) -> RunState:
+        run = await self._runner.get_state(handle)
+        while run.result is None:
+            run = await self._runner.wait_for_change(handle)
+        return run
+
+    async def _read_report(self, handle: str, run: RunState) -> tuple[list[TaskChange], str]:
+        changes: list[TaskChange] = []
+        problem = run.result.text if isinstance(run.result, Failed | Unknown) else ""
+        async for event in self._runner.read_events(handle):
+            task = str(event.fields.get("task") or event.text)
+            if event.kind == "changed":
+                changes.append(TaskChange(task, str(event.fields.get("diff") or "")[:MAX_DIFF_CHARS]))
+            elif event.kind in PROBLEMS:
+                problem = problem or f'task "{task}" {PROBLEMS[event.kind]}'
+        return changes, problem

@@ -1,0 +1,48 @@
+"""Nodes that may need nothing: check mode decides, and no slot, isolation or run is spent on them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from machines.states import Outcome, Phase
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.runner import Script
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.slow_store import adapters_of, daemon_of
+
+SKIPPING = PLAN.replace("  soak: 10m", '  skip_compliant: true\n  canary: {select: "", max_parallel: 9}')
+
+
+async def roll_out(inside: ControlEnvironment, tmp_path: Path) -> dict[str, tuple[Outcome | None, int]]:
+    """Let a daemon finish a rollout; return each node's outcome and attempts."""
+    rollout = await inside.start(text=SKIPPING)
+    daemon = asyncio.create_task(daemon_of(inside, adapters_of(inside, tmp_path, FakeIsolator())).run())
+    try:
+        async with asyncio.timeout(30):
+            while not all(t.phase is Phase.DONE for t in inside.state.index.targets(rollout)):
+                await asyncio.sleep(0)
+                inside.clock.advance(0.01)
+                inside.observe_all_up()
+    finally:
+        daemon.cancel()
+        await asyncio.wait({daemon})
+    return {t.node: (t.outcome, t.attempt) for t in inside.state.index.targets(rollout)}
+
+
+async def test_skip_compliant_isolates_only_nodes_that_change(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.CHANGE}
+        inside.run_host.compliant = {"p1", "s2"}
+        found = await roll_out(inside, tmp_path)
+        current, changed = (Outcome.ALREADY_CURRENT, 0), (Outcome.CHANGED, 1)
+        assert found == {"p1": current, "p2": changed, "s1": changed, "s2": current}
+        assert sorted(run.split(".")[1] for run in inside.run_host.started_runs) == ["p2", "s1"]
+
+
+async def test_unknown_compliance_is_changed_like_any_node(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.UNCHECKED}
+        inside.run_host.compliant = {"p1", "p2", "s1", "s2"}
+        found = await roll_out(inside, tmp_path)
+        assert set(found.values()) == {(Outcome.CHANGED, 1)}
