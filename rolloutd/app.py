@@ -310,7 +310,8 @@ def _make_watches(kit: AdapterContext, settings: Settings) -> Iterator[Watch]:
 
 
 def _make_observers(kit: AdapterContext, settings: Settings) -> Iterator[Observer]:
-    for kind in sorted({source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()):
+    watched = {source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()
+    for kind in sorted(watched & installed_adapters(OBSERVERS).keys()):
         yield create_adapter(OBSERVERS, kind, kit)
     for source in settings.observe:
         yield HostOnlyObserver(create_adapter(OBSERVERS, source.kind, replace(kit, params=source.params)))

@@ -1,6 +1,6 @@
-"""The Unix socket of the API in the file system.
+"""Sockets that the daemon listens at: Unix sockets in the file system, and loopback ports.
 
-The socket appears at its path only after its mode and group are set, so no other user can ever connect.  A
+A Unix socket appears at its path only after its mode and group are set, so no other user can ever connect.  A
 stale socket is replaced; a socket with a listener is not.  It does not know what is sent over the socket.
 """
 
@@ -68,6 +68,18 @@ def bind(path: Path, group: str | None = None) -> ListenSocket:
         temporary.rename(path)
         made = path.stat()
         return ListenSocket(sock, path, made.st_dev, made.st_ino)
+
+
+def bind_loopback(address: str, setting: str) -> socket.socket:
+    """Listen at HOST:PORT; raises CannotListen, which names the setting."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host.strip("[]"), int(port)), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotListen(
+            f"{address}: cannot listen there: {error.strerror or error}; name another `{setting}`"
+        ) from error
 
 
 def check_bindable(path: Path, group: str | None = None) -> None:

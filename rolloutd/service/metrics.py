@@ -25,7 +25,7 @@ from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
-from rolloutd.service.listen_socket import CannotListen, bind
+from rolloutd.service.listen_socket import bind, bind_loopback
 from rolloutd.settings.model import Metrics
 
 LAG_INTERVAL_S = 1.0
@@ -103,22 +103,12 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
             bound = await asyncio.to_thread(bind, endpoint.path)
             await web.SockSite(runner, bound.sock).start()
         if endpoint.listen is not None:
-            await _listen(runner, endpoint.listen)
+            await web.SockSite(runner, bind_loopback(endpoint.listen, "metrics.listen")).start()
         yield tuple(str(where) for where in (endpoint.path, endpoint.listen) if where is not None)
     finally:
         if bound is not None:
             bound.remove()
         await runner.cleanup()
-
-
-async def _listen(runner: web.AppRunner, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
-    except OSError as error:
-        raise CannotListen(
-            f"metrics cannot be served at {address}: {error.strerror or error}; name another `metrics.listen`"
-        ) from error
 
 
 class _StateCollector(Collector):

@@ -19,10 +19,12 @@ from rolloutd.planfile.diagnostic_text import ROOT_PATH
 from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
 from rolloutd.planfile.schema import schema_of_model, values_of_format
 from rolloutd.planfile.validation import FileFormat, RuleViolation, validate_document
-from rolloutd.plugin import CHECKS, INVENTORIES, OBSERVERS
+from rolloutd.plugin import CHECKS, INVENTORIES, OBSERVERS, installed_adapters
 from rolloutd.settings.model import PoolKey, Settings, TeamSettings
 
 __all__ = ["DEFAULT_CONFIG", "MAX_FILES", "PoolKey", "Settings", "TeamSettings", "load", "schema"]
+
+JSON = Any
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 
@@ -141,13 +143,21 @@ def _source_names_are_unique(root: Value) -> Iterator[RuleViolation]:
     taken: set[tuple[str, str]] = set()
     for number, source in enumerate(rules.as_list(root.child("inventory"))):
         for kind, params in source.children.items() if isinstance(source.children, dict) else ():
-            name = params.child("name")
-            if name is None or not isinstance(name.data, str):
+            given = params.child("name")
+            name = _default_source_name(kind) if given is None else given.data
+            if not isinstance(name, str):
                 continue
-            if (kind, name.data) in taken:
-                path = ("inventory", number, kind, "name")
-                yield RuleViolation(path, name.data, "a unique name", f"another {kind} source has this name")
-            taken.add((kind, name.data))
+            if (kind, name) in taken:
+                path = ("inventory", number, kind, *(() if given is None else ("name",)))
+                yield RuleViolation(path, name, "a unique name", f"another {kind} source has this name")
+            taken.add((kind, name))
+
+
+def _default_source_name(kind: str) -> JSON:
+    """Return the name of a source whose settings give none; None if its kind has no names."""
+    registration = installed_adapters(INVENTORIES).get(kind)
+    fields = registration.params.model_fields if registration and registration.params else {}
+    return fields["name"].get_default() if "name" in fields else None
 
 
 FORMAT = FileFormat(

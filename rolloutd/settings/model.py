@@ -6,7 +6,6 @@ after reading.  Secrets are in files of their own; settings only name the files.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from rolloutd.plugin.field_types import (
     PositiveDuration,
     ShortName,
     TeamName,
+    parse_loopback,
     with_json_schema,
 )
 
@@ -43,7 +43,6 @@ log = logging.getLogger("rolloutd.settings")
 
 _MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%")
-_MAX_PORT = 65_535
 
 
 def _parse_max_unavailable(value: object) -> int | str:
@@ -60,21 +59,9 @@ def _parse_member(text: str) -> str:
     return text
 
 
-def _parse_loopback(value: object) -> str | None:
-    if value is None:
-        return None
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    try:
-        loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        loopback = False
+def _parse_metrics_listener(value: object) -> str | None:
     # Metrics have no authentication, so no other machine may read them.
-    if not loopback or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
-        raise InvalidValue(
-            "metrics are served on this machine alone",
-            "a loopback address with a port, such as 127.0.0.1:9477 or [::1]:9477",
-        )
-    return str(value)
+    return None if value is None else parse_loopback(value, "metrics are served on this machine alone")
 
 
 MaxUnavailable = Annotated[
@@ -86,7 +73,9 @@ MaxUnavailable = Annotated[
 ]
 Member = Annotated[str, AfterValidator(_parse_member)]
 Loopback = Annotated[
-    str | None, PlainValidator(_parse_loopback), with_json_schema(type=["string", "null"], minLength=1)
+    str | None,
+    PlainValidator(_parse_metrics_listener),
+    with_json_schema(type=["string", "null"], minLength=1),
 ]
 NodeName = Annotated[str, Field(min_length=1, max_length=253)]
 LabelValue = Annotated[str, Field(max_length=253)]

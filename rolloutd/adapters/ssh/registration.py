@@ -86,6 +86,15 @@ class SshCheckParams(CheckParams):
         return value
 
 
+class SelfUpdatesCheckParams(CheckParams):
+    """No service of the node installs updates by itself, which would be an unmanaged change."""
+
+    allow: list[Literal["unattended-upgrades", "dnf-automatic", "zincati"]] = Field(
+        default=[], max_length=MAX_ITEMS, description="Updaters that may be active."
+    )
+    timeout: PositiveDuration = duration_field("1m", "Limit of one try.")
+
+
 def _parse_network(value: object) -> str:
     try:
         return str(ipaddress.ip_network(value if isinstance(value, str) else ""))
@@ -147,6 +156,7 @@ REACHABLE_CHECK = Registration(
     frozenset({Capability.JUDGES_LIVENESS}),
 )
 SSH_CHECK = Registration("rolloutd.adapters.ssh.check:make", SshCheckParams)
+SELF_UPDATES_CHECK = Registration("rolloutd.adapters.ssh.self_updates:make", SelfUpdatesCheckParams)
 CONNECTIONS_PROBE = Registration(
     "rolloutd.adapters.ssh.connections_probe:make",
     ConnectionsProbeParams,

@@ -161,7 +161,7 @@ def test_every_mistake_of_every_file_is_named_at_once(tmp_path: Path) -> None:
         "max_paralel: 3\nobserve_within: 60\nteams:\n  infra:\n    members: [root, '']\n",
         first="admins: root\n\npools: {rack: {max_unavailable: 130%}}\n",
         second="teams: {infra: {verify: [{ssh: {}}, {prometheus: {}}, {}]}}\n",
-        third="inventory:\n  - netbox: {}\n  - ansibel: {}\n",
+        third="inventory:\n  - netbox: {url: http://n, filter: {bogus: x}}\n  - ansibel: {}\n",
         fourth="a: [\n",
         fifth="- a list\n",
     )
@@ -175,11 +175,20 @@ def test_every_mistake_of_every_file_is_named_at_once(tmp_path: Path) -> None:
         ("second.yaml", 1, "teams.infra.verify[0].ssh.run"),
         ("second.yaml", 1, "teams.infra.verify[1].prometheus.query"),
         ("second.yaml", 1, "teams.infra.verify[2]"),
-        ("third.yaml", 2, "inventory[0].netbox"),
+        ("third.yaml", 2, "inventory[0].netbox.token_file"),
+        ("third.yaml", 2, "inventory[0].netbox.filter.bogus"),
         ("third.yaml", 3, "inventory[1].ansibel"),
         ("fourth.yaml", 1, "a[0]"),
         ("fifth.yaml", 1, "(file)"),
     }
+
+
+def test_sources_of_one_kind_need_different_names(tmp_path: Path) -> None:
+    netbox = "netbox: {url: http://n, token_file: t%s}"
+    one, two = netbox % "", netbox % ", name: netbox"
+    for pair in ([one, one], [one, two], [two, two]):
+        [mistake] = mistakes_of(write(tmp_path, "inventory:\n" + "".join(f"  - {each}\n" for each in pair)))
+        assert (mistake.line, mistake.found, mistake.allowed) == (3, "netbox", "a unique name")
 
 
 def test_the_nearest_key_is_named_also_within_a_team(tmp_path: Path) -> None:

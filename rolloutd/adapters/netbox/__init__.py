@@ -1,0 +1,1 @@
+"""Adapter of NetBox: an inventory source, and a receiver of its webhooks."""

@@ -1,0 +1,255 @@
+"""HTTP of the NetBox source: one origin, time limits, retries, errors without the token.
+
+It blocks and runs in a thread.  It does not know what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import JSON
+
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+"""Limit of one page: 1,000 whole devices are 3 MB, config contexts can make them ten times larger."""
+
+MAX_TOKEN_BYTES = 4096
+"""Limit of a token file: a token has 57 characters."""
+
+MAX_DETAIL_LENGTH = 200
+"""Limit of a quoted error of the server."""
+
+_TOKEN = re.compile(r"[!-~]+", re.ASCII)
+_CHUNK_BYTES = 65_536
+
+
+class HttpStatus(SourceFailed):
+    """The server refused a request."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds for a connection, for a pause within an answer, and for a whole refresh.
+
+    The whole ends before the daemon gives the source up, so its thread ends too.
+    """
+
+    connect_s: float = 3.05
+    read_s: float = 30.0
+    refresh_s: float = 100.0
+
+
+class NetboxSession:
+    """The connections of one refresh; raises SourceFailed with the source's name.
+
+    Environment and ~/.netrc are not read: their credentials would replace the token, their proxy would get
+    it.
+    """
+
+    def __init__(
+        self, source: str, url: str, token_file: Path, ca_file: Path | None, limits: TimeLimits
+    ) -> None:
+        self.source = source
+        self._url = url
+        self._token = _read_token(source, token_file)
+        self._deadline = time.monotonic() + limits.refresh_s
+        self._limits = limits
+        self.http = requests.Session()
+        self.http.trust_env = False
+        self.http.verify = str(ca_file) if ca_file else _system_authorities()
+        self.http.headers.update(_authorization(self._token))
+        adapter = _GuardedAdapter(_origin(url), limits, self._deadline)
+        self.http.mount("https://", adapter)
+        self.http.mount("http://", adapter)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def get(self, path: str, params: Mapping[str, JSON] | None = None) -> JSON:
+        """Return the JSON of a GET; a list in `params` repeats its key."""
+        return self._request("GET", path, params=params)
+
+    def post(self, path: str, body: JSON) -> JSON:
+        """Return the JSON of a POST, which is not tried again."""
+        return self._request("POST", path, json=body)
+
+    def error(self, problem: str, remedy: str) -> SourceFailed:
+        return SourceFailed(f"{self.source}: {problem}; {remedy}")
+
+    def _request(self, method: str, path: str, **arguments: Any) -> JSON:
+        try:
+            response = self.http.request(method, self._url + path, allow_redirects=False, **arguments)
+        except _OtherOrigin:
+            raise self.error("the server leads to another host", "set `url` to its final address") from None
+        # The exceptions hold the request with its token, so neither they nor their texts are passed on.
+        except requests.exceptions.SSLError:
+            raise self.error("its certificate is not trusted", "set `ca_file` or correct `url`") from None
+        except _TooLong:
+            raise self.error("its answer is too long", "narrow `filter`") from None
+        except requests.exceptions.ChunkedEncodingError:
+            raise self.error("its answer was cut off", "check the server and any proxy before it") from None
+        except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
+            if _is_silent(error):
+                problem = f"no answer within {self._limits.read_s:g} s"
+                raise self.error(problem, "check the server, and the scheme of `url`") from None
+            raise self.error("it cannot be reached", "check `url`, the server and the network") from None
+        except requests.exceptions.RequestException as error:
+            raise self.error(f"the request failed ({type(error).__name__})", "check `url`") from None
+        return self._read_json(response)
+
+    def _read_json(self, response: requests.Response) -> JSON:
+        status = response.status_code
+        is_json = response.headers.get("Content-Type", "").partition(";")[0] == "application/json"
+        try:
+            body = json.loads(response.content) if is_json else None
+        except (ValueError, RecursionError):
+            is_json = False
+        if status == 200 and is_json:
+            return body
+        raise HttpStatus(status, f"{self.source}: {self._describe(status, body if is_json else None)}")
+
+    def _describe(self, status: int, body: JSON) -> str:
+        detail = self._detail(body)
+        match status:
+            case 200:
+                return "it answers without JSON, as a login page does; check `url` and any proxy"
+            case 400:
+                return f"it refuses the filter{detail}; correct `filter`"
+            case 401 | 403:
+                return f"it refuses the token{detail}; check the token and its rights"
+            case 404:
+                return "HTTP status 404; set `url` to the address of NetBox, without /api"
+            case _ if 300 <= status < 400:
+                return f"HTTP status {status}, a redirect; set `url` to its final address"
+            case _:
+                return f"HTTP status {status}{detail}; check the server"
+
+    def _detail(self, body: JSON) -> str:
+        """Return what the server says about its refusal, in parentheses."""
+        match body:
+            case {"detail": str(text)} | {"exception": str(text)}:
+                pass
+            case {**fields} if fields:
+                text = "; ".join(f"{name}: {_first(problems)}" for name, problems in fields.items())
+            case _:
+                return ""
+        text = text.replace(self._token, "***")
+        return f" ({' '.join(text[:MAX_DETAIL_LENGTH].rstrip('.').split())})"
+
+
+class _OtherOrigin(requests.exceptions.RequestException):
+    """A redirect or a `next` link leads to another origin, which must not get the token."""
+
+
+class _TooLong(requests.exceptions.RequestException):
+    """An answer is longer than MAX_RESPONSE_BYTES."""
+
+
+class _GuardedAdapter(HTTPAdapter):
+    """Sends to one origin, with time limits, and retries only what reads."""
+
+    def __init__(self, origin: tuple[str, str, int], limits: TimeLimits, deadline: float) -> None:
+        retries = urllib3.Retry(
+            total=3,
+            connect=2,
+            read=1,
+            redirect=0,
+            status=3,
+            backoff_factor=0.2,
+            status_forcelist=(429, 500, 502, 503, 504),
+            allowed_methods=("GET",),
+            raise_on_status=False,
+            raise_on_redirect=False,
+            retry_after_max=10,
+        )
+        super().__init__(max_retries=retries)
+        self._origin = origin
+        self._limits = limits
+        self._deadline = deadline
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **arguments: Any) -> requests.Response:
+        if _origin(str(request.url)) != self._origin:
+            raise _OtherOrigin("another origin")
+        arguments["timeout"] = (self._limits.connect_s, min(self._limits.read_s, self._remaining_s()))
+        response = super().send(request, **{**arguments, "stream": True})
+        response._content = self._read(response)
+        response._content_consumed = True
+        return response
+
+    def _read(self, response: requests.Response) -> bytes:
+        """Read the body in the time that is left: a server that sends a byte at a time never times out."""
+        body = bytearray()
+        try:
+            while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=True):
+                body += chunk
+                self._remaining_s()
+                if len(body) > MAX_RESPONSE_BYTES:
+                    raise _TooLong("too long")
+        except urllib3.exceptions.ReadTimeoutError:
+            raise requests.exceptions.ReadTimeout("no answer") from None
+        except urllib3.exceptions.HTTPError:
+            raise requests.exceptions.ChunkedEncodingError("cut off") from None
+        finally:
+            response.close()
+        return bytes(body)
+
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise requests.exceptions.Timeout("the refresh took too long")
+        return remaining_s
+
+
+def _is_silent(error: requests.exceptions.RequestException) -> bool:
+    """Return whether the server was reached and did not answer in time."""
+    if isinstance(error, requests.exceptions.Timeout):
+        return not isinstance(error, requests.exceptions.ConnectTimeout)
+    reason = getattr(error.args[0], "reason", None) if error.args else None
+    return isinstance(reason, urllib3.exceptions.ReadTimeoutError)
+
+
+def _read_token(source: str, path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "not ASCII"
+        raise SourceFailed(f"{source}: {path} cannot be read ({problem}); set `token_file`") from None
+    if not _TOKEN.fullmatch(text):
+        raise SourceFailed(f"{source}: {path} does not hold one token; write the bare token into it")
+    return text
+
+
+def _authorization(token: str) -> Mapping[str, str]:
+    keyword = "Bearer" if token.startswith("nbt_") and "." in token else "Token"
+    return {"Authorization": f"{keyword} {token}", "Accept": "application/json"}
+
+
+def _system_authorities() -> str | bool:
+    paths = ssl.get_default_verify_paths()
+    return paths.cafile or paths.capath or True
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _first(problems: JSON) -> str:
+    return str(problems[0] if isinstance(problems, Sequence) and problems else problems)

@@ -1,0 +1,74 @@
+"""Lists of NetBox by REST: read whole, counted, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rolloutd.adapters.netbox.http import NetboxSession
+from rolloutd.adapters.netbox.objects import kind_fields, read_shape
+from rolloutd.ports import JSON
+
+PATHS = {"devices": "/api/dcim/devices/", "virtual_machines": "/api/virtualization/virtual-machines/"}
+
+PAGE_SIZE = 1000
+"""Objects of one page: the server's own limit unless its operator changed it."""
+
+READ_TRIES = 2
+"""A list that another user changes while it is read is read once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    count: int
+    records: Sequence[Mapping[str, JSON]]
+
+
+def list_objects(
+    session: NetboxSession, kind: str, filters: Mapping[str, JSON], fields: frozenset[str]
+) -> Sequence[Mapping[str, JSON]]:
+    """Return all objects that match; raises SourceFailed rather than return a part."""
+    params = {**filters, "fields": rest_fields(kind, fields)}
+    return list_all(session, PATHS[kind], params)
+
+
+def list_all(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Sequence[Mapping[str, JSON]]:
+    """Return all objects of a list; raises SourceFailed if their number is not the server's count."""
+    for _ in range(READ_TRIES):
+        count, records = _read_pages(session, path, params)
+        if len({record["id"] for record in records}) == len(records) == count:
+            return records
+    problem = f"{len(records)} of {count} objects came from {path}"
+    raise session.error(problem, "the next refresh reads them again")
+
+
+def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Page:
+    """Return one page of a list."""
+    body = session.get(path, params)
+
+    def convert() -> Page:
+        records = [dict(record) for record in body["results"]]
+        if not all(isinstance(record["id"], int) for record in records):
+            raise TypeError("an object has no id")
+        return Page(int(body["count"]), records)
+
+    page: Page = read_shape(convert, session.source)
+    return page
+
+
+def rest_fields(kind: str, fields: frozenset[str]) -> str:
+    """Return the parameter `fields`; the server needs two queries for each object's `primary_ip`."""
+    return ",".join(["id", "name", "primary_ip4", "primary_ip6", *kind_fields(kind, fields)])
+
+
+def _read_pages(
+    session: NetboxSession, path: str, params: Mapping[str, JSON]
+) -> tuple[int, list[Mapping[str, JSON]]]:
+    """Read page after page by offset: the server's `next` link may name another host."""
+    records: list[Mapping[str, JSON]] = []
+    while True:
+        window = {"limit": PAGE_SIZE, "offset": len(records), "ordering": "id"}
+        page = read_page(session, path, {**params, **window})
+        records += page.records
+        if not page.records or len(records) >= page.count:
+            return page.count, records

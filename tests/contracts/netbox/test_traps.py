@@ -1,0 +1,306 @@
+"""What NetBox does that an inventory must not believe: one test for each trap, against the fake server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from rolloutd.adapters.netbox.registration import NetboxInventoryParams
+from rolloutd.errors import SourceFailed
+from tests.contracts.netbox.backends import Server, answer_always, failure, fake_of, open_fake
+from tests.support.fake_netbox import FakeNetbox, Fleet
+from tests.support.fake_netbox.server import V1, V2
+
+DEVICES = "/api/dcim/devices/"
+SECOND_PAGE = "1000"
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with open_fake(tmp_path, Fleet.of(30, 12)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def large(tmp_path: Path) -> AsyncIterator[Server]:
+    """A server with more devices than one page has."""
+    async with open_fake(tmp_path, Fleet.of(1100)) as opened:
+        yield opened
+
+
+# -- filters and custom fields ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bogus", "cf-pool", "cf_pool__bogus", "limit", "exclude", "rack_id__zz"])
+def test_unknown_filter_returns_everything(name: str) -> None:
+    given = {"url": "http://netbox.example", "token_file": "t", "filter": {name: "x"}}
+    with pytest.raises(ValidationError, match="NetBox ignores an unknown filter"):
+        NetboxInventoryParams.model_validate(given)
+
+
+def test_filter_of_devices_alone_returns_every_machine() -> None:
+    given = {"url": "http://netbox.example", "token_file": "t", "filter": {"rack_id": 1}}
+    with pytest.raises(ValidationError, match="virtual_machines have no filter rack_id"):
+        NetboxInventoryParams.model_validate(given)
+    assert NetboxInventoryParams.model_validate({**given, "objects": ["devices"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("cf_nosuch", "NetBox has no filter cf_nosuch; name a custom field in `filter`"),
+        ("cf_hidden", "NetBox has no filter cf_hidden; name a custom field in `filter`"),
+        ("cf_pool__gte", "a field of type select has no filter cf_pool__gte; correct `filter`"),
+        ("cf_wave__ic", "a field of type integer has no filter cf_wave__ic; correct `filter`"),
+        (
+            "cf_bay",
+            (
+                "virtual_machines have no custom field bay; remove virtual_machines from `objects`,"
+                " or cf_bay from `filter`"
+            ),
+        ),
+    ],
+)
+async def test_unknown_cf_filter_returns_everything(server: Server, name: str, problem: str) -> None:
+    assert await failure(server, filter={name: "1"}) == problem
+    assert DEVICES not in fake_of(server).paths
+
+
+async def test_cf_filter_of_known_field_works(server: Server) -> None:
+    nodes = await server.inventory(
+        filter={"cf_pool": ["red"]}, labels={"pool": "custom_fields.pool"}
+    ).refresh()
+    assert {node.labels["pool"] for node in nodes} == {"red"}
+
+
+async def test_unknown_value_is_empty_list_in_graphql(server: Server) -> None:
+    text = await failure(server, filter={"site": "nowhere"})
+    assert text == (
+        "it refuses the filter (site: Select a valid choice. nowhere is not one of the available choices);"
+        " correct `filter`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("custom_fields.nosuch", "NetBox has no custom field nosuch"),
+        ("custom_fields.groups", "custom field groups has the type multiselect"),
+        ("custom_fields.policy", "custom field policy has the type json"),
+        ("custom_fields.pool.x", "custom field pool has the type select"),
+        ("custom_fields.spare_site.slug", "custom field spare_site has the type object"),
+    ],
+)
+async def test_label_that_is_no_text_is_refused(server: Server, path: str, problem: str) -> None:
+    assert (await failure(server, labels={"x": path})).startswith(problem)
+
+
+async def test_object_field_is_bare_id_in_graphql(server: Server) -> None:
+    labels = {"spare": "custom_fields.spare_site", "limit": "custom_fields.policy.drain.limit"}
+    both = [await server.inventory(labels=labels, graphql=on).refresh() for on in (True, False)]
+    assert both[0] == both[1]
+    assert {node.labels["spare"] for node in both[0]} == {"2"}
+    assert {node.labels["limit"] for node in both[0]} == {"0", "1", "2"}
+
+
+async def test_config_context_is_read_by_rest(server: Server) -> None:
+    labels = {"window": "config_context.patching.window", "none": "config_context.patching.none.deeper"}
+    nodes = await server.inventory(labels=labels).refresh()
+    assert {node.labels["window"] for node in nodes} == {f"day-{day}" for day in range(7)}
+    assert "/graphql/" not in fake_of(server).paths
+
+
+async def test_mapping_in_config_context_is_no_label(server: Server) -> None:
+    text = await failure(server, labels={"window": "config_context.patching"})
+    assert text.startswith(
+        "config_context.patching of metal-00001 is not one text of at most 253 characters;"
+    )
+
+
+# -- lists --------------------------------------------------------------------
+
+
+async def test_error_on_page_2_comes_after_page_1(large: Server) -> None:
+    inventory = large.inventory(graphql=False)
+    whole = await inventory.refresh()
+
+    async def fail_second_page(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=500) if request.query.get("offset") == SECOND_PAGE else None
+
+    fake_of(large).intercept = fail_second_page
+    with pytest.raises(SourceFailed, match="HTTP status 500; check the server"):
+        await inventory.refresh()
+    fake_of(large).intercept = None
+    assert await inventory.refresh() == whole
+
+
+async def test_half_of_list_is_compared_with_count(large: Server) -> None:
+    async def lose_second_page(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("offset") != SECOND_PAGE:
+            return None
+        return web.json_response({"count": 1100, "next": None, "previous": None, "results": []})
+
+    fake_of(large).intercept = lose_second_page
+    assert await failure(large, graphql=False) == (
+        f"1000 of 1100 objects came from {DEVICES}; the next refresh reads them again"
+    )
+
+
+async def test_object_created_between_pages_is_read_again(large: Server) -> None:
+    """Pages by offset return an object twice if another appears before it."""
+    devices = fake_of(large).fleet.devices
+
+    async def insert(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("offset") == SECOND_PAGE and len(devices) == 1100:
+            devices.insert(0, {**devices[0], "id": 2, "name": "created-meanwhile"})
+        return None
+
+    fake_of(large).intercept = insert
+    nodes = await large.inventory(graphql=False).refresh()
+    assert len(nodes) == len({node.name for node in nodes}) == 1101
+
+
+async def test_graphql_caps_pages_silently(large: Server) -> None:
+    assert len(await large.inventory().refresh()) == 1100
+    fake = fake_of(large)
+    assert fake.paths.count("/graphql/") == 2
+    assert [request.query["limit"] for request in fake.requests if request.path == DEVICES] == ["10"]
+
+
+async def test_limit_is_page_size_and_primary_ip_is_slow(server: Server) -> None:
+    await server.inventory(graphql=False).refresh()
+    lists = [request for request in fake_of(server).requests if "limit" in request.query]
+    fields = {name for request in lists for name in request.query.get("fields", "").split(",")}
+    assert {"primary_ip4", "primary_ip6", "rack"} <= fields
+    assert not fields & {"primary_ip", "url", "custom_fields", "config_context"}
+
+
+async def test_tag_list_is_and_so_graphql_is_not_used(server: Server) -> None:
+    nodes = await server.inventory(filter={"tag": ["canary", "canary"]}).refresh()
+    assert len(nodes) == sum(bool(each["tags"]) for each in all_objects(server))
+    assert "/graphql/" not in fake_of(server).paths
+
+
+def all_objects(server: Server) -> list[dict[str, Any]]:
+    return fake_of(server).fleet.devices + fake_of(server).fleet.machines
+
+
+async def test_names_may_be_null_or_shared(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = fake_of(server).fleet
+    fleet.devices[0]["name"] = None
+    fleet.devices[1]["name"] = fleet.machines[0]["name"]
+    names = {node.name for node in await server.inventory().refresh()}
+    assert len(names) == len(all_objects(server)) - 3
+    assert f"1 names belong to several objects and are left out ({fleet.machines[0]['name']})" in caplog.text
+
+
+# -- tokens -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", [V1, V2])
+async def test_trailing_newline_of_token_is_stripped(server: Server, token: str) -> None:
+    path = server.other_token(f"{token}\n")
+    assert await server.inventory(token_file=str(path)).refresh()
+    keyword = "Bearer" if token == V2 else "Token"
+    sent = {request.headers["Authorization"] for request in fake_of(server).requests}
+    assert sent == {f"{keyword} {token}"}
+
+
+@pytest.mark.parametrize("text", ["", f"Bearer {V2}", f"{V2}\nsecond", "tok\u00e9n"])
+async def test_file_without_one_bare_token_is_refused(server: Server, text: str) -> None:
+    text = await failure(server, token_file=str(server.other_token(text)))
+    assert "other.token" in text
+    assert fake_of(server).requests == []
+
+
+@pytest.mark.parametrize("refusal", ["Token expired", "Token disabled", "Source IP is not permitted"])
+async def test_refusal_is_403_with_detail(server: Server, refusal: str) -> None:
+    fake_of(server).tokens[V2].refusal = refusal
+    expected = f"it refuses the token ({refusal}); check the token and its rights"
+    assert await failure(server) == expected
+    assert await server.inventory().find_missing_prerequisites() == [f"netbox/netbox: {expected}"]
+
+
+async def test_lost_right_is_empty_list_with_200(server: Server) -> None:
+    """GraphQL then answers with no object, REST with 403."""
+    inventory = server.inventory()
+    whole = await inventory.refresh()
+    fake_of(server).tokens[V2].may_view = False
+    assert await failure(server) == (
+        "it refuses the token (You do not have permission to perform this action);"
+        " check the token and its rights"
+    )
+    fake_of(server).tokens[V2].may_view = True
+    assert await inventory.refresh() == whole
+
+
+async def test_list_that_is_empty_with_200_is_no_answer(server: Server) -> None:
+    fake_of(server).fleet.devices.clear()
+    fake_of(server).fleet.machines.clear()
+    assert await failure(server) == "no object matches; check `filter` and the token's rights"
+
+
+async def test_graphql_hides_nested_objects_without_right(server: Server) -> None:
+    expected = await server.inventory(graphql=False).refresh()
+    fake_of(server).tokens[V2].hidden = frozenset({"tenant"})
+    assert await server.inventory().refresh() == expected
+
+
+async def test_server_before_4_5_has_no_authentication_check(server: Server) -> None:
+    fake_of(server).has_authentication_check = False
+    assert await server.inventory().refresh()
+    fake_of(server).intercept = answer_always(
+        "/api/status/", lambda: web.json_response({"detail": "Invalid v1 token"}, status=403)
+    )
+    assert "it refuses the token (Invalid v1 token)" in await failure(server)
+
+
+async def test_token_in_answer_is_not_shown(server: Server) -> None:
+    body = {"detail": f"{V2} is not welcome"}
+    fake_of(server).intercept = answer_always(DEVICES, lambda: web.json_response(body, status=403))
+    assert "(*** is not welcome)" in await failure(server)
+
+
+@asynccontextmanager
+async def other_origin() -> AsyncIterator[tuple[str, list[web.Request]]]:
+    """Serve on another port, and yield its address and the requests that came."""
+    async with FakeNetbox(Fleet()) as other:
+        yield other.url, other.requests
+
+
+async def test_redirect_does_not_get_token(server: Server) -> None:
+    async with other_origin() as (url, requests):
+        fake_of(server).intercept = answer_always(
+            DEVICES, lambda: web.Response(status=302, headers={"Location": url + DEVICES})
+        )
+        text = await failure(server)
+        assert text == "HTTP status 302, a redirect; set `url` to its final address"
+        assert requests == []
+
+
+async def test_next_link_of_other_origin_is_not_followed(large: Server) -> None:
+    async with other_origin() as (url, requests):
+        fake_of(large).page_host = url
+        assert len(await large.inventory(graphql=False).refresh()) == 1100
+        assert requests == []
+
+
+async def test_netrc_and_proxy_of_environment_are_not_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
+    async with other_origin() as (url, requests):
+        for name, value in (
+            ("HOME", str(tmp_path)),
+            ("http_proxy", url),
+            ("NETRC", str(tmp_path / ".netrc")),
+        ):
+            monkeypatch.setenv(name, value)
+        assert await server.inventory().refresh()
+        assert requests == []

@@ -1,0 +1,197 @@
+"""HTTP of the fake NetBox: tokens, REST lists, GraphQL, and faults that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from tests.support.fake_netbox import graphql
+from tests.support.fake_netbox.fleet import Fleet
+
+JSON = Any
+Intercept = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+
+DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
+
+V1 = "0123456789abcdef0123456789abcdef01234567"
+V2 = "nbt_twinTwinTwin.0123456789abcdef0123456789abcdef01234567"
+
+_NESTED = ("site", "tenant", "role", "platform", "device_type", "cluster", "manufacturer")
+_NO_CHOICE = "Select a valid choice. {} is not one of the available choices."
+
+
+@dataclass
+class Token:
+    """A token: why it is refused, whether it may view objects, and to which site it is limited."""
+
+    refusal: str = ""
+    may_view: bool = True
+    only_site: str = ""
+    hidden: frozenset[str] = frozenset()
+    """Nested objects that GraphQL does not show this token; REST shows them."""
+
+
+class FakeNetbox:
+    """One server: `async with FakeNetbox(fleet) as server`, then `server.url`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.tokens = {V1: Token(), V2: Token()}
+        self.has_graphql = True
+        self.has_authentication_check = True
+        self.intercept: Intercept | None = None
+        self.requests: list[web.Request] = []
+        self.url = ""
+        self.page_host = ""
+        """Origin of `next` links, if a proxy in front of the server sets another Host."""
+
+    async def __aenter__(self) -> FakeNetbox:
+        application = web.Application(middlewares=[self._middleware])
+        application.router.add_get("/api/status/", self._status)
+        application.router.add_get("/api/authentication-check/", self._authentication_check)
+        application.router.add_get("/api/dcim/devices/", self._devices)
+        application.router.add_get("/api/virtualization/virtual-machines/", self._machines)
+        application.router.add_get("/api/extras/custom-fields/", self._custom_fields)
+        application.router.add_post("/graphql/", self._graphql)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = "http://{}:{}".format(*self._runner.addresses[0][:2])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the requests so far."""
+        return [request.path for request in self.requests]
+
+    @web.middleware
+    async def _middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append(request)
+        if self.intercept is not None and (answer := await self.intercept(request)) is not None:
+            return answer
+        refusal = self._refusal(request.headers.get("Authorization", ""))
+        if refusal:
+            if request.path == "/graphql/":
+                return web.Response(status=403, text=refusal)
+            return web.json_response({"detail": refusal}, status=403)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def _refusal(self, authorization: str) -> str:
+        keyword, _, text = authorization.partition(" ")
+        if keyword not in ("Token", "Bearer") or not text:
+            return "Authentication credentials were not provided."
+        if text.startswith("Bearer "):
+            return "Invalid authorization header"
+        if text not in self.tokens:
+            return f"Invalid {'v2' if text.startswith('nbt_') else 'v1'} token"
+        return self.tokens[text].refusal
+
+    def _token(self, request: web.Request) -> Token:
+        return self.tokens[request.headers["Authorization"].partition(" ")[2]]
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response({"netbox-version": "4.6.8", "plugins": {}})
+
+    async def _authentication_check(self, _: web.Request) -> web.Response:
+        if not self.has_authentication_check:
+            return web.json_response({"error": "The requested url could not be found."}, status=404)
+        return web.json_response({"id": 2, "username": "inventory", "is_active": True})
+
+    async def _devices(self, request: web.Request) -> web.Response:
+        return self._list(request, self.fleet.devices)
+
+    async def _machines(self, request: web.Request) -> web.Response:
+        return self._list(request, self.fleet.machines)
+
+    async def _custom_fields(self, request: web.Request) -> web.Response:
+        return self._page(request, self.fleet.custom_fields)
+
+    async def _graphql(self, request: web.Request) -> web.Response:
+        if not self.has_graphql:
+            return web.Response(status=404, text="<html>Page Not Found</html>", content_type="text/html")
+        token = self._token(request)
+        lists = {"device_list": self.fleet.devices, "virtual_machine_list": self.fleet.machines}
+        visible = {name: list(self._visible(token, records)) for name, records in lists.items()}
+        query = (await request.json())["query"]
+        try:
+            data = await asyncio.to_thread(graphql.run, query, visible, token.hidden)
+        except graphql.QueryError as error:
+            return web.json_response({"data": None, "errors": [{"message": str(error)}]})
+        return web.json_response({"data": data})
+
+    def _visible(self, token: Token, records: Iterable[dict[str, JSON]]) -> Iterable[dict[str, JSON]]:
+        if not token.may_view:
+            return []
+        return [each for each in records if token.only_site in ("", each["site"]["slug"])]
+
+    def _list(self, request: web.Request, records: list[dict[str, JSON]]) -> web.Response:
+        token = self._token(request)
+        if not token.may_view:
+            detail = "You do not have permission to perform this action."
+            return web.json_response({"detail": detail}, status=403)
+        for name in ("tag", "site", "tenant", "role", "platform", "status"):
+            known = {value for each in records for value in _values(each, name)}
+            for wanted in request.query.getall(name, []):
+                if wanted not in known | {"active", "planned", "offline", "staged"}:
+                    return web.json_response({name: [_NO_CHOICE.format(wanted)]}, status=400)
+        found = [each for each in self._visible(token, records) if _matches(each, request.query)]
+        return self._page(request, found)
+
+    def _page(self, request: web.Request, records: list[dict[str, JSON]]) -> web.Response:
+        limit = int(request.query.get("limit", DEFAULT_PAGE_SIZE)) or MAX_PAGE_SIZE
+        limit, offset = min(limit, MAX_PAGE_SIZE), int(request.query.get("offset", 0))
+        following = None
+        if offset + limit < len(records):
+            query = {**dict(request.query), "limit": limit, "offset": offset + limit}
+            following = f"{self.page_host or self.url}{request.path}?{urlencode(query)}"
+        fields = request.query.get("fields")
+        shown = [_only(each, fields) for each in records[offset : offset + limit]]
+        return web.json_response(
+            {"count": len(records), "next": following, "previous": None, "results": shown}
+        )
+
+
+def _only(record: dict[str, JSON], fields: str | None) -> dict[str, JSON]:
+    return {key: value for key, value in record.items() if fields is None or key in fields.split(",")}
+
+
+def _values(record: dict[str, JSON], name: str) -> set[str]:
+    """Return what a filter of this name is compared with."""
+    if name.startswith("cf_"):
+        value = record["custom_fields"].get(name.removeprefix("cf_"))
+        value = value["id"] if isinstance(value, dict) and "id" in value else value
+        values = value if isinstance(value, list) else [value]
+        return {str(each).lower() if isinstance(each, bool) else str(each) for each in values}
+    match name:
+        case "tag":
+            return {tag["slug"] for tag in record["tags"]}
+        case "status":
+            return {record["status"]["value"]}
+        case "id" | "name":
+            return {str(record[name])}
+        case _:
+            return {(record.get(name) or {}).get("slug", "")}
+
+
+def _matches(record: dict[str, JSON], query: Any) -> bool:
+    """Apply the filters that the server knows; it ignores all others."""
+    for name in set(query):
+        base, _, lookup = name.partition("__")
+        is_custom = base.removeprefix("cf_") in record["custom_fields"] and base.startswith("cf_")
+        if base not in ("tag", "status", "id", "name", *_NESTED) and not is_custom:
+            continue
+        wanted, found = set(query.getall(name)), _values(record, base)
+        hit = wanted <= found if name == "tag" else bool(wanted & found)
+        if hit == (lookup == "n"):
+            return False
+    return True
