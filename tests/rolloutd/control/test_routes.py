@@ -52,7 +52,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
             *("/v1/settings", "/v1/audit/head"),
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
-            *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log"),
+            *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log", "/v1/rollouts/{r}/review"),
         )
     }
     claims = {
