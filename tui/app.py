@@ -12,14 +12,17 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
 
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, api_path
+from rolloutd.control.last_look import LastLook
 from tui.connection.event_stream import (
     REQUEST_TIMEOUT_S,
     Connected,
@@ -56,6 +59,9 @@ TICK_INTERVAL_S = 0.25
 HINT_TIMEOUT_S = 20.0
 
 MESSAGE_TIMEOUT_S = 8
+
+AWAY_S = 1_800.0
+"""Without a key for so long, the user was away: the handover begins at the last key."""
 
 
 class Console(NavigationApp):
@@ -98,6 +104,8 @@ class Console(NavigationApp):
         self._request_runner: RequestRunner | None = None
         self._frame_requested = asyncio.Event()
         self._last_severity = ""
+        self._last_look = LastLook(reach or str(client.path))
+        self._looked_at = self._last_key_at = 0.0
         self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
         self._ascii_filter = AsciiFilter(enabled=ascii_only)
         self._fetch_queue = FetchQueue(self.model, self._request_client, self.call_daemon, now)
@@ -126,6 +134,8 @@ class Console(NavigationApp):
 
         self._stream_messages.on_message = request_frame
         self._event_listener.start()
+        self._last_key_at = self._clock()
+        self._looked_at = self._last_look.read(self._last_key_at)
         self.run_worker(self._draw_frames(), group="frames")
         self.set_interval(TICK_INTERVAL_S, self._tick)
         if self.hint:
@@ -133,6 +143,7 @@ class Console(NavigationApp):
 
     def on_unmount(self) -> None:
         self._event_listener.stop()
+        self._last_look.write(self._last_key_at)
 
     async def _draw_frames(self) -> None:
         while True:
@@ -259,6 +270,14 @@ class Console(NavigationApp):
 
     # -- actions
 
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key):
+            now = self._clock()
+            if now - self._last_key_at > AWAY_S:
+                self._looked_at = self._last_key_at
+            self._last_key_at = now
+        await super().on_event(event)
+
     def action_perform(self, name: str) -> None:
         """Run an action: an operation after its confirmation, else `do_NAME` of the page or the app."""
         action = actions.ACTIONS_BY_NAME[name]
@@ -339,6 +358,15 @@ class Console(NavigationApp):
 
     def prompt_text(self, label: str, text: str, on_submit: Callable[[str], None]) -> None:
         self.push_screen(Prompt(label, text), lambda answer: None if answer is None else on_submit(answer))
+
+    def do_handover(self) -> None:
+        """Show what happened since the user last looked; the next handover begins now."""
+        from tui.screens.handover import HandoverPage
+
+        since = datetime.fromtimestamp(self._looked_at, UTC).isoformat()
+        self._looked_at = self._clock()
+        self._last_look.write(self._looked_at)
+        self.push_screen(HandoverPage(since))
 
     def do_palette(self) -> None:
         self.action_command_palette()

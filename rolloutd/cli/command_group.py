@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.output import FORMATS, print_json, print_message, print_names, print_yaml
+from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.text import nearest_name
 
@@ -172,9 +173,18 @@ def add_until_option(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def time_argument(text: str) -> str:
-    """Parse a time or a duration, for argparse."""
+    """Parse a time, or a duration from now, for argparse."""
+    return _time_argument(user_time.parse_future, text)
+
+
+def past_time_argument(text: str) -> str:
+    """Parse a time, or a duration before now, for argparse."""
+    return _time_argument(user_time.parse_past, text)
+
+
+def _time_argument(parse: Callable[[str], str], text: str) -> str:
     try:
-        return timestamps.parse_user_time(text)
+        return parse(text)
     except ValueError as wrong:
         raise argparse.ArgumentTypeError(str(wrong)) from None
 

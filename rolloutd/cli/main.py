@@ -16,6 +16,7 @@ from rolloutd import __version__
 from rolloutd.cli import (
     audit,
     exits,
+    handover,
     holds,
     local,
     plans,
@@ -32,7 +33,20 @@ from rolloutd.cli.output import print_message
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
 from rolloutd.errors import RolloutdError
 
-_MODULES = (plans, queries, review, watch, voting, rollout_actions, holds, teams, audit, report, local)
+_MODULES = (
+    plans,
+    queries,
+    handover,
+    review,
+    watch,
+    voting,
+    rollout_actions,
+    holds,
+    teams,
+    audit,
+    report,
+    local,
+)
 """The modules with commands, in the order of the help."""
 
 _EPILOG = """\
@@ -79,19 +93,7 @@ def parser() -> argparse.ArgumentParser:
     commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
     help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
     help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
-    for module in (
-        plans,
-        queries,
-        review,
-        watch,
-        voting,
-        rollout_actions,
-        holds,
-        teams,
-        audit,
-        report,
-        local,
-    ):
+    for module in _MODULES:
         module.register(commands)
     return top
 

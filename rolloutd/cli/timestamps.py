@@ -1,26 +1,13 @@
-"""Instants and durations on a terminal: parsing what users write, formatting what they read."""
+"""Instants and durations as a terminal shows them."""
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from machines.model.timefmt import format_duration, format_rfc3339
+from machines.model.timefmt import format_duration
 
 AGE_UNITS = 2
 """Units of an age: `3d4h` is enough to see how old something is."""
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:\d{1,6}[smhd])+")
-_DURATION_PART = re.compile(r"(\d+)([smhd])")
-
-
-def parse_user_time(text: str, now: datetime | None = None) -> str:
-    """Return a user's time (RFC 3339, or a duration from now) as RFC 3339 UTC; raises ValueError."""
-    try:
-        return _parse_user_time(text, now or datetime.now(UTC))
-    except OverflowError:
-        raise ValueError(f"'{text}' is too far in the future") from None
 
 
 def parse_rfc3339(text: str) -> datetime:
@@ -45,18 +32,3 @@ def format_local(text: str, now: datetime | None = None) -> str:
     instant = parse_rfc3339(text).astimezone()
     today = (now or datetime.now(UTC)).astimezone().date()
     return instant.strftime("%H:%M:%S" if instant.date() == today else "%Y-%m-%d %H:%M:%S")
-
-
-def _parse_user_time(text: str, now: datetime) -> str:
-    if _DURATION.fullmatch(text):
-        seconds = sum(int(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
-        return format_rfc3339((now + timedelta(seconds=seconds)).timestamp())
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            f"'{text}' is neither a time (2026-11-20T16:00:00+01:00) nor a duration (2h)"
-        ) from None
-    if instant.tzinfo is None:
-        raise ValueError(f"'{text}' names no time zone; add Z or an offset such as +01:00")
-    return format_rfc3339(instant.astimezone(UTC).timestamp())

@@ -229,6 +229,12 @@ class LogQuery(QueryParams):
     follow: bool = False
 
 
+class HandoverQuery(QueryParams):
+    """What happened from `since` on."""
+
+    since: AwareDatetime
+
+
 class AuditQuery(QueryParams):
     """Filters of audit entries; `after` and `before` are sequence numbers.
 

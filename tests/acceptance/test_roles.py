@@ -245,12 +245,14 @@ READING = (
         f"{_R}/nodes",
         f"{_R}/plan",
         f"{_R}/review",
+        f"{_R}/comparison",
+        "/v1/handover?since=2026-11-20T00:00:00Z",
     ),
     *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}"),
 )
 
 ASKS: dict[Key, Arrange] = {
-    **{("GET", path): plain(path) for path in READING},
+    **{("GET", path.partition("?")[0]): plain(path) for path in READING},
     ("POST", "/v1/plans/validate"): plain("/v1/plans/validate", FILE),
     ("POST", "/v1/plans/preview"): plain("/v1/plans/preview", FILE),
     ("POST", "/v1/plans/impact"): impact,

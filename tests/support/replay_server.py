@@ -69,6 +69,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(fleet.rollout())
             case ["rollouts", _, "plan"]:
                 self._send_json(fleet.plan())
+            case ["handover"]:
+                fleet.asked_since.append(query["since"])
+                self._send_json(fleet.handover(query["since"]))
+            case ["rollouts", _, "comparison"]:
+                self._send_json(fleet.comparison)
             case ["rollouts", _, "review"]:
                 self._send_json(fleet.review)
             case ["rollouts", _, "nodes"]:

@@ -40,6 +40,8 @@ class ReplayedFleet:
         self.open_gates: set[tuple[str, str]] = set()
         self.pilot_evidence: JSON | None = None
         self.review = review_of(self.id)
+        self.comparison = comparison_of(self.id)
+        self.asked_since: list[str] = []
         self.state = "awaiting-approval"
         self.reason: JSON | None = None
         self.holds: list[JSON] = []
@@ -230,6 +232,31 @@ class ReplayedFleet:
             self.write("VoteCast", rollout=True, actor=by, vote={**cast, "actor": {"name": by, "uid": uid}})
 
     # -- what is answered
+
+    def handover(self, since: str) -> JSON:
+        """Return what changed, who decided and what waits."""
+        decisions = [e for e in self.entries if e["event"] == "VoteCast"]
+        changed = {
+            "rollout": self.id,
+            "plan": self.plan_name,
+            "state": self.state,
+            "percent": 33.3,
+            "opened": False,
+            "ended": False,
+            "changed": self.counts["done"],
+            "failed": [name for name, node in self.nodes.items() if node["phase"] == "failed"],
+            "reason": self.reason,
+            "gates": [{"gate": "proceed", "wave": None, "missing": "the vote of infra is missing"}],
+        }
+        return {
+            "since": since,
+            "until": format_rfc3339(self.at),
+            "rollouts": [changed],
+            "decisions": [
+                {"seq": e["seq"], "at": format_rfc3339(e["at"]), "hash": "", "entry": e} for e in decisions
+            ],
+            "omitted": False,
+        }
 
     def status(self) -> JSON:
         """Return how all rollouts stand."""
@@ -539,6 +566,22 @@ def review_of(rollout: str) -> JSON:
         "checks": ["reachable: within 30s", "ssh: run sysctl -n net.core.somaxconn, equals 65535"],
         "plan": [{"path": "maintain[0].vars.somaxconn", "value": "65535"}],
         "plan_differences": [],
+    }
+
+
+def comparison_of(rollout: str) -> JSON:
+    """Return canaries of half a minute, and a node that took five."""
+    node = {"node": "can-01", "wave": "canary", "phase": "done", "seconds": 30.0, "time": "usual"}
+    like = {**node, "changed_tasks": ["install kernel"], "extra_tasks": [], "missing_tasks": []}
+    slow = {"node": "slow-01", "wave": "fleet", "seconds": 300.0, "time": "slower"}
+    return {
+        "rollout": rollout,
+        "canary_wave": "canary",
+        "canaries": [like],
+        "low_s": 30.0,
+        "high_s": 30.0,
+        "nodes": [{**like, **slow, "extra_tasks": ["restart docker"]}, {**like, "node": "like-01"}],
+        "omitted": 0,
     }
 
 

@@ -49,7 +49,7 @@ _KEY_LABELS = {
 }
 
 
-_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams"
+_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover comparison"
 _NODE_SCREENS = "rollout node nodes"
 
 
@@ -77,6 +77,8 @@ ACTIONS: tuple[Action, ...] = (
     _move("locks", "3", "locks", "show slots, holds and freezes"),
     _move("audit", "4", "audit", "show who did what"),
     _move("teams", "5", "teams", "show teams, members and limits"),
+    _move("handover", "d", "handover", "show what changed since you last looked, and what waits", "fleet"),
+    _move("compare", "c", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),
     _move("find", "slash", "find", "filter by a text; empty shows all", "nodes node audit locks"),
     _move("sort", "o", "sort", "change the order of the nodes or of the pools", "nodes rollout"),

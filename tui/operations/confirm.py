@@ -35,7 +35,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class InputField:
-    """A field of a dialog; `choices` and `required_value` limit what it accepts."""
+    """A field of a dialog; `choices`, `required_value` and `is_time` limit what it accepts."""
 
     name: str
     label: str
@@ -43,6 +43,7 @@ class InputField:
     is_optional: bool = False
     choices: tuple[str, ...] = ()
     required_value: str = ""
+    is_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static
 
+from rolloutd.control import user_time
 from tui.formatting.lines import sanitize
 from tui.operations.confirm import Confirmation, InputField
 
@@ -39,7 +40,7 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
     Dialog .label { color: $foreground 75%; margin-top: 1; }
     Dialog Input { background: $boost; padding: 0 1; }
     Dialog Input.-invalid { background: $error 25%; }
-    Dialog #error { color: $error; height: 1; }
+    Dialog #error { color: $error; height: auto; min-height: 1; }
     Dialog Horizontal { height: auto; margin-top: 1; align-horizontal: right; }
     Dialog Button { min-width: 12; margin-left: 2; background: $boost; }
     Dialog Button:focus { background: $primary; color: $background; }
@@ -71,9 +72,10 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
                 yield Button(f"↵  {self.confirmation.confirm_label}", id="yes", compact=True)
 
     def on_mount(self) -> None:
-        """Focus the first empty field; without fields, the button that declines."""
+        """Focus the first field that must be filled in; without fields, the button that declines."""
         fields = self.confirmation.fields
-        first = next((each for each in fields if not each.initial), fields[0] if fields else None)
+        empty = (each for each in fields if not each.initial and not each.is_optional)
+        first = next(empty, fields[0] if fields else None)
         self.query_one(f"#field-{first.name}" if first is not None else "#no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
@@ -104,6 +106,11 @@ def validation_error(field: InputField, value: str) -> str:
         return "" if field.is_optional else f"{field.name}: missing; type one"
     if field.required_value and value != field.required_value:
         return f"{field.name}: no match; type {field.required_value}"
+    if field.is_time:
+        try:
+            user_time.parse_future(value)
+        except ValueError as wrong:
+            return f"{field.name}: {wrong}"
     if field.choices and value not in field.choices:
         return f"{field.name}: unknown value; type one of {', '.join(field.choices)}"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import event_text, review_text, wire
+from rolloutd.control import event_text, review_text, user_time, wire
 from rolloutd.control.client import api_path
 from tui.formatting import formatting
 from tui.operations.confirm import (
@@ -26,7 +26,7 @@ from tui.operations.dialog import DIGEST_FIELD_NAME
 from tui.state import permissions
 from tui.state.model import Model
 from tui.state.permissions import Permission
-from tui.state.values import BUSY_PHASES, NodeState, RolloutState
+from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
 from tui.widgets.summaries import PendingGate, missing_votes
 
 MAX_NAMED_FAILURES = 4
@@ -284,15 +284,27 @@ def _withdraw_operation() -> Operation:
 # -- holds and freezes ----------------------------------------------------------
 
 
+_UNTIL_FIELD = InputField(
+    "until", "until: 2h, or RFC 3339 with zone (empty: no end)", is_optional=True, is_time=True
+)
+
+
+def _end(field_values: FieldValues) -> tuple[dict[str, str], str]:
+    """Return the end as a part of the body and as text; a duration counts from when it is sent."""
+    if not field_values["until"]:
+        return {}, ""
+    end = user_time.parse_future(field_values["until"])
+    return {"until": end}, f" until {formatting.format_datetime(parse_timestamp(end) or 0.0)}"
+
+
 def _hold_operation() -> Operation:
     def confirmation(selection: Selection) -> Confirmation:
         text = "The hold takes a slot of each pool of the node; the daemon refuses it while a pool is full."
-        until = InputField("until", "until (RFC 3339 with zone; empty: until released)", is_optional=True)
-        return Confirmation(f"Hold {selection.node_name}?", (text,), (REASON_FIELD, until), "hold")
+        return Confirmation(f"Hold {selection.node_name}?", (text,), (REASON_FIELD, _UNTIL_FIELD), "hold")
 
     def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
-        until = f" until {field_values['until']}" if field_values["until"] else ""
-        body = {"node": selection.node_name, **_given(field_values)}
+        end, until = _end(field_values)
+        body = {"node": selection.node_name, "reason": field_values["reason"], **end}
         return OperationRequest("PUT", api_path("holds"), body, f"{selection.node_name} is held{until}")
 
     def unavailable_reason(selection: Selection) -> str:
@@ -326,11 +338,13 @@ def _freeze_operation() -> Operation:
         reason = InputField("reason", REASON_FIELD.label, initial="frozen from the console")
         scope = InputField("scope", "scope: all, team/NAME or a pool", initial="all")
         text = "No node starts, in any rollout, until the freeze is lifted. Nodes in flight finish."
-        return Confirmation("Freeze everything?", (text,), (reason, scope), "freeze")
+        return Confirmation("Freeze everything?", (text,), (reason, scope, _UNTIL_FIELD), "freeze")
 
     def request(_: Selection, field_values: FieldValues) -> OperationRequest:
-        message = f"{field_values['scope']} is frozen: no node starts there"
-        return OperationRequest("POST", api_path("freezes"), dict(field_values), message)
+        end, until = _end(field_values)
+        message = f"{field_values['scope']} is frozen{until}: no node starts there"
+        body = {"reason": field_values["reason"], "scope": field_values["scope"], **end}
+        return OperationRequest("POST", api_path("freezes"), body, message)
 
     return Operation(lambda _: "", _hold_and_freeze_permission, confirmation, request)
 

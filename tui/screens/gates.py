@@ -120,6 +120,11 @@ class GatesPage(TwoPanes):
         else:
             self.console.open_rollout(selected.rollout.id)
 
+    def do_compare(self) -> None:
+        selected = self.selected_gate()
+        if selected is not None:
+            self.console.open_comparison(selected.rollout.id)
+
     # -- the content
 
     def _content_items(self, pending: PendingGate) -> Iterator[Item]:

@@ -65,6 +65,11 @@ class NavigationApp(App[None]):
 
         self._switch_to(TeamsPage)
 
+    def open_comparison(self, rollout: str) -> None:
+        from tui.screens.comparison import ComparisonPage
+
+        self.push_screen(ComparisonPage(rollout))
+
     def do_help(self) -> None:
         if not isinstance(self.screen, HelpPage):
             self.push_screen(HelpPage())

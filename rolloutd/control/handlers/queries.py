@@ -9,9 +9,19 @@ from typing import Any
 
 from machines.model.events import StepRecord
 from rolloutd.audit_chain import GENESIS_HASH
-from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
+from rolloutd.control import (
+    fleet_serializers,
+    openapi,
+    serializers,
+    wire,
+    wire_fleet,
+    wire_handover,
+    wire_plans,
+)
+from rolloutd.control.comparison import comparison
+from rolloutd.control.handover import handover
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import AuditQuery, StatusQuery, VerifyQuery
+from rolloutd.control.requests import AuditQuery, HandoverQuery, StatusQuery, VerifyQuery
 from rolloutd.control.resolve import (
     MAX_CLOSED,
     ResolvedRollout,
@@ -157,6 +167,20 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
     }
+
+
+@routes.add("GET", "/v1/rollouts/{r}/comparison")
+async def compare(services: Services, request: Request) -> wire_handover.Comparison:
+    """Compare the nodes of now with the canaries: durations and changed tasks."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    return await comparison(services.state, services.runner, resolved)
+
+
+@routes.add("GET", "/v1/handover", query_model=HandoverQuery)
+async def hand_over(services: Services, request: Request) -> wire_handover.Handover:
+    """Show what changed since an instant, who decided, and what waits."""
+    query: HandoverQuery = request.query
+    return await handover(services.state, query.since.timestamp())
 
 
 @routes.add("GET", "/v1/locks")

@@ -14,4 +14,5 @@ from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDaemon]:
     with serve_canned(tmp_path / "s") as daemon:
         monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         yield daemon

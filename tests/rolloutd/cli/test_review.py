@@ -13,7 +13,7 @@ import pytest
 
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
-from tests.support.replayed_fleet import review_of
+from tests.support.replayed_fleet import ReplayedFleet, comparison_of, review_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -98,3 +98,33 @@ def test_review_shows_change_first_and_plan_last(
     assert (code, places) == (0, sorted(places))
     assert json.loads(run(capsys, "review", "r", "--json")[1]) == review
     assert out in run(capsys, "gates", "r")[1]
+
+
+# -- the next person on duty
+
+
+def test_handover_begins_where_the_last_one_ended(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = ReplayedFleet(pools=4, per_pool=3, at=1_795_200_000.0)
+    fleet.vote("start", by="ana", uid=1001, teams=["infra"], reason="read it")
+    daemon.answer("GET", "handover", fleet.handover("2026-11-20T10:00:00Z"))
+    code, out, _ = run(capsys, "handover", "--since", "2026-11-20T12:00:00+02:00")
+    assert code == 0
+    assert "proceed: the vote of infra is missing" in out
+    assert "ana  kernel-x7k2p voted yes at start: read it" in out
+    run(capsys, "handover")
+    asked = [query["since"] for _, _, query, _ in daemon.requests]
+    assert asked == ["2026-11-20T10:00:00Z", "2026-11-20T18:40:00Z"]
+
+
+def test_comparison_names_what_is_unlike_the_canaries(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "rollouts/r/comparison", comparison_of("r"))
+    code, out, _ = run(capsys, "compare", "r")
+    first, _, heading, slow, *_ = out.splitlines()
+    assert (code, first, heading.split()[0]) == (0, "1 canary took 30s", "NODE")
+    assert "5m" in slow
+    assert "slower than all canaries; changed, but on no canary: restart docker" in slow
+    assert json.loads(run(capsys, "compare", "r", "-o", "json")[1]) == comparison_of("r")

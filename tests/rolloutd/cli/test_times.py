@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutd.cli import timestamps
+from rolloutd.control import user_time
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -25,7 +26,7 @@ NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     ],
 )
 def test_read(written: str, read: str) -> None:
-    assert timestamps.parse_user_time(written, NOW) == read
+    assert user_time.parse_future(written, NOW) == read
 
 
 @pytest.mark.parametrize(
@@ -44,13 +45,25 @@ def test_read(written: str, read: str) -> None:
 )
 def test_what_is_no_moment_is_refused_with_a_sentence(written: str) -> None:
     with pytest.raises(ValueError, match=r"neither|time zone|too far"):
-        timestamps.parse_user_time(written, NOW)
+        user_time.parse_future(written, NOW)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("8h", "2026-11-20T04:00:00Z"),
+        ("8h ago", "2026-11-20T04:00:00Z"),
+        ("2026-11-20T09:00:00+01:00", "2026-11-20T08:00:00Z"),
+    ],
+)
+def test_past_duration_is_before_now(written: str, read: str) -> None:
+    assert user_time.parse_past(written, NOW) == read
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(ValueError):
-        assert timestamps.parse_user_time(text, NOW).endswith("Z")
+        assert user_time.parse_future(text, NOW).endswith("Z")
 
 
 def test_an_age_and_what_is_ahead() -> None:

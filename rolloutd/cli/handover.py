@@ -1,0 +1,105 @@
+"""Commands for the next person on duty: the handover, and the comparison with canaries."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from machines.model.timefmt import format_duration, format_rfc3339
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, past_time_argument
+from rolloutd.cli.output import colorize, format_percent, print_line, print_table, sanitize
+from rolloutd.control import event_text, handover_text
+from rolloutd.control.client import api_path
+from rolloutd.control.last_look import LastLook
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire_handover import ComparedNode, Comparison, Handover, HandoverRollout
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command(
+        "handover", hand_over, "show what changed since you last looked, who decided, and what waits"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        type=past_time_argument,
+        help="start: RFC 3339, or a duration before now, such as 8h (default: your last handover, else 8h)",
+    )
+    parser = commands.add_command(
+        "compare", compare, "compare nodes with the canaries: times and changed tasks, outliers first"
+    )
+    add_rollout_argument(parser)
+
+
+def hand_over(call: Invocation) -> int:
+    """Print the handover; the next one begins where this one ends."""
+    last_look = LastLook(getattr(call.args, "host", None) or str(call.client.path))
+    since = call.args.since or format_rfc3339(last_look.read(time.time()))
+    found: Handover = call.get(api_path("handover"), since=since)
+    last_look.write(timestamps.parse_rfc3339(found["until"]).timestamp())
+    if call.args.json:
+        call.print_data(found)
+        return exits.OK
+    print_line(
+        f"since {timestamps.format_local(found['since'])}, {timestamps.format_age(found['since'])} ago"
+    )
+    print_line()
+    if found["rollouts"]:
+        headings = ("ROLLOUT", "STATE", "PROGRESS", "SINCE THEN", "WAITS FOR")
+        print_table(headings, map(_rollout_row, found["rollouts"]))
+    else:
+        print_line("no rollout is live, and none was closed since then")
+    print_line()
+    print_line(colorize("DECISIONS", "bold"))
+    for decided in found["decisions"]:
+        entry = decided["entry"]
+        at, who = timestamps.format_local(decided["at"]), event_text.actor_name(entry)
+        rollout = f"{entry['rollout']} " if entry["rollout"] else ""
+        print_line(sanitize(f"  {at}  {who}  {rollout}{event_text.describe_entry(entry)}"))
+    if not found["decisions"]:
+        print_line("  none")
+    if found["omitted"]:
+        print_line("  older ones are left out; rolloutctl audit lists all")
+    return exits.OK
+
+
+def compare(call: Invocation) -> int:
+    """Print the nodes of now against the canaries."""
+    found: Comparison = call.get(api_path("rollouts", call.args.rollout, "comparison"))
+    if call.args.json:
+        call.print_data(found)
+        return exits.OK
+    print_line(handover_text.describe_canaries(found))
+    nodes = [*found["nodes"], *found["canaries"]]
+    if nodes:
+        print_line()
+        print_table(
+            ("NODE", "WAVE", "PHASE", "TIME", "CHANGED TASKS", "UNLIKE THE CANARIES"), map(_row, nodes)
+        )
+    if found["omitted"]:
+        print_line(f"{found['omitted']} more nodes are not compared")
+    return exits.OK
+
+
+def _rollout_row(rollout: HandoverRollout) -> tuple[str, ...]:
+    return (
+        rollout["rollout"],
+        rollout["state"],
+        format_percent(rollout["percent"]),
+        handover_text.describe_change(rollout),
+        handover_text.describe_wait(rollout),
+    )
+
+
+def _row(node: ComparedNode) -> tuple[str, ...]:
+    tasks = node["changed_tasks"]
+    return (
+        node["node"],
+        node["wave"],
+        node["phase"],
+        format_duration(node["seconds"], timestamps.AGE_UNITS),
+        "no log" if tasks is None else str(len(tasks)),
+        handover_text.describe_outlier(node),
+    )

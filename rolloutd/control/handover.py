@@ -1,0 +1,129 @@
+"""The handover between two people on duty: what changed since an instant, who decided, what waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+from machines.model.node import natural_sort_key
+from machines.model.plan import GateName
+from machines.model.rollout import Rollout
+from machines.rules import gates
+from machines.scheduler.progress import rollout_progress
+from machines.states import CARRIES_CHANGE, Phase
+from rolloutd.control import serializers, wire, wire_handover
+from rolloutd.control.resolve import ResolvedRollout, resolve_rollout
+from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.state import State
+from rolloutd.ports import ClosedRollout
+from rolloutd.reason_text import describe_missing_votes
+
+DECISIONS = (
+    "RolloutOpened",
+    "VoteCast",
+    "VoteWithdrawn",
+    "RolloutPaused",
+    "RolloutResumed",
+    "RolloutCancelled",
+    "RolloutDeleted",
+    "NodeOrdered",
+    "NodeAdvanced",
+    "HoldTaken",
+    "HoldReleased",
+    "FreezeStarted",
+    "FreezeLifted",
+    "TeamRulesChanged",
+    "MismatchSettled",
+    "SettingsChanged",
+    "DaemonStarted",
+)
+"""Events that are a person's decision, or a change of the daemon itself."""
+
+MAX_PER_KIND = 50
+"""Latest decisions of one kind; `rolloutctl audit` has all."""
+
+MAX_FAILED_NAMED = 20
+
+MAX_CLOSED_SHOWN = 20
+"""Latest closed rollouts that are considered; `rolloutctl rollouts` lists all."""
+
+LATEST = 2**62
+"""A sequence number after all entries."""
+
+
+async def handover(state: State, since: float) -> wire_handover.Handover:
+    now = state.now()
+    decisions, omitted = await _decisions(state, since)
+    return {
+        "since": format_timestamp(since),
+        "until": format_timestamp(now),
+        "rollouts": [_rollout(state, each, since) async for each in _changed_rollouts(state, since)],
+        "decisions": decisions,
+        "omitted": omitted,
+    }
+
+
+async def _changed_rollouts(state: State, since: float) -> AsyncIterator[ResolvedRollout]:
+    """Yield the live rollouts, and those that were closed since the instant."""
+    for rollout in state.index.rollouts.values():
+        if not rollout.closed or (_closed_at(rollout) or 0.0) >= since:
+            yield ResolvedRollout(state.index, rollout, live=True)
+    closed = await state.store.list_closed_rollouts(MAX_CLOSED_SHOWN)
+    for each in closed:
+        if each.id not in state.index.rollouts and (_closed_at(each) or 0.0) >= since:
+            yield await resolve_rollout(state, each.id)
+
+
+def _closed_at(each: Rollout | ClosedRollout) -> float | None:
+    return each.ended_at if each.cancelled is None else each.cancelled.at
+
+
+def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_handover.HandoverRollout:
+    rollout, now = resolved.rollout, state.now()
+    progress = rollout_progress(resolved.index, rollout.id, now)
+    targets = [each for each in resolved.index.targets(rollout.id) if each.since >= since]
+    failed = [each.node for each in targets if each.phase is Phase.FAILED]
+    views = (
+        ()
+        if rollout.closed
+        else (
+            gates.gate_view(resolved.index, rollout, gate, wave, now)
+            for gate, wave in (*rollout.plan.gates_in_order, (GateName.PROCEED, ""))
+        )
+    )
+    return {
+        "rollout": rollout.id,
+        "plan": rollout.plan.name,
+        "state": progress.state.value,
+        "percent": round(progress.percent, 2),
+        "opened": rollout.submitted_at >= since,
+        "ended": (_closed_at(rollout) or 0.0) >= since,
+        "changed": sum(each.outcome in CARRIES_CHANGE for each in targets),
+        "failed": sorted(failed, key=natural_sort_key)[:MAX_FAILED_NAMED],
+        "reason": serializers.reason(progress.reason),
+        "gates": [
+            {
+                "gate": view.gate.value,
+                "wave": view.wave or None,
+                "missing": describe_missing_votes(view.missing),
+            }
+            for view in views
+            if view.state == "waiting"
+        ],
+    }
+
+
+async def _decisions(state: State, since: float) -> tuple[list[wire.AuditEntry], bool]:
+    """Return the decisions since the instant, oldest first, and whether some were left out."""
+    found: list[wire.AuditEntry] = []
+    omitted = False
+    for kind in DECISIONS:
+        page = await state.store.read_audit(event=kind, before=LATEST, limit=MAX_PER_KIND)
+        entries = [(each, json.loads(each.text)) for each in page]
+        recent = [(each, entry) for each, entry in entries if entry["at"] >= since]
+        omitted = omitted or len(recent) == MAX_PER_KIND
+        found += [
+            {"seq": each.seq, "at": format_timestamp(entry["at"]), "hash": each.hash, "entry": entry}
+            for each, entry in recent
+        ]
+    return sorted(found, key=lambda each: each["seq"]), omitted

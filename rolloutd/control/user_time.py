@@ -1,0 +1,44 @@
+"""Instants and durations as users write them, alike on the command line and in the console."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from machines.model.timefmt import format_rfc3339
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:\d{1,6}[smhd])+")
+_DURATION_PART = re.compile(r"(\d+)([smhd])")
+
+
+def parse_future(text: str, now: datetime | None = None) -> str:
+    """Return an instant (RFC 3339, or a duration from now) as RFC 3339 UTC; raises ValueError."""
+    return _parse(text, now or datetime.now(UTC), 1)
+
+
+def parse_past(text: str, now: datetime | None = None) -> str:
+    """Return the same, with a duration before now: `8h` is eight hours ago."""
+    return _parse(text.removesuffix(" ago"), now or datetime.now(UTC), -1)
+
+
+def _parse(text: str, now: datetime, direction: int) -> str:
+    try:
+        return _parse_instant(text, now, direction)
+    except OverflowError:
+        raise ValueError(f"'{text}' is too far away; give a nearer time") from None
+
+
+def _parse_instant(text: str, now: datetime, direction: int) -> str:
+    if _DURATION.fullmatch(text):
+        seconds = sum(int(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+        return format_rfc3339((now + direction * timedelta(seconds=seconds)).timestamp())
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"'{text}' is neither a time (2026-11-20T16:00:00+01:00) nor a duration (2h)"
+        ) from None
+    if instant.tzinfo is None:
+        raise ValueError(f"'{text}' names no time zone; add Z or an offset such as +01:00")
+    return format_rfc3339(instant.astimezone(UTC).timestamp())
