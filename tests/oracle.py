@@ -16,6 +16,7 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     join       rollout, node, wave, team;  amend: rollout, node, team
     vote       rollout, id, gate, wave, digest, uid, yes, teams, shown, nodes, more, until
     withdraw   rollout, id;  open: rollout, gate, wave
+    soak-restart  rollout, node           its soak counts from now: by the clock it began in the future
     evidence   rollout, node, digest, since: what the pilot showed, which was done at `since`; votes at
                start must be for the digest
     pause, resume, cancel    rollout
@@ -120,6 +121,12 @@ class Oracle:
         target = {"wave": entry["wave"], "team": entry["team"]}
         self.plans[entry["rollout"]]["targets"][entry["node"]] = target
         self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+
+    def on_soak_restart(self, entry: Entry) -> Iterator[str]:
+        state, since = self.target_states[entry["rollout"], entry["node"]]
+        if since <= entry["at"]:
+            yield f"of {entry['node']}, whose soak did not begin in the future"
+        self.target_states[entry["rollout"], entry["node"]] = (state, entry["at"])
 
     def on_amend(self, entry: Entry) -> None:
         self.plans[entry["rollout"]]["targets"][entry["node"]]["team"] = entry["team"]
@@ -299,7 +306,7 @@ class Oracle:
                 if how not in ("over", "left") and not covered:
                     yield f"before {other} of wave {wave['name']} was done"
                 ends.append(since)
-            if ends and now < max(ends) + wave["soak"]:
+            if ends and wave["soak"] and now < max(ends) + wave["soak"]:
                 yield f"while wave {wave['name']} soaks"
             if wave["gate"] and ("continue", wave["name"]) not in self.open_gates[name]:
                 yield f"before the continue gate after {wave['name']} was open"

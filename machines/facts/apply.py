@@ -39,6 +39,10 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
             return replace(target, downtime_s=event.downtime_s)
         case events.ChangeNeeded():
             return replace(target, maybe_current=False, last_text=event.text or target.last_text)
+        case events.SoakRestarted():
+            if target.phase is not Phase.DONE:
+                raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not done")
+            return replace(target, since=event.at)
         case events.NodeOrdered(order=None):
             return replace(target, order=None, order_by=None, ordered_at=0.0)
         case events.NodeOrdered():

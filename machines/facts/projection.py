@@ -94,6 +94,7 @@ class Projection(Index):
             case (
                 events.DeadlineExtended()
                 | events.ChangeNeeded()
+                | events.SoakRestarted()
                 | events.NodeOrdered()
                 | events.NodeAdvanced()
             ):

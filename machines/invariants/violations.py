@@ -203,7 +203,7 @@ def _time_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
         scopes = {"all", f"team/{team}", f"node/{target.node}", *(f"{key}/{value}" for key, value in pools)}
         if frozen and freeze.scope in scopes:
             return f"{freeze.scope} is frozen"
-    if now < target.not_before:
+    if target.since <= now < target.not_before:  # one that begins later: the clock was set back
         return "its backoff after an aborted isolation is not over"
     return None
 
@@ -300,7 +300,7 @@ def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
             covered = each.phase is Phase.FAILED and each.failure is not None
             if each.phase is not Phase.DONE and not covered:
                 return f"{each.node} of wave {spec.name} is {each.phase}"
-        if mine and now < max(each.since for each in mine) + spec.soak_s:
+        if mine and spec.soak_s and now < max(each.since for each in mine) + spec.soak_s:
             return f"wave {spec.name} soaks"
         opened = {(each.gate, each.wave) for each in rollout.opened}
         if spec.gate is GateName.CONTINUE and (GateName.CONTINUE, spec.name) not in opened:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
+from machines.model.rollout import Hold
+from machines.model.windows import Freeze
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,14 @@ class DeferMaintenance:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartSoak:
+    """Count a done node's soak from now: by its row it begins later."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenGate:
     rollout: str
     gate: GateName
@@ -83,5 +93,8 @@ class Decision:
     ended_rollouts: tuple[str, ...] = ()
     pilots_to_document: tuple[str, ...] = ()
     nodes_to_observe: tuple[str, ...] = ()
+    expired_holds: tuple[Hold, ...] = ()
+    expired_freezes: tuple[Freeze, ...] = ()
+    soak_restarts: tuple[RestartSoak, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     wake_at: float | None = None

@@ -166,6 +166,15 @@ class ChangeNeeded:
 
 
 @dataclass(frozen=True, slots=True)
+class SoakRestarted:
+    """The clock was set back to before a done node's soak began, so the soak counts from `at`."""
+
+    rollout: str
+    node: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeOrdered:
     """A person gave an order that takes time; `order` None: the order is complete."""
 
@@ -278,11 +287,14 @@ class HoldTaken:
 
 @dataclass(frozen=True, slots=True)
 class HoldReleased:
+    """A hold was released, or its time is over."""
+
     node: str
     source: str
     id: str
     actor: Actor
     at: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +304,13 @@ class FreezeStarted:
 
 @dataclass(frozen=True, slots=True)
 class FreezeLifted:
+    """A freeze was lifted, or its time is over; entries up to 0.2 lack `scope` and `reason`."""
+
     freeze: str
     actor: Actor
     at: float
+    scope: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +387,14 @@ class MismatchSettled:
 
 
 TargetEvent = (
-    PhaseMoved | StepRecorded | DeadlineExtended | ChangeNeeded | NodeOrdered | NodeAdvanced | TargetChanged
+    PhaseMoved
+    | StepRecorded
+    | DeadlineExtended
+    | ChangeNeeded
+    | SoakRestarted
+    | NodeOrdered
+    | NodeAdvanced
+    | TargetChanged
 )
 """Events that change one target."""
 

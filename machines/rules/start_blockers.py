@@ -132,7 +132,8 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
     """Return why this node may not start, whatever its pools say."""
     if target.node not in index.nodes:
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
-    if now < target.not_before:
+    # A backoff that begins later than now is from before the clock was set back: it is over.
+    if target.since <= now < target.not_before:
         params: Params = {"until": target.not_before, "detail": target.last_text}
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
         return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)

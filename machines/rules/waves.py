@@ -108,7 +108,7 @@ def wave_progress(index: Index, rollout: Rollout, now: float) -> WaveProgress:
 
 
 def soak_ends_at(index: Index, rollout: Rollout, spec: WaveDef) -> float:
-    """Return when the soak of a finished wave ends (epoch seconds); 0 for an empty wave."""
+    """Return when the soak of a finished wave ends (epoch seconds); its end without a soak, 0 if empty."""
     end = index.wave_end(rollout.id, spec.name)
     return 0.0 if end is None else end + spec.soak_s
 
@@ -116,7 +116,7 @@ def soak_ends_at(index: Index, rollout: Rollout, spec: WaveDef) -> float:
 def _blocked_after(index: Index, rollout: Rollout, spec: WaveDef, now: float) -> WaveProgress | None:
     """Return what blocks the nodes after a finished wave, None when nothing does."""
     until = soak_ends_at(index, rollout, spec)
-    if now < until:
+    if spec.soak_s and now < until:
         params: Params = {"wave": spec.name, "until": until}
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=until)
         reason = Reason(ReasonCode.SOAKING, rollout.id, params, until - spec.soak_s, remedy)

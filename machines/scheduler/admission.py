@@ -26,11 +26,13 @@ from machines.model.decision import (
     DryRun,
     OpenGate,
     ProbeTraffic,
+    RestartSoak,
 )
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason
-from machines.model.rollout import Rollout, Target
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.windows import Freeze
 from machines.rules import pools, start_blockers
 
 MAX_OBSERVATIONS: Final = 256
@@ -58,6 +60,9 @@ class DecisionBuilder:
     ended_rollouts: list[str] = field(default_factory=list)
     pilots_to_document: list[str] = field(default_factory=list)
     nodes_to_observe: dict[str, None] = field(default_factory=dict)
+    expired_holds: list[Hold] = field(default_factory=list)
+    expired_freezes: list[Freeze] = field(default_factory=list)
+    soak_restarts: list[RestartSoak] = field(default_factory=list)
     unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
     wake_at: float = math.inf

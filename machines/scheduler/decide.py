@@ -25,7 +25,7 @@ from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
 from machines.rules.waves import WaveProgress
-from machines.scheduler import admission, isolation_aborts
+from machines.scheduler import admission, expiry, isolation_aborts
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
 
@@ -34,6 +34,7 @@ def decide(index: Index, now: float) -> Decision:
     """Return what to do at `now` (epoch seconds), and why the rest waits."""
     index.advance(now)
     builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
+    expiry.collect_expired(index, now, builder)
     for rollout in index.rollouts.values():
         if rollout.closed:
             continue
@@ -41,6 +42,7 @@ def decide(index: Index, now: float) -> Decision:
         if doubt is not None:  # not even its end or a gate may rest on a doubtful row
             builder.reasons[rollout.id] = doubt
             continue
+        expiry.collect_soak_restarts(index, rollout, now, builder)
         _collect_gate_openings(index, rollout, now, builder)
         if gates.needs_pilot_evidence(index, rollout):
             builder.pilots_to_document.append(rollout.id)
@@ -64,6 +66,9 @@ def decide(index: Index, now: float) -> Decision:
         ended_rollouts=tuple(builder.ended_rollouts),
         pilots_to_document=tuple(builder.pilots_to_document),
         nodes_to_observe=tuple(builder.nodes_to_observe),
+        expired_holds=tuple(builder.expired_holds),
+        expired_freezes=tuple(builder.expired_freezes),
+        soak_restarts=tuple(builder.soak_restarts),
         reasons=builder.reasons,
         wake_at=None if math.isinf(builder.wake_at) else builder.wake_at,
     )
@@ -157,7 +162,8 @@ def _failed_node_reason(index: Index, rollout: Rollout) -> Reason | None:
 
 def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """End a rollout whose nodes are all done after its last soak: a check may still fail a canary."""
-    until = max(waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves)
+    soaks = (waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves if spec.soak_s)
+    until = max(soaks, default=now)
     if now >= until:
         builder.ended_rollouts.append(rollout.id)
     else:

@@ -361,8 +361,11 @@ class _Reconciler:
     def _watch(self, step: Step) -> Wait | None:
         """Wait until the node has served for the time of the probation."""
         during = {each.id for each in self.steps if each.purpose is Purpose.PROBATION}
-        until = in_service_since(self.target, self.records, during) + self.plan.probation_s
-        return Wait(until, step.id) if self.now < until else None
+        since = in_service_since(self.target, self.records, during)
+        # Records of the future are from before the clock was set back: then the time in the phase counts.
+        watched_s = self.elapsed_s if self.now < since else self.now - since
+        left_s = self.plan.probation_s - watched_s
+        return Wait(self.now + left_s, step.id) if left_s > 0 else None
 
     def _reisolate_failed_in_service(self) -> Action | None:
         """Isolate a node again whose check failed in service, then fail it; None when no check failed."""

@@ -22,7 +22,7 @@ from rolloutd import audit_chain
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.secret_variables import storable_variables
-from rolloutd.store import database, lock
+from rolloutd.store import commit_mark, database, lock
 
 PAGES_PER_STEP = 4096
 """Pages (16 MiB) copied per step; the daemon's commits do not wait for the steps."""
@@ -82,10 +82,13 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
                 raise StoreFailed(
                     f"{backup_file} is not restored, its audit chain is broken: {verdict.message}"
                 )
-            epoch = _advance_epoch(temporary, _read_epoch(target))
+            mark = commit_mark.read_mark(target)
+            epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
             _change_owner(temporary, owner)
             previous = _preserve_previous(target)
             _move_into_place(temporary, target)
+        commit_mark.write_mark(target, epoch, verdict.entries)
+        _change_owner(commit_mark.mark_path(target), owner)
         _change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
         state_lock.release()
@@ -170,11 +173,11 @@ def _read_epoch(path: Path) -> int | None:
         return None
 
 
-def _advance_epoch(temporary: Path, newest: int | None) -> int:
+def _advance_epoch(temporary: Path, newest: int | None, marked: int) -> int:
     with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         current = database.read_epoch(connection)
         # The daemon adds one at its start, so the newest known epoch is high enough.
-        epoch = current + EPOCH_INCREMENT if newest is None else max(current, newest)
+        epoch = max(current + EPOCH_INCREMENT if newest is None else max(current, newest), marked)
         database.write_epoch(connection, epoch)
     return epoch
 

@@ -14,6 +14,7 @@ from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
+from machines.scheduler.expiry import end_hold
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.commands.rollout_commands import (
     LEFT_ISOLATED_SOURCE,
@@ -73,7 +74,7 @@ def hold(
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
             return renewed, () if renewed == existing else (HoldTaken(renewed),)
-        expired = (HoldReleased(node, existing.source, existing.id, existing.actor, state.now()),)
+        expired = (end_hold(existing, state.now()),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
     _require_unclaimed(
@@ -115,12 +116,12 @@ def freeze(
     return (FreezeStarted(Freeze(freeze_id, scope, reason, who.user, state.now(), until)),)
 
 
-def unfreeze(state: State, who: Principal, scope: str) -> Events:
+def unfreeze(state: State, who: Principal, scope: str, reason: str = "") -> Events:
     """Lift every freeze of exactly this scope, or the one with this id; none is not an error."""
     freezes = [each for each in state.index.freezes if scope in (each.scope, each.id)]
     for each in {one.scope for one in freezes} or {scope}:
         _require_scope_access(state, who, each, "lift the freeze of")
-    return tuple(FreezeLifted(each.id, who.actor, state.now()) for each in freezes)
+    return tuple(FreezeLifted(each.id, who.actor, state.now(), each.scope, reason) for each in freezes)
 
 
 def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # noqa: A002

@@ -107,6 +107,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f"the deadline leaves out {format_duration(f['downtime_s'])} without a daemon"
     ),
     "ChangeNeeded": lambda f: f"checked: needs the change {f.get('text', '')}",
+    "SoakRestarted": lambda _: "soaks from now: the clock was set back",
     "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
     "NodeAdvanced": _with_reason("advanced"),
     "TeamRulesChanged": lambda f: (
@@ -114,9 +115,11 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f"canaries {', '.join(f['canaries']) or 'none'}: {f['reason']}"
     ),
     "HoldTaken": _describe_hold,
-    "HoldReleased": lambda f: f"hold {f['source']}/{f['id']} released",
+    "HoldReleased": lambda f: _with_reason(f"hold {f['source']}/{f['id']} released")(f),
     "FreezeStarted": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",
-    "FreezeLifted": lambda _: "lifted a freeze",
+    "FreezeLifted": lambda f: (
+        _with_reason(f"lifted the freeze of {f['scope']}")(f) if f.get("scope") else "lifted a freeze"
+    ),
     "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
     "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",

@@ -115,12 +115,19 @@ class Quota:
 class Limits:
     """The quotas of one server, and each user's rank at their last request."""
 
-    def __init__(self, *, streams: int, uploads: int, requests: int) -> None:
+    def __init__(self, *, streams: int, uploads: int, requests: int, heavy: int) -> None:
         self._ranks: dict[int, Rank] = {}
         self.connections = Quota("connections", max_connections(), self._ranks)
         self.requests = Quota("requests", requests, self._ranks)
+        self.heavy = Quota("verifications", heavy, self._ranks)
         self.uploads = Quota("uploads", uploads, self._ranks)
         self.streams = Quota("streams", streams, self._ranks)
+
+    @contextlib.contextmanager
+    def limiting(self, uid: int, *, is_heavy: bool) -> Iterator[None]:
+        """Count a heavy request for the duration of the block; raises TooMany."""
+        with self.heavy.taking(uid) if is_heavy else contextlib.nullcontext():
+            yield
 
     def remember(self, identity: Identity) -> None:
         """Cache a user's rank for their next connections."""

@@ -77,7 +77,8 @@ class Route:
     """One row of the route table.
 
     `response_type` is the TypedDict of the body, or of one line if the route streams.
-    `access` is checked before query and body are read, and is in the documents.
+    `access` is checked before query and body are read, and is in the documents.  `is_heavy`: a core is busy
+    for seconds, so only few run at once.
     """
 
     method: str
@@ -91,6 +92,7 @@ class Route:
     is_body_optional: bool = False
     streams: bool = False
     creates: bool = False
+    is_heavy: bool = False
     access: rights.Access = rights.EVERYBODY
 
 

@@ -52,6 +52,9 @@ MAX_UPLOADS = 4
 MAX_REQUESTS = 256
 """Requests in work at once; each waits for its body, the store or a source."""
 
+MAX_HEAVY = 4
+"""Verifications of the audit at once; one occupies a core for some seconds per 100,000 entries."""
+
 BODY_TIMEOUT_S = 60.0
 """How long a client on this machine may take to send its body."""
 
@@ -83,7 +86,9 @@ class ControlServer:
         self._inherited_socket = inherited_socket
         self._accounts: AccountLookup = accounts or CachedNameService(services.state.now)
         self._denial_log = DenialLog()
-        self._limits = Limits(streams=MAX_STREAMS, uploads=MAX_UPLOADS, requests=MAX_REQUESTS)
+        self._limits = Limits(
+            streams=MAX_STREAMS, uploads=MAX_UPLOADS, requests=MAX_REQUESTS, heavy=MAX_HEAVY
+        )
         http_log = logging.getLogger("rolloutd.control.http")
         http_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
@@ -176,7 +181,8 @@ class ControlServer:
                     # Before the body is read: a caller without the right must not delay the others.
                     await route.access.check(self._services.state, identity, dict(request.match_info))
                     parsed = await self._read_request(route, request, identity)
-                    result = await route.handler(self._services, parsed)
+                    with self._limits.limiting(identity.uid, is_heavy=route.is_heavy):
+                        result = await route.handler(self._services, parsed)
         except NotAllowed as exc:
             await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
             raise

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
-from machines.model.events import Event, GateOpened, RolloutEnded
+from machines.model.events import Event, GateOpened, RolloutEnded, SoakRestarted
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder
+from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
+from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
 from machines.states import IN_FLIGHT_PHASES, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
@@ -32,8 +34,8 @@ from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.state import State
-from rolloutd.errors import LeadershipLost, StoreFailed
+from rolloutd.engine.state import CommitFunction, State
+from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler
 from rolloutd.reason_text import describe
 
@@ -41,6 +43,9 @@ log = logging.getLogger("rolloutd.engine.daemon")
 
 MIN_PAUSE_S = 0.01
 """Pause between two decisions: one decision answers a burst of wakeups."""
+
+CLOCK_SET_BACK = "the clock was set back to before the soak began"
+"""Cause of a soak that begins again."""
 
 STORE_RETRY_S = 5.0
 """Pause before the next decision when the store could not write."""
@@ -76,6 +81,8 @@ class Daemon:
         self._pilot_documenter = PilotDocumenter(state, adapters.runner)
         self._audit_monitor = AuditMonitor(state)
         self._decision_duration_s = 0.0
+        self._soak_note_until = 0.0
+        self._is_stopping = False
         self.iteration_listeners: list[Callable[[float], None]] = []
         """The loop calls each with the seconds that the decision took."""
         self.first_iteration_done = asyncio.Event()
@@ -100,13 +107,19 @@ class Daemon:
             check_soaking = partial(self._soak_monitor.start_checks, tasks)
             self._scheduler.call_every("soak", self._soak_monitor.interval_s, check_soaking)
             self._wakeup.set()
-            while True:
-                await self._wakeup.wait()
-                self._wakeup.clear()
-                await self._iterate()
-                for listener in self.iteration_listeners:
-                    listener(self._decision_duration_s)
-                await self._state.clock.sleep(MIN_PAUSE_S)
+            try:
+                await self._iterate_for_ever()
+            finally:
+                self._is_stopping = True
+
+    async def _iterate_for_ever(self) -> None:
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            await self._iterate()
+            for listener in self.iteration_listeners:
+                listener(self._decision_duration_s)
+            await self._state.clock.sleep(MIN_PAUSE_S)
 
     async def _stop_when_leadership_lost(self) -> None:
         """End the daemon when a write shows that another daemon has taken over: only one may act."""
@@ -119,7 +132,8 @@ class Daemon:
 
     def refresh_inventory(self) -> None:
         """Refresh the inventory in the background."""
-        self._tasks.create_task(self._inventory_refresher.refresh())
+        if not self._is_stopping:
+            self._tasks.create_task(self._inventory_refresher.refresh())
 
     def reschedule(self) -> None:
         """Schedule the inventory refresh at the interval of the current settings."""
@@ -132,7 +146,8 @@ class Daemon:
         self._audit_monitor.record(report)
 
     def _start_audit_verification(self) -> None:
-        self._tasks.create_task(self._verify_audit(), name="audit")
+        if not self._is_stopping:  # a timer may fire while the last tasks end
+            self._tasks.create_task(self._verify_audit(), name="audit")
 
     async def _verify_audit(self) -> None:
         if not await self._audit_monitor.verify():
@@ -187,6 +202,9 @@ class Daemon:
             began = asyncio.get_running_loop().time()
             decision = decide(self._state.index, now)
             self._decision_duration_s = asyncio.get_running_loop().time() - began
+            await self._commit_expiries(commit, decision, now)
+            if now >= self._soak_note_until:
+                self._state.conditions.pop("clock", None)
             events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.gate_openings]
             events += [
                 transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
@@ -196,6 +214,30 @@ class Daemon:
             # Check the invariants at the time of the decision: an observation may have expired since then.
             await commit(events, "decided", now)
         return decision
+
+    async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
+        """Record what time alone has ended; apart from the rest, which must not fail with it."""
+        expired: list[Event] = [end_hold(hold, now) for hold in decision.expired_holds]
+        expired += [end_freeze(freeze, now) for freeze in decision.expired_freezes]
+        restarted = [SoakRestarted(each.rollout, each.node, now) for each in decision.soak_restarts]
+        try:
+            await commit(expired, TIME_IS_OVER, now)
+            await commit(restarted, CLOCK_SET_BACK, now)
+            self._report_restarted_soaks(sorted({each.rollout for each in restarted}), now)
+        except Conflict as conflict:
+            # The row is not as the audit says: the comparison finds it, and then nothing expires by it.
+            log.error("expiry: not written: %s", conflict)
+            self._start_audit_verification()
+
+    def _report_restarted_soaks(self, rollouts: Sequence[str], now: float) -> None:
+        """Report soaks that begin again, for as long as they last."""
+        if not rollouts:
+            return
+        plans = (self._state.index.rollout(each).plan for each in rollouts)
+        self._soak_note_until = now + max(wave.soak_s for plan in plans for wave in plan.waves)
+        self._state.conditions["clock"] = (
+            f"clock: it was set back; the soak of {', '.join(rollouts)} counts from {format_rfc3339(now)}"
+        )
 
     # -- drivers
 

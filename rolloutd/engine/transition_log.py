@@ -34,6 +34,7 @@ from machines.model.events import (
     RolloutResumed,
     RunOutputPruned,
     SettingsChanged,
+    SoakRestarted,
     TargetsJoined,
     VoteCast,
     VoteWithdrawn,
@@ -131,13 +132,17 @@ def _describe_lock_event(event: Event) -> str:
             hold = event.hold
             return f"{hold.node}: held as {hold.source}/{hold.id} by {hold.actor.name}: {hold.reason}"
         case HoldReleased():
-            return f"{event.node}: hold {event.source}/{event.id} released by {event.actor.name}"
+            text = f"{event.node}: hold {event.source}/{event.id} released by {event.actor.name}"
+            return _with_reason(text, event.reason)
         case FreezeStarted():
             return f"frozen: {event.freeze.scope}: {event.freeze.reason}"
         case FreezeLifted():
-            return f"freeze {event.freeze} lifted by {event.actor.name}"
+            text = f"freeze {event.freeze} of {event.scope} lifted by {event.actor.name}"
+            return _with_reason(text, event.reason)
         case IsolationReleased():
             return f"{event.node}: returned to service by {event.kind}: no hold is left"
+        case SoakRestarted():
+            return f"{event.rollout}/{event.node}: soaks from now: the clock was set back"
         case _:
             # Steps are too many for the log; the transitions that follow from them are logged.
             return ""
@@ -150,6 +155,10 @@ def _describe_transition(event: PhaseMoved) -> str:
     if event.failure is not None:
         return f"{text}: {event.failure.step}: {event.failure.message}"
     return f"{text}: {event.text}" if event.text else text
+
+
+def _with_reason(text: str, reason: str) -> str:
+    return f"{text}: {reason}" if reason else text
 
 
 def _wave_suffix(wave: str) -> str:

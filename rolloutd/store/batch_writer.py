@@ -22,6 +22,7 @@ from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_entries import add_sequence_number
+from rolloutd.store.commit_mark import write_mark
 from rolloutd.store.database import DATABASE_ERRORS, check_files_unchanged, explain_failure, identify_files
 from rolloutd.store.queries import load_target
 from rolloutd.store.sql_statement import Statement, TargetChange
@@ -52,6 +53,7 @@ class BatchWriter:
         except DATABASE_ERRORS as error:
             raise explain_failure(error, path) from error
         self._opened_files = identify_files(path)
+        write_mark(path, self.epoch, self._head().seq)
 
     def write(self, batch: Sequence[Transaction]) -> list[TransactionResult]:
         """Write the transactions and return one result for each; database errors are results."""
@@ -65,7 +67,8 @@ class BatchWriter:
                     if isinstance(result, tuple):
                         head = result[-1] if result else head
                     results.append(result)
-                return results
+            write_mark(self._path, self.epoch, head.seq)
+            return results
         except StoreFailed as error:
             # One exception for each caller: a shared one would collect the tracebacks of all callers.
             return [type(error)(*error.args) for _ in batch]

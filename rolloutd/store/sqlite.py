@@ -29,6 +29,7 @@ from rolloutd.store import database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries, rollout_of
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
+from rolloutd.store.commit_mark import require_newest
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
 from rolloutd.store.queries import PlanCompiler
@@ -340,6 +341,7 @@ async def _open_for_writing(
     lock: StateLock,
     since: float,
 ) -> SqliteStore:
+    require_newest(path)
     writing = await open_executor(partial(database.open_writer, path))
     try:
         holder = f"pid {os.getpid()} on {os.uname().nodename}"

@@ -38,6 +38,7 @@ from machines.model.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    SoakRestarted,
     StepRecorded,
     TargetChanged,
     TargetsJoined,
@@ -86,7 +87,7 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
             yield _insert_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _membership_statements(event)
-        case DeadlineExtended() | ChangeNeeded() | NodeOrdered() | NodeAdvanced():
+        case DeadlineExtended() | ChangeNeeded() | SoakRestarted() | NodeOrdered() | NodeAdvanced():
             yield TargetChange(event.rollout, event.node, event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
             yield from mark_token_used(event)

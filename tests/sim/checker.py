@@ -27,6 +27,7 @@ from machines.model.events import (
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
+    SoakRestarted,
     StepAction,
     StepRecorded,
     TargetChanged,
@@ -210,6 +211,8 @@ class Checker:
             case FreezeStarted():
                 freeze = event.freeze
                 self.feed_oracle("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
+            case SoakRestarted():
+                self.feed_oracle("soak-restart", rollout=event.rollout, node=event.node, at=event.at)
             case FreezeLifted():
                 self.feed_oracle("unfreeze", id=event.freeze)
             case TeamRulesChanged():

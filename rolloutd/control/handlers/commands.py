@@ -262,7 +262,7 @@ async def unfreeze(services: Services, request: Request) -> wire_fleet.ReleaseRe
     """Lift the freezes of a scope, or one by its id."""
     body: requests.LiftFreeze = request.body
     async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope)
+        events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope, body.reason or "")
         await commit(events, f"unfreeze: {body.reason or NO_REASON}")
     return {"lifted": len(events)}
 

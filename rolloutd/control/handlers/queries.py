@@ -221,7 +221,7 @@ async def audit(services: Services, request: Request) -> wire.Audit:
     return {"entries": _oldest_first(entries, query), "next": None}
 
 
-@routes.add("GET", "/v1/audit/verify", query_model=VerifyQuery)
+@routes.add("GET", "/v1/audit/verify", query_model=VerifyQuery, is_heavy=True)
 async def verify(services: Services, request: Request) -> wire.AuditVerification:
     """Verify the audit's hash chain, and that the database follows from the audit."""
     report = await services.state.store.verify_audit(request.query.head)

@@ -335,13 +335,15 @@ class Driver:
 
     async def _check_until_passed(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
         """Check until the check passes or its `within` is over; once without it, or before the change."""
-        pause_s = CHECK_RETRY_S
-        until = self._state.now() + (0.0 if ctx.is_baseline else float(ctx.params.get("within", 0)))
+        pause_s, now = CHECK_RETRY_S, self._state.now()
+        until = now + (0.0 if ctx.is_baseline else float(ctx.params.get("within", 0)))
         while True:
             timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
             deadline = min(ctx.deadline, self._state.now() + timeout_s)
             result = await self._capture_errors(check.check(replace(ctx, deadline=deadline)))
-            left_s = until - self._state.now()
+            seen_at, now = now, self._state.now()
+            until -= max(0.0, seen_at - now)  # a clock that was set back must not extend the retries
+            left_s = until - now
             if isinstance(result, Ok) or left_s <= 0 or self._session.target.outcome is Outcome.LEFT:
                 return result
             progress = self._session.progress

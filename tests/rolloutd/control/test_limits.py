@@ -15,6 +15,7 @@ from rolloutd.control.handlers import ROUTES
 from rolloutd.control.limits import Quota, Rank, TooMany
 from rolloutd.control.rights import any_user
 from rolloutd.control.routes import Route
+from rolloutd.ports import AuditReport
 from tests.rolloutd.control_environment import ACCOUNTS, ControlEnvironment, control_environment
 
 STRANGER, OTHER_STRANGER, MEMBER, ADMIN = 1, 2, 3, 4
@@ -50,6 +51,30 @@ def test_a_small_quota_has_one_for_each_rank() -> None:
     assert (fill(quota, MEMBER), fill(quota, ADMIN)) == (1, 2)
     quota.release(MEMBER)
     quota.acquire(MEMBER)
+
+
+async def test_one_verification_per_user_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with control_environment(tmp_path) as env:
+        begun, may_end, verify = asyncio.Event(), asyncio.Event(), env.state.store.verify_audit
+
+        async def verify_slowly(head: str | None = None) -> AuditReport:
+            begun.set()
+            await may_end.wait()
+            return await verify(head)
+
+        monkeypatch.setattr(env.state.store, "verify_audit", verify_slowly)
+        first = asyncio.create_task(env.request("nora", "get", "/v1/audit/verify"))
+        await begun.wait()
+        for who, status in (("nora", 429), ("adam", None)):
+            second = asyncio.create_task(env.request(who, "get", "/v1/audit/verify"))
+            if status is None:
+                may_end.set()
+                assert (await second)["ok"]
+                continue
+            with pytest.raises(ApiError) as refused:
+                await second
+            assert (refused.value.status, refused.value.body["code"]) == (429, "too-many-verifications")
+        assert (await first)["ok"]
 
 
 async def test_silent_connections_are_limited_and_closed(

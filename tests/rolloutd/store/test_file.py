@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -17,8 +18,9 @@ import pytest
 from machines.model.events import HoldTaken
 from machines.model.rollout import Hold
 from rolloutd import audit_chain
+from rolloutd.admin import backup
 from rolloutd.errors import AlreadyRunning, StoreFailed
-from rolloutd.store import database, open_store
+from rolloutd.store import commit_mark, database, open_store
 from tests.contracts.store_backends import ALICE, plan_of, rollout_opened, write
 
 HELD = HoldTaken(Hold("n1", "test", "1", ALICE, "", 1.0))
@@ -242,6 +244,55 @@ async def test_a_log_without_its_database_is_not_overwritten(tmp_path: Path) -> 
     with pytest.raises(StoreFailed, match="put the database back"):
         await open_store(tmp_path, compile_plan=plan_of)
     assert log.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("lost", ["log", "newer database", "database"])
+async def test_database_older_than_its_last_commit_is_refused(tmp_path: Path, lost: str) -> None:
+    """The daemon was killed; then its log was deleted, or an older copy took the database's place."""
+    store = await open_store(tmp_path, compile_plan=plan_of)
+    await write(store, rollout_opened())
+    await store.close()
+    copy = (tmp_path / database.FILE_NAME).read_bytes()
+    store = await open_store(tmp_path, compile_plan=plan_of)
+    await write(store, HELD)
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path, killed, ignore=shutil.ignore_patterns("lock", "killed"))
+    await store.close()
+    path = killed / database.FILE_NAME
+    match lost:
+        case "log":
+            Path(f"{path}-wal").unlink()
+            Path(f"{path}-shm").unlink(missing_ok=True)
+        case "newer database":
+            path.write_bytes(copy)
+            Path(f"{path}-wal").unlink()
+        case _:
+            path.unlink()
+            Path(f"{path}-wal").unlink()
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(StoreFailed, match=r"put (it )?back") as refused:
+        await open_store(killed, compile_plan=plan_of)
+    assert (path.read_bytes() if path.exists() else None) == before, "it is as it was"
+    if lost != "database":
+        assert "its last entry is 1 of term 1, but 2 of term 2 was written" in str(refused.value)
+        result = backup.restore(killed, path)
+        assert (result.verdict.entries, result.epoch) == (1, 2)
+        again = await open_store(killed, compile_plan=plan_of)
+        assert (await again.load_snapshot()).epoch == 3, "no node's fence knows a newer term"
+        await again.close()
+
+
+async def test_killed_daemon_leaves_a_database_that_opens(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, compile_plan=plan_of)
+    await write(store, rollout_opened())
+    killed = tmp_path / "killed"
+    shutil.copytree(tmp_path, killed, ignore=shutil.ignore_patterns("lock", "killed"))
+    await store.close()
+    again = await open_store(killed, compile_plan=plan_of)
+    await again.close()
+    commit_mark.mark_path(again.path).write_text("no mark\n")
+    await (await open_store(killed, compile_plan=plan_of)).close()
+    assert commit_mark.read_mark(again.path) == (3, 1)
 
 
 # -- reading only ----------------------------------------------------------------------------

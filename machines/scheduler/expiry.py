@@ -1,0 +1,67 @@
+"""What time alone ends: holds and freezes, and soaks that a clock ahead of time began.
+
+The daemon records each end as an event, so that the audit has it.  The rules ignore an ended hold or freeze
+at once, whether its end is recorded or not.
+"""
+
+from __future__ import annotations
+
+from machines.facts.index import Index
+from machines.model.decision import RestartSoak
+from machines.model.events import FreezeLifted, HoldReleased
+from machines.model.plan import WaveDef
+from machines.model.rollout import DAEMON, Hold, Rollout
+from machines.model.windows import Freeze
+from machines.rules import start_blockers
+from machines.scheduler.admission import DecisionBuilder
+from machines.states import Phase
+
+TIME_IS_OVER = "its time is over"
+"""The reason in the event of a hold or freeze that ended by time."""
+
+
+def collect_expired(index: Index, now: float, builder: DecisionBuilder) -> None:
+    """Collect the holds and freezes whose time is over.
+
+    A row that the audit does not account for stays: an event about it would hide that it was altered.
+    """
+    for hold in index.holds:
+        if hold.until is None or start_blockers.mismatch_blocker(index, "all", f"node/{hold.node}"):
+            continue
+        if now < hold.until:
+            builder.wake_by(hold.until)
+        else:
+            builder.expired_holds.append(hold)
+    for freeze in index.freezes:
+        if freeze.until is None or start_blockers.mismatch_blocker(index, "all"):
+            continue
+        if freeze.is_active(now):
+            builder.wake_by(freeze.until)
+        else:
+            builder.expired_freezes.append(freeze)
+
+
+def end_hold(hold: Hold, now: float) -> HoldReleased:
+    """Return the event of a hold whose time is over."""
+    return HoldReleased(hold.node, hold.source, hold.id, DAEMON, now, TIME_IS_OVER)
+
+
+def end_freeze(freeze: Freeze, now: float) -> FreezeLifted:
+    """Return the event of a freeze whose time is over."""
+    return FreezeLifted(freeze.id, DAEMON, now, freeze.scope, TIME_IS_OVER)
+
+
+def collect_soak_restarts(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
+    """Collect the nodes whose soak begins later than now: the clock was set back, so it counts from now."""
+    for spec in rollout.plan.waves:
+        if _begins_ahead(index, rollout, spec, now):
+            builder.soak_restarts += [
+                RestartSoak(target.rollout, target.node)
+                for target in index.targets(rollout.id)
+                if target.wave == spec.name and target.phase is Phase.DONE and target.since > now
+            ]
+
+
+def _begins_ahead(index: Index, rollout: Rollout, spec: WaveDef, now: float) -> bool:
+    end = index.wave_end(rollout.id, spec.name)
+    return bool(spec.soak_s) and end is not None and end > now and index.is_wave_over(rollout.id, spec.name)
