@@ -46,6 +46,7 @@ from rolloutd.plugin import (
     installed_adapters,
 )
 from rolloutd.ports import AdapterContext, Inventory, Notifier, Observer, PinnedSource, Store, Watch
+from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_settings
@@ -163,8 +164,10 @@ async def _run_services(
         scheduler.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
     try:
         async with asyncio.TaskGroup() as tasks:
+            # Before the loop, so that no decision is made before the first check.
+            companions = [tasks.create_task(keep_reserve(state), name="disk")]
             loop = tasks.create_task(daemon.run(), name="daemon")
-            companions = [
+            companions += [
                 tasks.create_task(
                     run_watch(state, watch, daemon.refresh_inventory), name=f"watch {watch.source}"
                 )

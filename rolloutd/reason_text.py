@@ -13,7 +13,7 @@ from typing import Any, Final
 from machines.model.mismatch import MismatchKind
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd.text import pluralize
+from rolloutd.text import format_size, pluralize
 
 Params = Mapping[str, Any]
 
@@ -324,6 +324,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.PEER_DOWN: _peer,
     ReasonCode.PEER_UNKNOWN: _peer,
     ReasonCode.MAX_PARALLEL: _max_parallel,
+    ReasonCode.DISK_FULL: lambda _, p: (
+        f"the daemon's disk is full: {format_size(p['free_bytes'])} are free,"
+        f" {format_size(p['needed_bytes'])} are needed to begin a run"
+    ),
     ReasonCode.TRAFFIC: lambda node, p: (
         str(p["detail"])
         if p["detail"] is not None
@@ -393,6 +397,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     ),
     RemedyKind.WAIT_FOR_HEALTH: lambda r: f"{r.args['node']}, when it is observed up",
     RemedyKind.WAIT_FOR_WAVE: lambda r: f"wave {r.args['wave']}",
+    RemedyKind.FREE_DISK: lambda _: "free space on the disk of the state directory",
     RemedyKind.WAIT_FOR_CAPACITY: lambda _: "the next node that is done",
     RemedyKind.WAIT_FOR_IDLE: lambda r: f"the end of that traffic{_about(r.until)}",
     RemedyKind.WAIT_FOR_PROBE: lambda r: f"an answer of the traffic probe{_about(r.until)}",

@@ -1,4 +1,4 @@
-"""Formatting of counts and suggestions, shared by daemon, command line and console."""
+"""Formatting of counts, sizes and suggestions, shared by daemon, command line and console."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ SHORT_PIN_CHARS = 12
 def pluralize(number: int, singular: str, plural: str = "") -> str:
     """Return `1 node`, `2 nodes`; `plural` is for words that take no s."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def format_size(number: int) -> str:
+    """Return bytes as `31 MiB`, or as `245 KiB` below one MiB."""
+    return f"{number // 2**20} MiB" if number >= 2**20 else f"{number // 2**10} KiB"
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:

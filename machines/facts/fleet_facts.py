@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from machines.model.limits import Limits, TeamRules
+from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation
 from machines.model.rollout import Hold, Rollout, Target
@@ -59,6 +59,7 @@ class FleetFacts:
         self._traffic = TrafficResults()
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
         self._mismatches: tuple[AuditMismatch, ...] = ()
+        self._disk_shortage: DiskShortage | None = None
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -102,6 +103,11 @@ class FleetFacts:
     def mismatches(self) -> Sequence[AuditMismatch]:
         """The rows that the audit did not account for at its last comparison."""
         return self._mismatches
+
+    @property
+    def disk_shortage(self) -> DiskShortage | None:
+        """The lack of space for the files of a run, None while there is enough."""
+        return self._disk_shortage
 
     def has_doubtful_records(self, rollout: str, node: str) -> bool:
         """Return whether the audit does not account for the target's own row, failures or steps."""

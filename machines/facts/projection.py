@@ -34,7 +34,7 @@ from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
 from machines.facts.index import Index
 from machines.facts.scheduling_queue import queue_position
 from machines.model import events
-from machines.model.limits import Limits
+from machines.model.limits import DiskShortage, Limits
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Observation
 from machines.model.plan import Plan
@@ -77,6 +77,7 @@ class Projection(Index):
         """Return a new index of these stored facts, with the observations of this one."""
         index = Projection.build(snapshot, self.limits, self._compile)
         index.record_mismatches(self._mismatches)
+        index.record_disk_shortage(self._disk_shortage)
         index.record_observations(self.observations, self.now)
         return index
 
@@ -171,6 +172,10 @@ class Projection(Index):
         if tuple(mismatches) != self._mismatches:
             self._mismatches = tuple(mismatches)
             self.scheduling_queue.activate_all()
+
+    def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
+        self._disk_shortage = shortage
+        self.scheduling_queue.activate_all()
 
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""

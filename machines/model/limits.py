@@ -41,6 +41,15 @@ class PoolRule:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskShortage:
+    """Too little space is free for the files of a run; `since` is when that began (epoch seconds)."""
+
+    free_bytes: int
+    needed_bytes: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class TeamRules:
     """A team's own rules; they only tighten the settings.
 

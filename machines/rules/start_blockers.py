@@ -266,7 +266,11 @@ def state_reason(index: Index, target: Target) -> Reason:
 
 
 def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> Reason | None:
-    """Return which limit on nodes in flight is reached: the fleet's, the rollout's or the wave's."""
+    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave."""
+    if (shortage := index.disk_shortage) is not None:
+        sizes: Params = {"free_bytes": shortage.free_bytes, "needed_bytes": shortage.needed_bytes}
+        remedy = Remedy(RemedyKind.FREE_DISK)
+        return Reason(ReasonCode.DISK_FULL, "rolloutd", sizes, shortage.since, remedy)
     for scope, limit, in_flight in _parallelism_limits(index, rollout, wave, capacity):
         if limit is not None and in_flight >= limit:
             params: Params = {
@@ -282,6 +286,8 @@ def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Ca
 
 def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> int:
     """Return how many more nodes of the wave may be in flight."""
+    if index.disk_shortage is not None:
+        return 0
     limits = _parallelism_limits(index, rollout, wave, capacity)
     return max(0, min(most - in_flight for _, most, in_flight in limits if most is not None))
 

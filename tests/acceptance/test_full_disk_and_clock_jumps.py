@@ -19,29 +19,45 @@ from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment,
 pytestmark = pytest.mark.servers
 
 FAKETIME = next(Path("/usr/lib").rglob("libfaketimeMT.so.1"), None)
-DISK = "12m"
+DISK = "100m"
+
+PLAYBOOK = CHANGE_PLAYBOOK + """\
+    - name: a module, which Ansible writes to its temporary files first
+      ansible.builtin.stat: {path: /}
+"""
 HOUR_S = 3600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
-def test_a_full_disk_stops_writing_and_loses_nothing(tmp_path: Path) -> None:
-    """Votes are refused with a sentence while the disk is full, and the rollout goes on once it is not."""
+def test_full_disk_fails_no_run_and_loses_nothing(tmp_path: Path) -> None:
+    """A run that is in progress ends well; nothing starts, and `why` names the disk, until there is space."""
     made = DaemonEnvironment(tmp_path, fleet_labels(2, 1, 1))
     (tmp_path / "state").mkdir()
+    hold = Path(f"{made.log_file}.hold")
     with small_disk(tmp_path / "state"), running(made):
-        rollout = submit(made, "full")
+        hold.touch()
+        rollout = submit(made, "full", playbook=PLAYBOOK)
+        made.vote(rollout, "start")
+        made.wait_until(lambda: made.spans(), "the first playbook runs")
         filler = tmp_path / "state" / "filler"
         fill(filler)
+        hold.unlink()
+        made.wait_for_gate(rollout, "continue")
+        assert [span.end is not None for span in made.spans()] == [True]
+        made.vote(rollout, "continue")
+        made.wait_until(lambda: why(made, rollout, "n2")["reason"]["code"] == "disk-full", "it says why")
+        answer = why(made, rollout, "n2")
+        assert "the daemon's disk is full" in answer["reason"]["text"]
+        assert "nothing starts" in answer["trouble"]
+        fill(tmp_path / "state" / "filler2")
         with pytest.raises(ApiError) as refused:
             write_on(made)
         assert refused.value.status == 503
         assert "disk" in refused.value.body["error"] or "full" in refused.value.body["error"]
         assert made.client.get("/v1/health")["version"], "the daemon lives"
+        assert "disk" in why(made, rollout, "n2")["trouble"]
         filler.unlink()
         made.wait_until(lambda: release(made), "it writes again")
-        made.vote(rollout, "start")
-        made.wait_for_gate(rollout, "continue")
-        made.vote(rollout, "continue")
         made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
         assert sorted(span.node for span in made.spans()) == ["n1", "n2"]
         verdict = verify_chain(tmp_path / "state" / "rolloutd.sqlite")
@@ -111,11 +127,17 @@ def fill(path: Path) -> None:
             return
 
 
-def submit(made: DaemonEnvironment, name: str, *, work_s: float = 0) -> str:
+def why(made: DaemonEnvironment, rollout: str, node: str) -> Any:
+    return made.client.get(f"/v1/rollouts/{rollout}/nodes/{node}/why")
+
+
+def submit(
+    made: DaemonEnvironment, name: str, *, work_s: float = 0, playbook: str = CHANGE_PLAYBOOK
+) -> str:
     """Submit a plan whose first node is the canary."""
     variables = {"log_file": str(made.log_file), "work_s": work_s}
     spec: dict[str, Any] = plan(name, maintain={"playbook": "change.yml", "vars": variables})
-    return made.submit(spec, {"change.yml": CHANGE_PLAYBOOK})
+    return made.submit(spec, {"change.yml": playbook})
 
 
 def write_on(made: DaemonEnvironment) -> None:

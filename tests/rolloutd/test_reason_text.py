@@ -62,6 +62,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"kind": "altered", "columns": ("phase", "outcome")},
         "target/R/n1: phase, outcome differ from what the audit's entries make of it",
     ),
+    ReasonCode.DISK_FULL: (
+        "rolloutd",
+        {"free_bytes": 31 * 2**20, "needed_bytes": 2**27},
+        "the daemon's disk is full: 31 MiB are free, 128 MiB are needed to begin a run",
+    ),
     ReasonCode.OBSERVE_ONLY: (
         "rolloutd",
         {},

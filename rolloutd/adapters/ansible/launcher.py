@@ -46,9 +46,29 @@ def prepare_run(
 ) -> None:
     """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
     directory.create()
+    sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_socket_parent()))
+    try:
+        _write_files(
+            directory, request, sockets, binary, marker, defaults, interpreter, inventories, requirements
+        )
+    except BaseException:
+        wrapper.remove_scratch(os.fsencode(sockets))
+        raise
+
+
+def _write_files(
+    directory: RunDirectory,
+    request: RunRequest,
+    sockets: Path,
+    binary: str,
+    marker: str,
+    defaults: ConnectionDefaults,
+    interpreter: str | None,
+    inventories: InventoryCache,
+    requirements: Path | None,
+) -> None:
     config = TreeConfig.load(request.tree)
     host = request.inventory[request.node]
-    sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_socket_parent()))
     remote_tmp = f"{environment.remote_tmp_base(config, host)}/{marker}"
     metadata = {
         "node": request.node,
@@ -80,12 +100,11 @@ def prepare_run(
     directory.write(directory.ssh_wrapper_file, script, mode=0o700)
     if request.fencing_token:
         directory.write(directory.fence_file, fence.build_play(request))
-    directory.local_tmp.mkdir(mode=0o700)
+    local_tmp = sockets / "tmp"
+    local_tmp.mkdir(mode=0o700)
     # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.
     ssh_wrapper = directory.ssh_wrapper_file if os.access(directory.ssh_wrapper_file, os.X_OK) else None
-    paths = RunPaths(
-        request.run_id, directory.events_file, directory.local_tmp, sockets, ssh_wrapper, requirements
-    )
+    paths = RunPaths(request.run_id, directory.events_file, local_tmp, sockets, ssh_wrapper, requirements)
     directory.write_command(
         run_id=request.run_id,
         timeout_s=request.timeout_s,

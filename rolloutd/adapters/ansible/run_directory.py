@@ -82,10 +82,6 @@ class RunDirectory:
         """The script that the run uses as ssh."""
         return self.path / "ssh"
 
-    @property
-    def local_tmp(self) -> Path:
-        return self.path / "tmp"
-
     def create(self) -> None:
         """Create the directory; raises FileExistsError."""
         self.path.mkdir(mode=0o700, parents=False)

@@ -8,12 +8,15 @@ wrapper is gone without a status is Unknown, after its other processes on this m
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rolloutd.adapters.ansible import (
@@ -42,6 +45,8 @@ from rolloutd.ports import (
     Shell,
     Unknown,
 )
+
+log = logging.getLogger("rolloutd.adapters.ansible.runner")
 
 POLL_INTERVAL_S = 0.25
 """Interval of reading a run's events for a waiter; the kernel reports the run's end at once."""
@@ -220,8 +225,7 @@ class AnsibleRunner:
         await self._run_slots.acquire()
         run = _TrackedRun(directory, has_slot=True)
         try:
-            await asyncio.to_thread(
-                launcher.prepare_run,
+            await self._prepare_when_possible(
                 directory,
                 request,
                 binary=self._binary,
@@ -239,6 +243,23 @@ class AnsibleRunner:
             self._release_slot(run)
             raise
         self._tracked[handle] = run
+
+    async def _prepare_when_possible(
+        self, directory: RunDirectory, request: RunRequest, **options: Any
+    ) -> None:
+        """Prepare a run; on a full disk wait for space, because nothing has begun yet."""
+        is_reported = False
+        while True:
+            try:
+                return await asyncio.to_thread(launcher.prepare_run, directory, request, **options)
+            except OSError as error:
+                if error.errno not in wrapper.NO_SPACE:
+                    raise
+                if not is_reported:
+                    log.warning("%s: no space for its files; it begins when there is", request.run_id)
+                is_reported = True
+            await asyncio.to_thread(shutil.rmtree, directory.path, ignore_errors=True)
+            await asyncio.sleep(wrapper.SPACE_RETRY_S)
 
     # -- following ---------------------------------------------------------
 
@@ -339,7 +360,7 @@ class AnsibleRunner:
         if "sockets" not in facts:
             return 0
         left = await processes.kill_run_processes(facts["run"], directory.path, facts["sockets"])
-        await asyncio.to_thread(wrapper.remove_sockets, facts["sockets"].encode())
+        await asyncio.to_thread(wrapper.remove_scratch, facts["sockets"].encode())
         return left
 
     async def _end_stale_processes(

@@ -1,12 +1,12 @@
 """Supervisor of one run: claim, command, time limit, status.
 
 The daemon starts it as a script (`python -I -S wrapper.py DIR`) in its own
-session, so that it survives the daemon.  It imports only five small modules,
+session, so that it survives the daemon.  It imports only six small modules,
 because every run waits for its start.  It does not import rolloutd and knows
 only the run directory:
 
 DIR/command    NUL-separated: run id, limit in seconds, the directory of ssh's
-               sockets, working directory, binary, the number of arguments, the
+               sockets and temporary files, working directory, binary, the number of arguments, the
                arguments, then NAME=VALUE for the whole environment
 DIR/claim      created first, atomically and only once, by the wrapper or by the
                daemon: `holder pid start-time boot-id`
@@ -18,6 +18,7 @@ DIR/status     JSON, written last and atomically
 Exit status: 0 if the status is recorded, 3 if the claim is already taken.
 """
 
+import errno
 import os
 import select
 import signal
@@ -37,7 +38,12 @@ KILL_TIMEOUT_S = 15.0
 """Limit of the wait for killed processes; after it the status has their number."""
 
 SECRET_FILES = ("connection.json", "inventory.json", "own.json", "ssh", "tmp", "variables.json")
-"""Files with the fleet's variables, the playbook's variables, and Ansible's temporary files."""
+"""Files with the fleet's variables and the playbook's variables; `tmp` is of rolloutd 0.1."""
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+SPACE_RETRY_S = 1.0
+"""Pause before a write is tried again on a full disk."""
 
 MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
 """Pause between two searches for processes that are being ended; it doubles from MIN to MAX."""
@@ -46,7 +52,7 @@ MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
 def main() -> int:
     """Run the command of the directory named on the command line."""
     os.chdir(sys.argv[1])
-    if not take_claim("claim", "run", os.getpid()):
+    if not wait_for_space(lambda: take_claim("claim", "run", os.getpid())):
         return 3
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -65,20 +71,33 @@ def main() -> int:
     remaining = kill_processes(run, os.getcwdb(), sockets, b"ssh\n" if exited_normally else b"")  # noqa: PTH109 - as above
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not is_alive(pid) else -signal.SIGKILL
-    remove_sockets(sockets)
+    remove_scratch(sockets)
     remove_secrets(".")
     duration = time.monotonic() - began
-    write_status(ended, code, began_at, duration, remaining)
+    wait_for_space(lambda: write_status(ended, code, began_at, duration, remaining))
     return 0
+
+
+def wait_for_space(write):  # type: ignore[no-untyped-def]  # its types would need an import
+    """Write as soon as the disk has space: what a run needs to record must not be lost."""
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+        time.sleep(SPACE_RETRY_S)
 
 
 def take_claim(path: str, holder: str, pid: int) -> bool:
     """Create the claim unless it exists; return whether it was created."""
     draft = f"{path}.{pid}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(fd, f"{holder} {pid} {start_time(pid)} {boot_id()}\n".encode())
-    os.close(fd)
     try:
+        try:
+            os.write(fd, f"{holder} {pid} {start_time(pid)} {boot_id()}\n".encode())
+        finally:
+            os.close(fd)
         # A link fails if the name exists, and a reader never sees a partial claim.
         os.link(draft, path)
     except FileExistsError:
@@ -209,14 +228,9 @@ def kill_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes 
     return 0
 
 
-def remove_sockets(sockets: bytes) -> None:
-    """Remove the directory of ssh's sockets; call it after their masters have ended."""
-    try:
-        for name in os.listdir(sockets):  # noqa: PTH208 - as above
-            os.unlink(os.path.join(sockets, name))  # noqa: PTH108, PTH118 - as above
-        os.rmdir(sockets)  # noqa: PTH106 - as above
-    except OSError:
-        return  # a leftover directory is harmless, and must not prevent the status
+def remove_scratch(directory: bytes) -> None:
+    """Remove the directory of ssh's sockets and Ansible's temporary files, after ssh's masters have ended."""
+    remove_tree(os.fsdecode(directory))
 
 
 def remove_secrets(directory: str) -> None:
@@ -282,8 +296,10 @@ def write_status(ended: str, code: int, began_at: float, duration_s: float, left
     )
     draft = f"status.{os.getpid()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.write(fd, text.encode())
-    os.close(fd)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
     os.rename(draft, "status")  # noqa: PTH104 - as above
 
 

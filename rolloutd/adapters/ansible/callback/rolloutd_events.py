@@ -17,6 +17,7 @@ that it changes nothing (`changed_when: false`).
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import re
@@ -49,6 +50,9 @@ FENCE_PLAY_NAME = "rolloutd fence"
 REQUIRED_KINDS = frozenset({"failed", "unreachable", "stats", "no-hosts"})
 """Kinds that the result depends on; they are written even if the file is too large."""
 
+SPACE_RETRY_S = 1.0
+"""Pause before an event that the result depends on is tried again on a full disk."""
+
 STOPPED_EXIT_STATUS = 2
 """Exit status of a run that this plugin ends: the same as for Ansible's own failures."""
 
@@ -67,6 +71,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self.disabled = not path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600) if path else -1
         self._size = 0
+        self._unwritten = b""
         self._expected_tasks: set[str] = set()
         self._started_tasks: set[str] = set()
         self._finished_tasks: set[str] = set()
@@ -199,7 +204,19 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         }
         line = json.dumps(event, ensure_ascii=True).encode() + b"\n"
         self._size += len(line)
-        os.write(self._fd, line)
+        self._unwritten += line
+        while not self._flush() and kind in REQUIRED_KINDS:
+            time.sleep(SPACE_RETRY_S)
+
+    def _flush(self) -> bool:
+        """Write what is not written yet; return whether the disk took all of it."""
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        return not self._unwritten
 
 
 def _play_tasks(play: Any) -> set[str]:
