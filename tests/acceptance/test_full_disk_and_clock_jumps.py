@@ -21,10 +21,13 @@ pytestmark = pytest.mark.servers
 FAKETIME = next(Path("/usr/lib").rglob("libfaketimeMT.so.1"), None)
 DISK = "100m"
 
-PLAYBOOK = CHANGE_PLAYBOOK + """\
+PLAYBOOK = (
+    CHANGE_PLAYBOOK
+    + """\
     - name: a module, which Ansible writes to its temporary files first
       ansible.builtin.stat: {path: /}
 """
+)
 HOUR_S = 3600
 
 
@@ -131,9 +134,7 @@ def why(made: DaemonEnvironment, rollout: str, node: str) -> Any:
     return made.client.get(f"/v1/rollouts/{rollout}/nodes/{node}/why")
 
 
-def submit(
-    made: DaemonEnvironment, name: str, *, work_s: float = 0, playbook: str = CHANGE_PLAYBOOK
-) -> str:
+def submit(made: DaemonEnvironment, name: str, *, work_s: float = 0, playbook: str = CHANGE_PLAYBOOK) -> str:
     """Submit a plan whose first node is the canary."""
     variables = {"log_file": str(made.log_file), "work_s": work_s}
     spec: dict[str, Any] = plan(name, maintain={"playbook": "change.yml", "vars": variables})

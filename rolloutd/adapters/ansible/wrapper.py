@@ -25,6 +25,10 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HEAD_BYTES = 4 * 1024 * 1024
 """Bytes kept of the beginning of the output, which has a run's first error."""
 
@@ -78,7 +82,7 @@ def main() -> int:
     return 0
 
 
-def wait_for_space(write):  # type: ignore[no-untyped-def]  # its types would need an import
+def wait_for_space(write: "Callable[[], object]") -> object:
     """Write as soon as the disk has space: what a run needs to record must not be lost."""
     while True:
         try:
