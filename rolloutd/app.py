@@ -29,6 +29,7 @@ from rolloutd.adapters.timers import ApschedulerScheduler
 from rolloutd.compile import compile_limits
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.engine.background.audit_anchor import AuditAnchor
 from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.daemon import Daemon
@@ -37,6 +38,7 @@ from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
 from rolloutd.plugin import (
+    ANCHORS,
     CHECKS,
     INVENTORIES,
     ISOLATORS,
@@ -45,7 +47,7 @@ from rolloutd.plugin import (
     WATCHES,
     installed_adapters,
 )
-from rolloutd.ports import AdapterContext, Inventory, Notifier, Observer, PinnedSource, Store, Watch
+from rolloutd.ports import AdapterContext, Anchor, Inventory, Notifier, Observer, PinnedSource, Store, Watch
 from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
@@ -56,6 +58,9 @@ from rolloutd.settings import Settings
 from rolloutd.store import open_store
 
 log = logging.getLogger("rolloutd")
+
+ANCHOR_AT_STOP_S = 10.0
+"""Limit of the last write to the audit's anchors: a stop must not wait for a machine that is down."""
 
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
@@ -140,6 +145,8 @@ async def _run_services(
     retention = RetentionCleaner(
         state, RunArtifactStore(settings.state_dir / "runs"), [*sources.artifact_stores, tree_cache]
     )
+    notifications = _make_notifications(state, channels)
+    anchor = AuditAnchor(state, list(_make_anchors(kit, settings)), notifications.announce_audit_head)
     services = Services(
         state,
         runner,
@@ -151,6 +158,7 @@ async def _run_services(
         daemon.observe_nodes,
         retention.wake_up,
         daemon.record_audit,
+        anchor.compare,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -158,7 +166,6 @@ async def _run_services(
     systemd_reporter = SystemdReporter(
         state, service, SettingsReloader(state, compiler, daemon.reschedule).reload
     )
-    notifications = _make_notifications(state, channels)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, systemd_reporter.request_reload)
     if service.watchdog_ping_interval_s is not None:
         scheduler.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
@@ -181,6 +188,7 @@ async def _run_services(
                 tasks.create_task(_ensure_socket(server, clock), name="socket"),
                 tasks.create_task(systemd_reporter.reload_on_request(), name="reload"),
                 tasks.create_task(notifications.run(), name="notify"),
+                tasks.create_task(_anchor_audit(daemon, anchor), name="anchor"),
                 tasks.create_task(_serve_metrics(state, daemon), name="metrics"),
                 tasks.create_task(_prune(daemon, retention), name="prune"),
             ]
@@ -192,6 +200,9 @@ async def _run_services(
     finally:
         await server.stop()
         scheduler.close()
+        with contextlib.suppress(RolloutdError, TimeoutError):
+            async with asyncio.timeout(ANCHOR_AT_STOP_S):
+                await anchor.write()
         await shell.close()
         for system in kit.shared.values():
             await system.close()
@@ -220,6 +231,12 @@ async def _prune(daemon: Daemon, retention: RetentionCleaner) -> None:
     # Retention can wait: first decide, so that nodes in flight continue.
     await daemon.first_iteration_done.wait()
     await retention.run()
+
+
+async def _anchor_audit(daemon: Daemon, anchor: AuditAnchor) -> None:
+    # Nodes in flight go first: an anchor may be slow to answer.
+    await daemon.first_iteration_done.wait()
+    await anchor.run()
 
 
 async def _serve_metrics(state: State, daemon: Daemon) -> None:
@@ -304,6 +321,11 @@ def _make_tree_lookup(state: State, sources: TreeStore) -> Any:
 def _make_inventories(kit: AdapterContext, settings: Settings) -> Iterator[Inventory]:
     for source in settings.inventory:
         yield create_adapter(INVENTORIES, source.kind, replace(kit, params=source.params))
+
+
+def _make_anchors(kit: AdapterContext, settings: Settings) -> Iterator[Anchor]:
+    for place in settings.audit.anchors:
+        yield create_adapter(ANCHORS, place.kind, replace(kit, params=place.params))
 
 
 def _make_watches(kit: AdapterContext, settings: Settings) -> Iterator[Watch]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,13 @@ def verify_chain(database: Path | sqlite3.Connection, head: str | None = None) -
 def open_read_only(database: Path) -> sqlite3.Connection:
     """Return a read-only connection, for one thread at a time; raises sqlite3.Error."""
     return _connect(read_only_uri(database))
+
+
+def read_hashes(database: Path, numbers: Iterable[int]) -> dict[int, str]:
+    """Return the recorded hashes of these entries, without those that are missing; raises sqlite3.Error."""
+    with closing(open_read_only(database)) as connection:
+        sql = "SELECT seq, hash FROM audit WHERE seq = ?"
+        return dict(row for seq in numbers for row in connection.execute(sql, (seq,)))
 
 
 def read_only_uri(database: Path) -> str:

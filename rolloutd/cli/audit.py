@@ -58,7 +58,7 @@ def register(commands: CommandGroup) -> None:
     parser.usage = (
         "rolloutctl audit [ROLLOUT | --rollout ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
         "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
-        "       rolloutctl audit verify [--database FILE] [--head HASH] [--json]\n"
+        "       rolloutctl audit verify [--database FILE] [--head HASH] [--anchor FILE] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
         "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason R [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
@@ -90,6 +90,9 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="show new entries until interrupted")
     parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
     parser.add_argument(
+        "--anchor", metavar="FILE", type=Path, help="lines kept outside, which the audit must agree with"
+    )
+    parser.add_argument(
         "--output", metavar="FILE", type=Path, help="archive to write (ROLLOUT.tar.gz); - is stdout"
     )
     parser.add_argument(
@@ -118,9 +121,10 @@ def audit(call: Invocation) -> int:
         return _verify_chain(call)
     if action == "head" and args.head is None:
         return _print_head(call)
-    if args.database is not None or args.head is not None:
+    if any(each is not None for each in (args.database, args.head, args.anchor)):
         raise exits.Exit(
-            exits.USAGE, "rolloutctl audit: --database and --head need a verb; use rolloutctl audit verify"
+            exits.USAGE,
+            "rolloutctl audit: --database, --head and --anchor need a verb; use rolloutctl audit verify",
         )
     args.rollout = args.rollout or args.target
     if args.follow:
@@ -228,7 +232,31 @@ def _verify_chain(call: Invocation) -> int:
         verdict = run_admin_query([*arguments, *(["--head", call.args.head] if call.args.head else [])])
     else:
         verdict = call.get(api_path("audit", "verify"), head=call.args.head)
+    if call.args.anchor is not None and verdict["ok"]:
+        problem = _compare_anchor(call)
+        verdict = {**verdict, "ok": not problem, "message": problem or verdict["message"]}
     return _print_verification(call, verdict)
+
+
+def _compare_anchor(call: Invocation) -> str:
+    """Return how the audit differs from a file of lines `TIME NUMBER HASH`."""
+    from rolloutd import audit_anchor, audit_chain
+
+    path: Path = call.args.anchor
+    try:
+        anchored = audit_anchor.parse_lines(path.read_text("utf-8", "replace").splitlines())
+    except OSError as error:
+        raise exits.Exit(exits.USAGE, f"{path}: {error.strerror}; name another file") from error
+    if not anchored:
+        raise exits.Exit(exits.USAGE, f"{path}: no line TIME NUMBER HASH; name another file")
+    numbers = sorted({each.seq for each in anchored})
+    if call.args.database is not None:
+        return audit_anchor.describe_difference(
+            anchored, audit_chain.read_hashes(call.args.database, numbers)
+        )
+    pages = (call.get(api_path("audit"), after=seq - 1, limit=1)["entries"] for seq in numbers)
+    hashes = {entry["seq"]: entry["hash"] for page in pages for entry in page}
+    return audit_anchor.describe_difference(anchored, hashes)
 
 
 def _settle(call: Invocation) -> int:

@@ -22,6 +22,10 @@ def _record_nothing(report: AuditReport) -> None:
     pass
 
 
+async def _find_nothing() -> str:
+    return ""
+
+
 async def _observe_nothing(nodes: Sequence[str]) -> None:
     pass
 
@@ -31,7 +35,8 @@ class Services:
     """What handlers work with.
 
     `refresh_inventory` and `prune_runs` start background work and return at once;
-    `observe_nodes` returns once the nodes were observed; `record_audit` makes the loop obey a verification.
+    `observe_nodes` returns once the nodes were observed; `record_audit` makes the loop obey a verification;
+    `compare_anchors` returns how the audit differs from what is kept outside.
     """
 
     state: State
@@ -44,6 +49,7 @@ class Services:
     observe_nodes: Callable[[Sequence[str]], Awaitable[None]] = _observe_nothing
     prune_runs: Callable[[], None] = lambda: None
     record_audit: Callable[[AuditReport], None] = _record_nothing
+    compare_anchors: Callable[[], Awaitable[str]] = _find_nothing
 
 
 @dataclass(frozen=True, slots=True)

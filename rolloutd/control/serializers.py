@@ -367,7 +367,9 @@ def failure(found: Failure | None) -> wire.Failure | None:
 def audit_report(report: AuditReport) -> wire.AuditVerification:
     chain, rows = report.chain, report.mismatches
     message = chain.message
-    if chain.ok and not report.ok:
+    if chain.ok and report.anchor_problem:
+        message = report.anchor_problem
+    elif chain.ok and not report.ok:
         message = describe_differences(len(rows), len(report.unreadable), is_complete=report.is_complete)
     return {
         "ok": report.ok,

@@ -36,7 +36,9 @@ GATE_WAITS = "gate-waits"
 NODE_FAILED = "node-failed"
 ROLLOUT_ENDED = "rollout-ended"
 NOTHING_MOVED = "nothing-moved"
+AUDIT_HEAD = "audit-head"
 NOTIFY_EVENTS = (GATE_WAITS, NODE_FAILED, ROLLOUT_ENDED, NOTHING_MOVED)
+"""The events of a dispatcher that is given none; the audit's head is sent only where it is asked for."""
 
 COALESCE_S = 1.0
 """Changes within this time are read together: people read no faster."""
@@ -128,6 +130,12 @@ class NotificationDispatcher:
             for channel in self._channels:
                 tasks.create_task(self._deliver(channel), name=f"notify {channel.notifier.name}")
             tasks.create_task(self._watch_changes(), name="notify watch")
+
+    def announce_audit_head(self, title: str, line: str) -> None:
+        """Queue the audit's latest hash, if the settings ask for it."""
+        if AUDIT_HEAD in self._events:
+            for channel in self._channels:
+                channel.enqueue(Notification(title, line))
 
     # -- detection
 

@@ -36,6 +36,7 @@ from rolloutd.plugin.field_types import (
 
 __all__ = [
     "ABSENT",
+    "ANCHORS",
     "CHECKS",
     "INVENTORIES",
     "ISOLATORS",
@@ -68,6 +69,7 @@ ISOLATORS = "rolloutd.isolators"
 CHECKS = "rolloutd.checks"
 PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
+ANCHORS = "rolloutd.anchors"
 SETTINGS = "rolloutd.settings"
 
 ABSENT: Any = None

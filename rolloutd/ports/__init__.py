@@ -22,7 +22,7 @@ from rolloutd.ports.nodes import (
     Watch,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
-from rolloutd.ports.sources import Notifier, PinnedSource, SourceStore, TrafficProbe
+from rolloutd.ports.sources import Anchor, Notifier, PinnedSource, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
     Check,
@@ -56,6 +56,7 @@ __all__ = [
     "PROVIDER_ID",
     "WITHHELD",
     "AdapterContext",
+    "Anchor",
     "Artifact",
     "ArtifactStore",
     "AuditEntry",

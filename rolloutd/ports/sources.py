@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +53,20 @@ class TrafficProbe(Protocol):
 
     async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
         """Probe once; a node is never started on Unknown or an error."""
+
+
+class Anchor(Protocol):
+    """A place outside this machine to which lines are appended."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the log and in sentences."""
+
+    async def append(self, line: str) -> None:
+        """Append one line; raises AdapterFailed, NodeUnreachable and TimeoutError."""
+
+    async def read(self) -> Sequence[str]:
+        """Return the last lines, at least a hundred if there are so many; raises like append()."""
 
 
 class Notifier(Protocol):

@@ -81,6 +81,7 @@ class AuditReport:
 
     `unreadable`: entries that this version cannot decode.  `is_complete`: no mismatch is left out.
     `compared`: False for a file of an older version, of which only the chain was verified.
+    `anchor_problem`: how it differs from what is kept outside, "" for not at all.
     """
 
     chain: ChainVerification
@@ -88,10 +89,11 @@ class AuditReport:
     unreadable: tuple[int, ...] = ()
     is_complete: bool = True
     compared: bool = True
+    anchor_problem: str = ""
 
     @property
     def ok(self) -> bool:
-        return self.chain.ok and not self.mismatches and not self.unreadable
+        return self.chain.ok and not self.mismatches and not self.unreadable and not self.anchor_problem
 
 
 class Store(Protocol):

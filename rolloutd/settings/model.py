@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_
 from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
 from rolloutd.planfile.steps import Step, VerifyStep, step_model
 from rolloutd.plugin import (
+    ANCHORS,
     INVENTORIES,
     OBSERVERS,
     Params,
@@ -81,14 +82,16 @@ NodeName = Annotated[str, Field(min_length=1, max_length=253)]
 LabelValue = Annotated[str, Field(max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 ExternalUser = Annotated[str, Field(min_length=1, max_length=253)]
-NotifyEvent = Literal["gate-waits", "node-failed", "rollout-ended", "nothing-moved"]
+NotifyEvent = Literal["gate-waits", "node-failed", "rollout-ended", "nothing-moved", "audit-head"]
 
 if TYPE_CHECKING:
     InventorySource = Step
     ObserveStep = Step
+    AnchorStep = Step
 else:
     InventorySource = step_model("InventorySource", "One source of nodes.", INVENTORIES)
     ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)
+    AnchorStep = step_model("AnchorStep", "One place outside this machine to keep lines.", ANCHORS)
 
 
 class PoolValue(Params):
@@ -234,6 +237,21 @@ class Notify(Params):
     )
 
 
+class Audit(Params):
+    """Where the audit's latest hash is kept, so that a rewritten audit is noticed."""
+
+    anchors: list[AnchorStep] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Places that a user who can write the database cannot change.",
+    )
+    anchor_every_s: PositiveDuration = duration_field(
+        "1h",
+        "How often the hash is written there, besides at every start and stop, and sent as `audit-head`.",
+        alias="anchor_every",
+    )
+
+
 class Metrics(Params):
     """Where Prometheus may read metrics, on this machine alone; nowhere if both keys are absent."""
 
@@ -300,6 +318,9 @@ class CoreSettings(Params):
         default={}, max_length=100, description="Services whose signed tokens are votes, by name."
     )
     notify: Notify | None = Field(default=None, description="Who is notified, and of what.")
+    audit: Audit = Field(
+        default=Audit(), description="Where the audit's latest hash is kept outside this machine."
+    )
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
 
     _files: tuple[Path, ...] = PrivateAttr(default=())

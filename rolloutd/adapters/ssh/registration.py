@@ -13,6 +13,7 @@ from rolloutd.plugin import (
     CheckParams,
     Duration,
     Field,
+    FilePath,
     Params,
     PositiveDuration,
     Registration,
@@ -110,6 +111,7 @@ def _parse_port(value: object) -> str:
 
 
 Network = Annotated[str, BeforeValidator(_parse_network), with_json_schema(type="string", minLength=1)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS)]
 Port = Annotated[
     str,
     BeforeValidator(_parse_port),
@@ -149,6 +151,19 @@ class ReachableObserverParams(Params):
     """Sees a node as up when it answers over SSH."""
 
 
+class AnchorParams(Params):
+    """A file on another machine, to which lines are appended over SSH."""
+
+    host: Text = Field(description="Name or address of the machine.")
+    port: int = Field(default=22, ge=1, le=MAX_PORT, description="Port of its sshd.")
+    user: Text = Field(default=ABSENT, description="User there; `ssh.user` of the settings if not given.")
+    key_file: FilePath = Field(
+        default=ABSENT, description="Private key; `ssh.key_file` of the settings if not given."
+    )
+    file: Text = Field(description="File there; its directory must exist.")
+
+
+ANCHOR = Registration("rolloutd.adapters.ssh.anchor:make", AnchorParams)
 COMMAND_ISOLATOR = Registration("rolloutd.adapters.ssh.command:make", CommandIsolatorParams)
 REACHABLE_CHECK = Registration(
     "rolloutd.adapters.ssh.reachable:make_check",

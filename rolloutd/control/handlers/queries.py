@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from machines.model.events import StepRecord
@@ -227,7 +228,7 @@ async def verify(services: Services, request: Request) -> wire.AuditVerification
     report = await services.state.store.verify_audit(request.query.head)
     if request.query.head is None:
         services.record_audit(report)
-    return serializers.audit_report(report)
+    return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))
 
 
 @routes.add("GET", "/v1/audit/head")
