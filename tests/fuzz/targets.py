@@ -43,6 +43,7 @@ from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
 from tests.fuzz.kubernetes_answers import KUBERNETES, kubernetes
+from tests.fuzz.web_answers import HAPROXY, HTTP, haproxy, http_check
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
 
 Mutate = Callable[[random.Random, Sequence[bytes]], bytes]
@@ -444,5 +445,7 @@ TARGETS: dict[str, Target] = {
     "events": Target(EVENTS, simple(read_events), mutate_lines),
     "ssh": Target(SSH_OUTPUT, simple(read_ssh_output)),
     "kubernetes": Target(KUBERNETES, kubernetes, mutate_values),
+    "haproxy": Target(HAPROXY, haproxy),
+    "http-check": Target(HTTP, http_check),
     "prometheus": Target(PROMETHEUS, simple(read_prometheus), mutate_values),
 }
