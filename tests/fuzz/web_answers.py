@@ -62,7 +62,7 @@ async def haproxy(directory: Path) -> AsyncIterator[Consumer]:
 
     server = await asyncio.start_unix_server(answer, directory / "haproxy.sock")
     context = AdapterContext(
-        SshShell(), FakeClock(), FakeRunner(FakeRunHost()), lambda: InventorySnapshot({}), Settings()
+        SshShell(), FakeClock(), FakeRunner(FakeRunHost({})), lambda: InventorySnapshot({}), Settings()
     )
     balancer = Balancer("lb", BalancerParams(socket=str(directory / "haproxy.sock")), context)
 

@@ -72,6 +72,15 @@ class Balancer:
 
     async def read(self, backend: str, server: str) -> ServerState:
         """Return the server's state; raises HaproxyFailed if it is unknown there, BalancerUnreachable."""
+        try:
+            return await self._read(backend, server)
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
+            raise BalancerUnreachable(
+                f"haproxy {self.name}: the answer about {backend}/{server} is not readable ({error!r:.100});"
+                " check what listens there"
+            ) from error
+
+    async def _read(self, backend: str, server: str) -> ServerState:
         states = await self._table(f"show servers state {backend}", " ", "be_id")
         row = next((row for row in states if row["srv_name"] == server), None)
         if row is None:
