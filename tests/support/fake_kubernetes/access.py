@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.support.fake_kubernetes.errors import ApiRefusal
+from tests.support.fake_kubernetes.objects import Objects, format_time
 
 JSON = Any
 Rules = Sequence[Mapping[str, Sequence[str]]]
-"""The `rules` of a ClusterRole: apiGroups, resources, verbs; a star is everything."""
+"""The `rules` of a ClusterRole, and `namespaces` of a Role: apiGroups, resources, verbs; a star is all."""
 
 ALL_RULES: Rules = ({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},)
 
@@ -17,8 +20,11 @@ ALL_RULES: Rules = ({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},)
 class Access:
     """The tokens that the server knows, and their rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, objects: Objects) -> None:
         self.tokens: dict[str, Rules] = {}
+        self.service_accounts: dict[str, tuple[str, str, float]] = {}
+        """Namespace, name and end of each token that a service account was given."""
+        self._objects = objects
         self.anonymous: Rules | None = None
         """What those may who send no token at all, as kubectl where there is no TLS."""
 
@@ -27,15 +33,42 @@ class Access:
         if header is None and self.anonymous is not None:
             return self.anonymous
         token = (header or "").removeprefix("Bearer ")
+        namespace, name, until = self.service_accounts.get(token, ("", "", 0.0))
+        if time.time() < until:
+            return self._bound_rules(namespace, name)
         if token not in self.tokens:
             raise ApiRefusal(401, "Unauthorized")
         return self.tokens[token]
 
+    def issue_token(self, namespace: str, name: str, request: JSON) -> JSON:
+        """Answer a TokenRequest for a service account."""
+        self._objects.get("serviceaccounts", namespace, name)
+        seconds = request["spec"].get("expirationSeconds") or 3600
+        token = secrets.token_urlsafe(12)
+        self.service_accounts[token] = (namespace, name, time.time() + seconds)
+        return {**request, "status": {"token": token, "expirationTimestamp": format_time(seconds)}}
 
-def allows(rules: Rules, verb: str, group: str, resource: str) -> bool:
+    def _bound_rules(self, namespace: str, name: str) -> Rules:
+        """Return what bindings give a service account."""
+        found: list[Mapping[str, Sequence[str]]] = []
+        for binding in (*self._objects.all("clusterrolebindings"), *self._objects.all("rolebindings")):
+            subjects = [(each["kind"], each["namespace"], each["name"]) for each in binding["subjects"]]
+            if ("ServiceAccount", namespace, name) not in subjects:
+                continue
+            within, ref = binding["metadata"].get("namespace", ""), binding["roleRef"]
+            kind, place = ("roles", within) if ref["kind"] == "Role" else ("clusterroles", "")
+            rules = self._objects.get(kind, place, ref["name"])["rules"]
+            found += [{**rule, "namespaces": [within]} if within else rule for rule in rules]
+        return found
+
+
+def allows(rules: Rules, verb: str, group: str, resource: str, namespace: str = "") -> bool:
     """Say whether the rules allow a verb; a subresource is written `pods/eviction`."""
     return any(
-        _in(verb, rule["verbs"]) and _in(group, rule["apiGroups"]) and _in(resource, rule["resources"])
+        _in(verb, rule["verbs"])
+        and _in(group, rule["apiGroups"])
+        and _in(resource, rule["resources"])
+        and _in(namespace, rule.get("namespaces", ["*"]))
         for rule in rules
     )
 
@@ -44,7 +77,8 @@ def review(rules: Rules, body: JSON) -> JSON:
     """Answer a SelfSubjectAccessReview."""
     asked = body["spec"]["resourceAttributes"]
     part = f"/{asked['subresource']}" if asked.get("subresource") else ""
-    granted = allows(rules, asked["verb"], asked.get("group", ""), asked["resource"] + part)
+    resource, within = asked["resource"] + part, asked.get("namespace", "")
+    granted = allows(rules, asked["verb"], asked.get("group", ""), resource, within)
     return {**body, "status": {"allowed": granted, "reason": "" if granted else "no rule allows it"}}
 
 

@@ -28,7 +28,7 @@ class FakeKubernetes:
     def __init__(self, *, heartbeat_timeout_s: float | None = None, delay_s: float = 0.01) -> None:
         self.objects = Objects()
         self.objects.create("namespaces", {"metadata": {"name": "default"}, "spec": {}})
-        self.access = Access()
+        self.access = Access(self.objects)
         self.server = Server(self.objects, self.access)
         self.controllers = Controllers(self.objects, delay_s=delay_s, heartbeat_timeout_s=heartbeat_timeout_s)
         self.admin_token = self.token()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.fake_kubernetes.objects import RESOURCES
+from tests.support.fake_kubernetes.objects import RBAC, RESOURCES
 
 JSON = Any
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-GROUPS = ("apps", "authorization.k8s.io", "policy")
+GROUPS = ("apps", "authorization.k8s.io", "policy", RBAC)
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"}
 
 

@@ -27,14 +27,18 @@ Key = tuple[str, str, str]
 """Resource, namespace (empty where there is none), name."""
 
 
+RBAC = "rbac.authorization.k8s.io"
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What the server knows of one kind."""
+    """What the server knows of one kind; `strict`: it judges every field."""
 
     kind: str
     group: str = ""
     namespaced: bool = True
     generation: bool = False
+    strict: bool = False
 
     @property
     def version(self) -> str:
@@ -52,6 +56,13 @@ RESOURCES: dict[str, Resource] = {
     "statefulsets": Resource("StatefulSet", "apps", generation=True),
     "daemonsets": Resource("DaemonSet", "apps", generation=True),
     "poddisruptionbudgets": Resource("PodDisruptionBudget", "policy", generation=True),
+    "serviceaccounts": Resource("ServiceAccount", strict=True),
+    "persistentvolumeclaims": Resource("PersistentVolumeClaim", strict=True),
+    "deployments": Resource("Deployment", "apps", generation=True, strict=True),
+    "clusterroles": Resource("ClusterRole", RBAC, namespaced=False, strict=True),
+    "clusterrolebindings": Resource("ClusterRoleBinding", RBAC, namespaced=False, strict=True),
+    "roles": Resource("Role", RBAC, strict=True),
+    "rolebindings": Resource("RoleBinding", RBAC, strict=True),
 }
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.support.fake_kubernetes import discovery, patches
+from tests.support.fake_kubernetes import discovery, patches, protobuf
 from tests.support.fake_kubernetes.access import Access, Rules, allows, review
 from tests.support.fake_kubernetes.controllers import end_pod
 from tests.support.fake_kubernetes.errors import ApiRefusal
 from tests.support.fake_kubernetes.evictions import check_preconditions, evict
 from tests.support.fake_kubernetes.objects import RESOURCES, Change, Objects, format_time
+from tests.support.fake_kubernetes.schema import validate_fields
 from tests.support.fake_kubernetes.selectors import Matches, matcher
 
 JSON = Any
@@ -104,8 +105,10 @@ class Server:
     async def _answer(self, request: web.Request, rules: Rules) -> web.StreamResponse:
         asked = await _parse_request(request)
         if asked.resource == "selfsubjectaccessreviews":
+            self.requests.append(asked)
             return web.json_response(review(rules, asked.body), status=201)
-        if not allows(rules, asked.verb, asked.group, asked.full_resource):
+        if not allows(rules, asked.verb, asked.group, asked.full_resource, asked.namespace):
+            self.answered.append(Answered(asked, 403))
             raise ApiRefusal(403, f"{asked.full_resource} is forbidden: this user cannot {asked.verb} it")
         if asked.resource not in RESOURCES:
             raise ApiRefusal(404, "the server could not find the requested resource")
@@ -133,6 +136,8 @@ class Server:
                 return 200, self._list(asked)
             case "create" if asked.subresource == "eviction":
                 return 201, evict(self.objects, asked.namespace, asked.name, asked.body)
+            case "create" if asked.subresource == "token":
+                return 201, self.access.issue_token(asked.namespace, asked.name, asked.body)
             case "create":
                 return 201, self._create(asked)
             case "patch" | "update":
@@ -225,6 +230,8 @@ class Server:
 
     def _create(self, asked: ApiRequest) -> JSON:
         thing = asked.body
+        if RESOURCES[asked.resource].strict:
+            validate_fields(RESOURCES[asked.resource].kind, thing)
         meta = thing.setdefault("metadata", {})
         if RESOURCES[asked.resource].namespaced:
             within = self.objects.get("namespaces", "", asked.namespace)
@@ -282,9 +289,10 @@ async def _parse_request(request: web.Request) -> ApiRequest:
     if verb == "list" and query.get("watch") in ("true", "1"):
         verb = "watch"
     agent = request.headers.get("User-Agent", "unknown").split("/")[0]
-    text = await request.text()
+    content = await request.read()
     try:
-        body = json.loads(text) if text else None
+        is_protobuf = request.content_type == protobuf.CONTENT_TYPE
+        body = protobuf.read_token_request(content) if is_protobuf else json.loads(content or "null")
     except ValueError:
         raise ApiRefusal(400, "the body is no JSON") from None
     return ApiRequest(

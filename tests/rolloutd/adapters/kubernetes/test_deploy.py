@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +14,25 @@ from typing import Any
 import pytest
 import yaml
 
+from machines.model.node import NodeHealth
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import cordon_node, uncordon_node
 from rolloutd.adapters.kubernetes.drain import drain
+from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
+from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy
 from rolloutd.adapters.kubernetes.progress import CONDITION, show_report
 from rolloutd.app import SystemClock
 from rolloutd.ports import Ok, ProgressKind, ProgressReport
 from tests.contracts.kubernetes.steps import host, step_context
-from tests.rolloutd.adapters.kubernetes.test_faults import add_node, add_pod
+from tests.rolloutd.adapters.kubernetes.test_faults import add_node, add_pod, wait_until, watching
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes.access import ALL_RULES
 from tests.support.fake_kubernetes.objects import condition
 
 JSON = Any
@@ -101,6 +109,96 @@ async def test_renewed_token_file_costs_no_request(fake: FakeKubernetes, tmp_pat
     del fake.access.tokens[old]
 
     assert await cluster.get("/api/v1/nodes/n1")
+    await cluster.close()
+
+
+async def run(*command: str | Path, kubeconfig: Path) -> str:
+    """Run a command as the cluster's admin and return its output."""
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "HOME": str(kubeconfig.parent)}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode()
+
+
+@pytest.fixture
+async def admin(fake: FakeKubernetes, tmp_path: Path) -> Path:
+    """The kubeconfig of an admin who has applied the shipped manifests with kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    fake.access.anonymous = ALL_RULES  # kubectl sends no token without TLS
+    kubeconfig = fake.kubeconfig(tmp_path / "admin")
+    for manifest in (ROLE, IN_CLUSTER):
+        await run("kubectl", "apply", "--validate=false", "-f", manifest, kubeconfig=kubeconfig)
+    ca = {"metadata": {"name": "kube-root-ca.crt", "namespace": "rolloutd"}, "data": {"ca.crt": "none"}}
+    fake.objects.create("configmaps", ca)
+    return kubeconfig
+
+
+async def test_manifests_apply_with_known_fields_only(
+    fake: FakeKubernetes, admin: Path, tmp_path: Path
+) -> None:
+    shipped = [each for path in (ROLE, IN_CLUSTER) for each in yaml.safe_load_all(path.read_text())]
+    again = [
+        await run("kubectl", "apply", "--validate=false", "-f", path, kubeconfig=admin)
+        for path in (ROLE, IN_CLUSTER)
+    ]
+    assert "".join(again).count(" unchanged\n") == len(shipped)
+    misspelt = tmp_path / "misspelt.yaml"
+    misspelt.write_text(IN_CLUSTER.read_text().replace("replicas:", "replica:").replace("-state", "-x"))
+    fake.objects.remove("deployments", fake.objects.get("deployments", "rolloutd", "rolloutd"))
+    with pytest.raises(AssertionError, match=r'unknown field "Deployment\.spec\.replica"'):
+        await run("kubectl", "apply", "--validate=false", "-f", misspelt, kubeconfig=admin)
+
+
+async def test_every_granted_verb_is_used_and_no_other(
+    fake: FakeKubernetes, admin: Path, tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "daemon"
+    kubeconfig.write_text(await run(ROLE.with_name("make-kubeconfig.sh"), "ams", kubeconfig=admin))
+    add_node(fake, "n1")
+    add_pod(fake, "api", "n1", grace_s=0)
+    fake.server.requests.clear()
+    cluster = Cluster("ams", kubeconfig)
+    watch = NodeWatch(cluster, SystemClock())
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), SystemClock())
+    ctx = replace(step_context("n1"), host=host("n1", "ams"))
+    async with watching(watch):
+        assert await KubernetesInventory(cluster).refresh()
+        await wait_until(lambda: watch.observe("n1").sight is NodeHealth.UP)
+        assert isinstance(await isolator.isolate(ctx), Ok)
+        for _ in range(2):
+            await isolator.report(ctx.host, ProgressReport(ProgressKind.ISOLATED, "r-1", 1, 0.0, "drained"))
+        assert isinstance(await isolator.return_to_service(ctx), Ok)
+        assert await find_missing_permissions(cluster) == []
+    await cluster.close()
+
+    assert [each.request for each in fake.server.answered if each.code == 403] == []
+    used = {(each.verb, each.group, each.full_resource, each.namespace) for each in fake.server.requests}
+    roles = (each for each in yaml.safe_load_all(ROLE.read_text()) if each["kind"] in ("ClusterRole", "Role"))
+    granted = {
+        (verb, group, resource, role["metadata"].get("namespace", ""))
+        for role in roles
+        for rule in role["rules"]
+        for group, resource, verb in itertools.product(rule["apiGroups"], rule["resources"], rule["verbs"])
+    }
+    # An eviction is a right for all namespaces, and is asked for in that of its pod.
+    assert {(*each[:3], "" if each[2] == "pods/eviction" else each[3]) for each in used} == granted
+
+
+async def test_events_outside_default_are_forbidden(
+    fake: FakeKubernetes, admin: Path, tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "daemon"
+    kubeconfig.write_text(await run(ROLE.with_name("make-kubeconfig.sh"), "ams", kubeconfig=admin))
+    cluster = Cluster("ams", kubeconfig)
+    with pytest.raises(ApiError, match="403"):
+        await cluster.post("/api/v1/namespaces/rolloutd/events", {"metadata": {"name": "e"}})
+    for token, (namespace, name, _) in fake.access.service_accounts.items():
+        fake.access.service_accounts[token] = (namespace, name, 0.0)
+    with pytest.raises(ApiError, match="401"):
+        await cluster.get("/api/v1/nodes")
     await cluster.close()
 
 
