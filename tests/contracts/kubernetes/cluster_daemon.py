@@ -1,0 +1,139 @@
+"""A whole daemon over a cluster, in this process; a restart is a new daemon over the same stored facts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from machines.facts.projection import Projection
+from machines.model.events import VoteCast
+from machines.model.plan import GateName
+from machines.model.reasons import Reason
+from machines.model.rollout import Actor, ActorKind, Target, Vote
+from rolloutd import planfile
+from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
+from rolloutd.adapters.kubernetes.factory import WatchObserver
+from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
+from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
+from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.timers import ApschedulerScheduler
+from rolloutd.app import SystemClock
+from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.control.resolve import resolve_rollout
+from rolloutd.control.serializers import blocking_reason
+from rolloutd.engine.background.node_observations import run_watch
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.ports import DiscoveredNode
+from rolloutd.settings import Settings
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.store import MemoryStore
+from tests.sim.plans import rollout_opened
+from tests.support.cluster_sandbox import ClusterSandbox
+
+JSON = Any
+
+ROLLOUT = "r-1"
+OLGA = Actor(ActorKind.PERSON, "olga", 1001)
+SETTINGS: dict[str, JSON] = {
+    "teams": {"infra": {"members": ["olga"]}},
+    "pools": {"team": {"max_unavailable": 1}},
+}
+PLAN = """\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata: {{name: sysctl, owner: infra}}
+spec:
+  source: {{git: "https://git.example/x.git", ref: main}}
+  targets: "rolloutd-world={prefix}"
+  canary: {{select: "rolloutd-world={prefix}", max_parallel: 9}}
+  isolate: [{{kubernetes: {{drain_timeout: {drain_timeout}}}}}]
+  maintain: {{playbook: site.yml}}
+  verify: [{{reachable: {{}}}}]
+  gates: {{start: {{owner: 1}}}}
+"""
+
+
+class ClusterDaemon:
+    """A daemon whose only rollout is over the sandbox's nodes; the playbooks are fakes."""
+
+    def __init__(self, sandbox: ClusterSandbox, cluster: Cluster, tmp_path: Path) -> None:
+        self._sandbox = sandbox
+        self._cluster = cluster
+        self._tree = tmp_path
+        self._settings = Settings.model_validate(SETTINGS)
+        self._store = MemoryStore(compile=self._compile)
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self.runs = FakeRunHost({"site.yml": Script.OK})
+        self.state: State
+
+    async def start(self) -> None:
+        """Start a daemon over the stored facts."""
+        snapshot, limits = await self._store.load_snapshot(), compile_limits(self._settings)
+        index = Projection.build(snapshot, limits, self._compile)
+        clock = SystemClock()
+        self.state = state = State(index, self._store, clock, self._settings, ChangeNotifier())
+        state.update_connections(await self._store.load_connections())
+        watch = NodeWatch(self._cluster, clock, report_interval_s=1.0)
+        isolators = {"kubernetes": KubernetesIsolator(ClusterRegistry([self._cluster]), clock)}
+        adapters = AdapterSet(FakeRunner(self.runs), isolators, {"reachable": FakeCheck()}, self._find_tree)
+        daemon = Daemon(
+            state,
+            adapters,
+            inventories=[_SandboxInventory(self._sandbox, self._cluster, watch)],
+            observers=[WatchObserver({self._cluster.name: watch}, clock)],
+            scheduler=ApschedulerScheduler(),
+        )
+        watching = run_watch(state, watch, daemon.refresh_inventory)
+        self._tasks = (asyncio.create_task(daemon.run()), asyncio.create_task(watching))
+
+    async def kill(self) -> None:
+        """End the daemon where it is."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def submit(self, drain_timeout: str, nodes: Sequence[str]) -> None:
+        """Submit the plan once these nodes are known, and vote for its start."""
+        await self._sandbox.wait_until(lambda: self._knows(nodes))
+        text = PLAN.format(prefix=self._sandbox.prefix, drain_timeout=drain_timeout)
+        content = planfile.read(text.encode(), "plan.yaml").content
+        plan, now = self._compile(content), self.state.now()
+        opened = rollout_opened(ROLLOUT, content, plan, self.state.index, OLGA, now, maybe_current=False)
+        vote = Vote("v-1", GateName.START, opened.digest.whole, OLGA, True, "", now, teams=("infra",))
+        await self.state.commit([opened], cause="test")
+        await self.state.commit([VoteCast(ROLLOUT, vote)], cause="test")
+
+    async def _knows(self, nodes: Sequence[str]) -> bool:
+        index = self.state.index
+        return all(name in index.nodes and index.observation(name) is not None for name in nodes)
+
+    def target(self, node: str) -> Target:
+        return self.state.index.target(ROLLOUT, node)
+
+    async def why(self, node: str) -> Reason | None:
+        """Return why the node does not move, as `rolloutctl why` has it."""
+        resolved = await resolve_rollout(self.state, ROLLOUT)
+        return blocking_reason(self.state, resolved, self.target(node))
+
+    def _compile(self, content: JSON) -> JSON:
+        return compile_plan(content, teams=self._settings.teams)
+
+    async def _find_tree(self, rollout: str) -> Path:
+        return self._tree
+
+
+class _SandboxInventory(KubernetesInventory):
+    """The nodes of one test: a real cluster has others."""
+
+    def __init__(self, sandbox: ClusterSandbox, cluster: Cluster, watch: NodeWatch) -> None:
+        super().__init__(cluster, watch=watch)
+        self._prefix_of_test = sandbox.prefix
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        return [node for node in await super().refresh() if node.name.startswith(self._prefix_of_test)]

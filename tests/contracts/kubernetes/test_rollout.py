@@ -1,0 +1,115 @@
+"""A rollout over a cluster: deadlines outlast restarts, and what is drained is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.reasons import ReasonCode
+from machines.states import Outcome, Phase
+from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION
+from tests.contracts.kubernetes.cluster_daemon import ROLLOUT, ClusterDaemon
+from tests.support.cluster_sandbox import ClusterSandbox
+
+JSON = Any
+
+TEAM = {"team": "payments"}
+RESTART_S = 1.5
+DRAIN_TIMEOUT_S = 8.0
+
+
+@pytest.fixture
+async def daemon(sandbox: ClusterSandbox, cluster: Cluster, tmp_path: Path) -> AsyncIterator[ClusterDaemon]:
+    daemon = ClusterDaemon(sandbox, cluster, tmp_path)
+    yield daemon
+    await daemon.kill()
+
+
+async def is_cordoned(sandbox: ClusterSandbox, node: str) -> bool:
+    return bool((await sandbox.get_node(node))["spec"].get("unschedulable"))
+
+
+async def test_daemon_that_restarts_often_returns_node(
+    sandbox: ClusterSandbox, daemon: ClusterDaemon
+) -> None:
+    """The daemon restarts more often than drain_timeout, and `why` names no moment that has passed."""
+    sandbox.end_s = 3600.0
+    node, _ = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
+    await sandbox.workload("api", [node], grace_s=3600)
+    await daemon.start()
+    await daemon.submit(f"{DRAIN_TIMEOUT_S:.0f}s", [node])
+    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+    admitted_at, deadlines = daemon.target(node).admitted_at, set()
+    while daemon.target(node).phase is Phase.ISOLATING:
+        await asyncio.sleep(RESTART_S)
+        reason, live = await daemon.why(node), daemon.state.step_progress.get((ROLLOUT, node))
+        if reason is not None and reason.remedy is not None and reason.remedy.until is not None:
+            assert reason.remedy.until > time.time()
+        if live is not None and live.isolation_deadline:
+            deadlines.add(round(live.isolation_deadline - admitted_at, 1))
+        await daemon.kill()
+        await daemon.start()
+        assert time.time() < admitted_at + 5 * DRAIN_TIMEOUT_S
+    assert deadlines == {DRAIN_TIMEOUT_S}
+    assert daemon.target(node).aborted_isolations == 1
+    assert "not isolated within" in daemon.target(node).last_text
+    assert not await is_cordoned(sandbox, node)
+
+
+@pytest.mark.parametrize("outage", ["kubelet", "deleted"])
+async def test_drained_node_is_finished_when_peer_leaves(
+    sandbox: ClusterSandbox, daemon: ClusterDaemon, outage: str
+) -> None:
+    sandbox.end_s = 3600.0
+    node, peer = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
+    await sandbox.workload("api", [node], grace_s=3600)
+    [pod] = await sandbox.pods_on(node)
+    await daemon.start()
+    await daemon.submit("10m", [node, peer])
+    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+
+    sandbox.silent_nodes.add(peer)
+    if outage == "kubelet":
+        await sandbox.post_heartbeat(peer, ready="False")
+    else:
+        await sandbox.api.delete(f"/api/v1/nodes/{peer}")
+    await sandbox.api.delete(f"{sandbox.pods_path}/{pod}", gracePeriodSeconds=0)
+    if outage == "kubelet":
+
+        async def waits_for_slot() -> bool:
+            reason = await daemon.why(node)
+            return reason is not None and reason.code is ReasonCode.POOL_OVER_BUDGET
+
+        await sandbox.wait_until(waits_for_slot)
+        assert await is_cordoned(sandbox, node)
+        sandbox.silent_nodes.discard(peer)
+        await sandbox.post_heartbeat(peer)
+
+    await sandbox.wait_until(lambda: _async(daemon.target(node).phase is Phase.DONE))
+    assert (daemon.target(node).outcome, daemon.target(node).attempt) == (Outcome.CHANGED, 1)
+    assert not await is_cordoned(sandbox, node)
+
+
+async def test_hold_during_drain_returns_slot_at_once(sandbox: ClusterSandbox, daemon: ClusterDaemon) -> None:
+    sandbox.end_s = 3600.0
+    node, _ = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
+    await sandbox.workload("api", [node], grace_s=3600)
+    await daemon.start()
+    await daemon.submit("10m", [node])
+    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+    await daemon.kill()
+    await sandbox.annotate(node, HOLD_ANNOTATION, "disk, alice")
+    await daemon.start()
+    await sandbox.wait_until(lambda: _async(daemon.target(node).phase is Phase.PENDING))
+    assert "disk, alice" in daemon.target(node).last_text
+    assert await is_cordoned(sandbox, node)
+
+
+async def _async(value: bool) -> bool:
+    return value
