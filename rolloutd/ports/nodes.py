@@ -24,7 +24,8 @@ WITHHELD = "rolloutd_withheld"
 class DiscoveredNode:
     """One inventory source's record of a node.
 
-    `connection` holds all of the node's Ansible variables (ansible_host, ...), and its groups under `GROUPS`.
+    `connection` holds all of the node's Ansible variables (ansible_host, ...), and its groups under `GROUPS`:
+    later ones take precedence.
     """
 
     name: str

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABL
 from rolloutd.ports import GROUPS, WITHHELD, ConnectionDefaults
 
 CALLBACK_DIR = Path(__file__).parent / "callback"
+INVENTORY_PLUGIN_DIR = Path(__file__).parent / "inventory_plugin"
 
 INHERITED_VARIABLES = (
     "PATH",
@@ -37,9 +38,13 @@ INHERITED_VARIABLES = (
 
 DEFAULT_REMOTE_TMP = "~/.ansible/tmp"
 DEFAULT_CALLBACK_PATHS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
+DEFAULT_INVENTORY_PATHS = "~/.ansible/plugins/inventory:/usr/share/ansible/plugins/inventory"
 DEFAULT_COLLECTIONS_PATHS = "~/.ansible/collections:/usr/share/ansible/collections"
 DEFAULT_ROLES_PATHS = "~/.ansible/roles:/usr/share/ansible/roles:/etc/ansible/roles"
 """Ansible's own defaults, which our environment would otherwise replace."""
+
+MAX_RANK_PASSES = 50
+"""Passes over the groups of all hosts: two sources may order the same groups differently."""
 
 RESERVED_HOST_VARIABLES = (
     "ansible_control_path",
@@ -141,13 +146,16 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     inherited.setdefault("HOME", pwd.getpwuid(os.geteuid()).pw_dir)
     callback_paths = config.search_paths("callback_plugins", DEFAULT_CALLBACK_PATHS)
+    inventory_paths = config.search_paths("inventory_plugins", DEFAULT_INVENTORY_PATHS)
     own = {
         "LC_ALL": "C.UTF-8",
         "ROLLOUTD_RUN": paths.run_id,
         "ROLLOUTD_RUN_DIR": str(paths.events.parent),
         "ROLLOUTD_EVENTS": str(paths.events),
         "ANSIBLE_CALLBACK_PLUGINS": f"{callback_paths}:{CALLBACK_DIR}",
-        "ANSIBLE_INVENTORY_ENABLED": "yaml",
+        # The yaml plugin reads the same file, should ours not work with an older ansible-core.
+        "ANSIBLE_INVENTORY_ENABLED": "rolloutd_inventory,yaml",
+        "ANSIBLE_INVENTORY_PLUGINS": f"{inventory_paths}:{INVENTORY_PLUGIN_DIR}",
         "ANSIBLE_LOCAL_TEMP": str(paths.local_tmp),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
@@ -209,16 +217,32 @@ def build_inventory(
     defaults: ConnectionDefaults,
     common_args: str,
 ) -> dict[str, Any]:
-    """Return the inventory for Ansible's YAML plugin, with our defaults."""
+    """Return the inventory in the YAML plugin's format, with our defaults; later groups take precedence."""
     host_variables = {
         name: _host_variables(variables, defaults, common_args) for name, variables in hosts.items()
     }
+    ranks = _group_ranks(hosts.values())
     children: dict[str, Any] = {
         group: {"hosts": {name: {} for name in members if name in host_variables}}
-        for group, members in groups.items()
+        for group, members in sorted(groups.items(), key=lambda each: ranks.get(each[0], (0, each[0])))
         if group not in {"all", "ungrouped"}
     }
     return {"all": {"hosts": host_variables, "children": children}}
+
+
+def _group_ranks(hosts: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
+    """Return a sort key of each group, which orders the groups of each host as its own list does."""
+    orders = sorted({tuple(variables.get(GROUPS, ())) for variables in hosts})
+    ranks: dict[str, int] = {}
+    for _ in range(MAX_RANK_PASSES):
+        before = dict(ranks)
+        for order in orders:
+            rank = 0
+            for name in order:
+                rank = ranks[name] = max(rank + 1, ranks.get(name, 0))
+        if ranks == before:
+            break
+    return {name: (rank, name) for name, rank in ranks.items()}
 
 
 def build_node_inventory(node: str, interpreter: str) -> dict[str, Any]:

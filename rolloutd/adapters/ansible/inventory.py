@@ -36,7 +36,7 @@ def make(context: AdapterContext) -> AnsibleInventory:
 
 
 class AnsibleInventory:
-    """The nodes of one Ansible inventory, each with its groups, those above them included."""
+    """The nodes of one Ansible inventory, each with its groups, those above them included and first."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class AnsibleInventory:
                 "it names no host", "add hosts to it, or remove the source from the settings"
             )
         groups: dict[str, list[str]] = {}
-        for group in sorted(members.keys() - _IMPLICIT_GROUPS):
+        depths = _group_depths(listing)
+        for group in sorted(members.keys() - _IMPLICIT_GROUPS, key=lambda name: (depths.get(name, 1), name)):
             for name in members[group]:
                 groups.setdefault(name, []).append(group)
         invalid = [
@@ -206,6 +207,18 @@ def _group_members(listing: Mapping[str, Any]) -> dict[str, set[str]]:
         return found
 
     return {name: below(name, frozenset({name})) for name in groups}
+
+
+def _group_depths(listing: Mapping[str, Any]) -> dict[str, int]:
+    """Return how far each group is below `all`: variables of a deeper group take precedence."""
+    depths: dict[str, int] = {}
+    level = {"all"}
+    for depth in range(len(listing) + 1):  # a loop among groups is an error of Ansible's own
+        depths.update(dict.fromkeys(level, depth))
+        level = {child for name in level for child in listing.get(name, {}).get("children", ())}
+        if not level:
+            break
+    return depths
 
 
 def _last_error(stderr: str) -> str:

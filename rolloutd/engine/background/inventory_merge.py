@@ -109,10 +109,10 @@ def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) ->
     merged.nodes[name] = Node(
         name, kind, (*known.sources, discovered.source), {**discovered.labels, **known.labels}
     )
-    groups = {*_group_names(merged.connections[name]), *_group_names(discovered.connection)}
+    groups = dict.fromkeys((*_group_names(merged.connections[name]), *_group_names(discovered.connection)))
     merged.connections[name] = {**discovered.connection, **merged.connections[name]}
     if groups:
-        merged.connections[name] |= {GROUPS: sorted(groups)}
+        merged.connections[name] |= {GROUPS: list(groups)}
 
 
 def _group_names(connection: Mapping[str, Any]) -> Sequence[str]:

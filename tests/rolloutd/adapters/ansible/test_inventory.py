@@ -39,7 +39,7 @@ async def test_hosts_variables_labels_and_groups(tmp_path: Path) -> None:
     assert found["n2"].connection["motd"] == "welcome to {{ inventory_hostname }}"
     assert found["n1"].source == inventory.source == f"ansible:{tmp_path / 'hosts.yml'}"
     groups = {name: node.connection[GROUPS] for name, node in found.items()}
-    assert groups == {"n1": ["edge", "web"], "n2": ["web"], "n3": []}
+    assert groups == {"n1": ["web", "edge"], "n2": ["web"], "n3": []}
 
 
 async def test_directories_and_scripts(tmp_path: Path) -> None:

@@ -1,0 +1,194 @@
+"""What a playbook sees of an inventory through rolloutd, and what it sees bare."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment, build_inventory
+from rolloutd.adapters.ansible.inventory import AnsibleInventory
+from rolloutd.ports import GROUPS, ConnectionDefaults
+
+INVENTORIES = {
+    "nested.yml": """\
+all:
+  vars: {from_all: all, level: all}
+  hosts:
+    solo: {own: 1}
+  children:
+    web:
+      vars: {level: web, condition: "own_name == 'w10'"}
+      hosts:
+        w[10:12]: {http: 80}
+        w2: {level: host, nested: {a: 1, b: [x, "{{ own_name }}", "{% raw %}{{ no }}{% endraw %}"]}}
+      children:
+        edge:
+          vars: {level: edge}
+          hosts: {w10: {}}
+    db:
+      hosts: {d1: {flag: true, nothing: null, ratio: 1.5, text: "ünïcode\\n: #"}, w2: {}}
+    zone_a:
+      children: {web: {}, db: {}}
+""",
+    "groups.ini": """\
+[web]
+w10 http=80 text="a b" flag=true
+w2 level=host
+
+[edge]
+w10
+
+[web:vars]
+level=web
+condition=own_name == 'w10'
+[zone_a:children]
+web
+""",
+}
+NAMES = [
+    "own",
+    "http",
+    "level",
+    "from_all",
+    "beside",
+    "nested",
+    "flag",
+    "nothing",
+    "ratio",
+    "text",
+    "condition",
+]
+PLAY = """\
+- hosts: w10
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.assert: {that: "{{ condition }}"}
+    - delegate_to: localhost
+      ansible.builtin.copy:
+        dest: "{{ out }}"
+        content: "{{ seen | to_json }}"
+      vars:
+        seen:
+          groups: "{{ groups }}"
+          patterns: ["{{ query('inventory_hostnames', 'web:!edge') | sort }}",
+            "{{ query('inventory_hostnames', 'zone_a:&web:w1*') | sort }}"]
+          hosts: "{{ dict(groups.all | zip(groups.all | map('extract', hostvars) | map('dict2items')
+            | map('selectattr', 'key', 'in', names) | map('items2dict'))) }}"
+"""
+
+
+def play(inventory: Path, tree: Path, out: Path, environment: dict[str, str]) -> Any:
+    """Return what the playbook saw."""
+    variables = json.dumps({"out": str(out), "ansible_python_interpreter": sys.executable})
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "-e", variables, "play.yml"],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    seen = json.loads(out.read_text())
+    return {**seen, "groups": {name: sorted(hosts) for name, hosts in seen["groups"].items()}}
+
+
+@pytest.mark.parametrize("name", INVENTORIES)
+async def test_variables_and_groups_are_those_of_a_bare_run(tmp_path: Path, name: str) -> None:
+    tree, inventory = tmp_path / "tree", tmp_path / name
+    inventory.write_text(INVENTORIES[name])
+    (tree / "group_vars").mkdir(parents=True)
+    (tree / "play.yml").write_text(PLAY)
+    (tree / "group_vars/all.yml").write_text(
+        f"beside: all\nown_name: '{{{{ inventory_hostname }}}}'\nnames: {NAMES}\n"
+    )
+    for group in ("web", "edge", "db", "zone_a"):
+        (tree / f"group_vars/{group}.yml").write_text(f"beside: {group}\n")
+    (tree / "ansible.cfg").write_text("[defaults]\nhost_key_checking = true\n")
+    nodes = await AnsibleInventory(inventory).refresh()
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        for group in node.connection[GROUPS]:
+            groups.setdefault(group, []).append(node.name)
+    hosts = {node.name: node.connection for node in nodes}
+    written = tmp_path / "inventory.json"
+    defaults = ConnectionDefaults(None, None, None)
+    written.write_text(json.dumps(build_inventory(hosts, groups, defaults=defaults, common_args="")))
+    paths = RunPaths("r", tmp_path / "events", tmp_path / "tmp", tmp_path / "s", None)
+    ours = play(written, tree, tmp_path / "ours", build_environment(paths, TreeConfig.load(tree)))
+    assert ours == play(inventory, tree, tmp_path / "bare", dict(os.environ))
+    assert ours["hosts"]["w10"]["beside"] == ("edge" if name == "nested.yml" else "web")
+
+
+COMPARE = """
+import json, sys
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import inventory_loader, init_plugin_loader
+from ansible._internal._datatag._tags import TrustedAsTemplate
+import ansible.constants as C
+init_plugin_loader()
+inventory_loader.add_directory(sys.argv[1])
+
+def value(found):
+    if isinstance(found, dict):
+        return {key: value(each) for key, each in found.items()}
+    if isinstance(found, list):
+        return [value(each) for each in found]
+    text = getattr(found, "_ciphertext", None) or str(found)
+    return [type(found).__name__, text, TrustedAsTemplate.is_tagged_on(found)]
+
+def read(plugin):
+    C.INVENTORY_ENABLED = [plugin]
+    manager = InventoryManager(DataLoader(), sources=sys.argv[2:])
+    hosts, groups = manager.hosts.items(), manager.groups.items()
+    patterns = ("all", "g:!h", "~n.", "n1,n2")
+    return {
+        "hosts": {name: value(host.get_vars()) for name, host in hosts},
+        "groups": {name: [each.name for each in group.get_hosts()] for name, group in groups},
+        "of": {name: sorted(group.name for group in host.get_groups()) for name, host in hosts},
+        "patterns": [[host.name for host in manager.get_hosts(each)] for each in patterns],
+    }
+
+ours, theirs = read("rolloutd_inventory"), read("ansible.builtin.yaml")
+assert ours == theirs, json.dumps([ours, theirs], default=str)
+print(len(ours["hosts"]), ours["hosts"]["n1"]["template"], ours["hosts"]["n1"]["unsafe"])
+"""
+
+
+def test_plugin_gives_the_values_of_the_yaml_plugin(tmp_path: Path) -> None:
+    hosts = {
+        "n1": {
+            "template": "{{ x }}",
+            "plain": "x",
+            "unsafe": {"__ansible_unsafe": "{{ x }}"},
+            "vault": {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\n3132\n"},
+            "deep": {"list": [1, 2.5, None, True, {"k": "v"}]},
+        },
+        "n2": {"in-valid": 1, "ansible_host": "::1"},
+        "n3": {},
+    }
+    children = {"g": {"hosts": {"n1": {}, "n2": {}}}, "h": {"hosts": {"n2": {}}}}
+    (tmp_path / "a.json").write_text(json.dumps({"all": {"hosts": hosts, "children": children}}))
+    own = {"n1": {"ansible_python_interpreter": "/usr/bin/python3", "deep": {"list": []}}}
+    (tmp_path / "own.json").write_text(json.dumps({"all": {"hosts": own}}))
+    plugins = build_environment(
+        RunPaths("r", tmp_path / "e", tmp_path, tmp_path, None), TreeConfig.load(tmp_path)
+    )["ANSIBLE_INVENTORY_PLUGINS"].rpartition(":")[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPARE, plugins, tmp_path / "a.json", tmp_path / "own.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.split()[0] == "3"
+    assert "'{{ x }}', True" in ended.stdout
+    assert "'{{ x }}', False" in ended.stdout
