@@ -192,11 +192,13 @@ def count_requests(fake: FakeKubernetes, side: str, figures: Figures) -> None:
 async def watch_pauses(fake: FakeKubernetes, names: Iterable[str], figures: Figures) -> None:
     """Measure for how long a node had an evictable pod while no eviction of its pods was requested."""
     since: dict[str, float] = {}
+    nodes_of_pods: dict[str, str] = {}
     seen = 0
     while True:
         await asyncio.sleep(SAMPLE_S)
         now = time.monotonic()
-        nodes_of_pods = {p["metadata"]["name"]: p["spec"]["nodeName"] for p in fake.objects.all("pods")}
+        # A pod may be gone before its eviction is counted.
+        nodes_of_pods |= {p["metadata"]["name"]: p["spec"]["nodeName"] for p in fake.objects.all("pods")}
         answered = list(fake.server.answered)
         for each in answered[seen:]:
             if each.request.subresource == "eviction":

@@ -39,6 +39,9 @@ from tests.support.cluster_sandbox import ClusterSandbox
 JSON = Any
 
 ROLLOUT = "r-1"
+DRAIN_PASS_S = 7.0
+"""Longer than a permanent blocker takes to be confirmed, shorter than in a daemon."""
+
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
 SETTINGS: dict[str, JSON] = {
     "teams": {"infra": {"members": ["olga"]}},
@@ -80,7 +83,8 @@ class ClusterDaemon:
         self.state = state = State(index, self._store, clock, self._settings, ChangeNotifier())
         state.update_connections(await self._store.load_connections())
         watch = NodeWatch(self._cluster, clock, report_interval_s=1.0)
-        isolators = {"kubernetes": KubernetesIsolator(ClusterRegistry([self._cluster]), clock)}
+        clusters = ClusterRegistry([self._cluster])
+        isolators = {"kubernetes": KubernetesIsolator(clusters, clock, drain_pass_s=DRAIN_PASS_S)}
         adapters = AdapterSet(FakeRunner(self.runs), isolators, {"reachable": FakeCheck()}, self._find_tree)
         daemon = Daemon(
             state,

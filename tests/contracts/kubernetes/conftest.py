@@ -22,8 +22,10 @@ async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
         yield Path(named)
         return
     from tests.support.fake_kubernetes import FakeKubernetes
+    from tests.support.fake_kubernetes.access import ALL_RULES
 
     async with FakeKubernetes() as fake:
+        fake.access.anonymous = ALL_RULES  # kubectl sends no token without TLS
         yield fake.kubeconfig(tmp_path / "kubeconfig")
 
 

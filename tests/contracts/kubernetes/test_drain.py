@@ -111,6 +111,36 @@ async def test_one_pod_after_the_other_as_the_budget_allows(
     assert await sandbox.pods_on(node) == set()
 
 
+async def test_budget_that_allows_more_wakes_drain_at_once(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    node, _ = await sandbox.node("a"), await sandbox.node("b")
+    await sandbox.workload("api", [node, node], min_available=1)
+    sandbox.ready_s = 3600.0  # the replacement never becomes Ready
+    await sandbox.cordon(node)
+    draining = asyncio.create_task(drain(BudgetWatch(cluster), node, REFUSE, timeout_s=LONG_LIMIT_S))
+    await sandbox.wait_for_budget("api", 1)
+    await asyncio.wait((draining,), timeout=PASS_S)
+    assert len(await sandbox.pods_on(node)) == 1
+    path = f"/apis/policy/v1/namespaces/{sandbox.namespace}/poddisruptionbudgets/api"
+    await sandbox.api.patch(path, {"spec": {"minAvailable": 0}})
+    async with asyncio.timeout(SHORT_LIMIT_S):
+        assert isinstance(await draining, Ok)
+
+
+async def test_large_drain_leaves_requests_for_small_one(sandbox: ClusterSandbox, cluster: Cluster) -> None:
+    large, small, _ = await sandbox.node("a"), await sandbox.node("b"), await sandbox.node("c")
+    await sandbox.workload("large", [large] * 30)
+    await sandbox.workload("small", [small] * 3)
+    for node in (large, small):
+        await sandbox.cordon(node)
+    budgets = BudgetWatch(cluster)
+    first, second = (
+        asyncio.create_task(drain(budgets, node, REFUSE, timeout_s=LONG_LIMIT_S)) for node in (large, small)
+    )
+    await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+    assert second.done()
+    assert isinstance(await first, Ok)
+
+
 async def test_blocked_pod_names_budget_and_owner(sandbox: ClusterSandbox, cluster: Cluster) -> None:
     sandbox.ready_s = 3600.0  # replacements never become Ready
     node, _ = await sandbox.node("a"), await sandbox.node("b")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from machines.model.reasons import ReasonCode
 from machines.states import Outcome, Phase
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION
+from rolloutd.ports import Ok
+from tests.contracts.fakes.runner import Script
 from tests.contracts.kubernetes.cluster_daemon import ROLLOUT, ClusterDaemon
 from tests.support.cluster_sandbox import ClusterSandbox
 
@@ -109,6 +113,60 @@ async def test_hold_during_drain_returns_slot_at_once(sandbox: ClusterSandbox, d
     await sandbox.wait_until(lambda: _async(daemon.target(node).phase is Phase.PENDING))
     assert "disk, alice" in daemon.target(node).last_text
     assert await is_cordoned(sandbox, node)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+async def test_kubectl_describe_shows_each_phase(
+    sandbox: ClusterSandbox, daemon: ClusterDaemon, kubeconfig: Path
+) -> None:
+    node, other = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
+    await sandbox.workload("api", [node, node], min_available=1)
+    sandbox.ready_s = 3600.0  # no replacement becomes Ready, so the second pod is held by the budget
+    before = await sandbox.get_node(node)
+    daemon.runs.scripts = {"site.yml": Script.LONG}
+    await daemon.start()
+    await daemon.submit("10m", [node, other])
+
+    async def described(reason: str, phase: Phase) -> str:
+        """Return what `kubectl describe node` shows once this event is there and the node in this phase."""
+
+        async def is_there() -> bool:
+            found = await sandbox.api.get("/api/v1/events", fieldSelector=f"involvedObject.name={node}")
+            reasons = {event["reason"] for event in found["items"]}
+            return reason in reasons and daemon.target(node).phase is phase
+
+        await sandbox.wait_until(is_there)
+        return await kubectl(kubeconfig, "describe", "node", node)
+
+    blocked = await described("DrainBlocked", Phase.ISOLATING)
+    assert "MaintenanceAdmitted" in blocked
+    assert f"is held by budget {sandbox.namespace}/api" in blocked
+    assert re.search(r"MaintenanceInProgress +True .* Isolating ", blocked)
+    path = f"/apis/policy/v1/namespaces/{sandbox.namespace}/poddisruptionbudgets/api"
+    await sandbox.api.delete(path)
+    assert "MaintenanceInProgress" in await described("NodeDrained", Phase.MAINTAINING)
+    [run] = daemon.runs.runs.values()
+    daemon.runs.scripts = {"site.yml": Script.OK}
+    run.end(Ok("changed"))
+    over = await described("MaintenanceVerified", Phase.DONE)
+    assert "NodeMaintained" in over
+    assert "NodeReturned" in over
+    assert "MaintenanceInProgress" not in over
+    after = await sandbox.get_node(node)
+    for part in ("annotations", "labels"):
+        assert ours(after["metadata"].get(part)) == ours(before["metadata"].get(part))
+    assert after["spec"] == before["spec"]
+
+
+def ours(mapping: JSON) -> JSON:
+    return {key: value for key, value in (mapping or {}).items() if "rolloutd.io" in key}
+
+
+async def kubectl(kubeconfig: Path, *arguments: str) -> str:
+    command = ("kubectl", f"--kubeconfig={kubeconfig}", *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return output.decode()
 
 
 async def _async(value: bool) -> bool:
