@@ -261,3 +261,19 @@ def test_nodes_stay_for_the_last_tracked_rollouts() -> None:
         model.track_nodes(f"other-{number}")
     assert model.rollouts[fleet.id].nodes is None
     assert all(not pool.nodes for pool in model.rollouts[fleet.id].pools.values())
+
+
+def test_isolated_node_keeps_its_slot_from_failure_to_retry() -> None:
+    fleet = pending_fleet()
+    name = next(iter(fleet.nodes))
+    fleet.move(name, "isolating")
+    fleet.move(name, "failed", failure="it broke")
+    model = model_of(fleet)
+    pool = fleet.nodes[name]["pools"][0]
+    seen = []
+    for phase in ("pending", "isolating", "maintaining"):
+        entry = fleet.move(name, phase)
+        entry["fields"]["isolated"] = None
+        model.apply_stream_lines([{"seq": entry["seq"], "entry": entry}])
+        seen.append(model.rollouts[fleet.id].pools[pool].used)
+    assert seen == [1, 1, 1]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.replayed_fleet import format_rfc3339
-from tests.tui.harness import paused_fleet, run_console, running_fleet, screen_text, wait_for_text, wait_until
+from tests.tui.harness import (
+    paused_fleet,
+    run_console,
+    running_fleet,
+    screen_text,
+    start_gate_fleet,
+    wait_for_text,
+    wait_until,
+)
 from tests.tui.test_model import model_of, pending_fleet, stream_lines
 from tui.state.model import OVERDUE_INTERVAL_S, REFRESH_INTERVAL_S
 from tui.widgets.virtual_list import VirtualList
@@ -26,13 +34,22 @@ async def test_expired_freeze_disappears_without_an_event(socket_dir: Path) -> N
 
 
 async def test_age_of_the_state_is_visible_and_bounded(socket_dir: Path) -> None:
-    fleet = running_fleet()
+    fleet = start_gate_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
         await wait_for_text(pilot, "age 0s")
         fleet.at += 5
         await wait_for_text(pilot, "age 5s")
         fleet.at += REFRESH_INTERVAL_S
         await wait_for_text(pilot, "age 0s")
+
+
+async def test_work_left_is_refreshed_while_nodes_are_in_flight(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        await wait_for_text(pilot, "age 0s")
+        for _ in range(3):
+            fleet.at += 5
+            await wait_for_text(pilot, "age 0s")
 
 
 async def test_clocks_stop_and_pages_dim_while_disconnected(socket_dir: Path) -> None:

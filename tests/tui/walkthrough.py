@@ -68,7 +68,7 @@ def run_walkthrough(
     window.wait_for_text(rollout, "1 for you", "waits for votes of infra (owner)")
     take_screenshot("1-waits")
     window.press("2")
-    window.wait_for_text("VOTES", "DIGEST")
+    window.wait_for_text("votes missing", "CHANGE")
     take_screenshot("2-gate")
     window.press("a")
     window.wait_for_text("Approve start?")

@@ -199,7 +199,11 @@ class NodePage(TwoPanes, RolloutScreen):
     def _describe_node(self, node: NodeState) -> Line:
         in_flight = None if self.rollout is None else self.rollout.in_flight.get(node.node)
         if in_flight is not None:
-            percent = f" {in_flight.percent:.0f} %" if in_flight.percent is not None else ""
+            percent = (
+                ""
+                if in_flight.percent is None
+                else f" {formatting.format_percent(in_flight.percent).lstrip()}"
+            )
             step = event_text.step_label(in_flight.step) or "starting"
             return [(step, "run"), (percent, ""), (f"  {lines.sanitize(in_flight.task)}", "dim")]
         if node.failure:

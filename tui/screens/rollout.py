@@ -419,7 +419,7 @@ def in_flight_row(
             if width >= 76:
                 gauge_width = 10 if width >= 100 else 6
                 left += lines.progress_bar([(in_flight.percent / 100, role)], gauge_width)
-            left.append((f" {in_flight.percent:>3.0f} % ", ""))
+            left.append((f" {formatting.format_percent(in_flight.percent)} ", ""))
         return justify([*left, (task, "")], times, width)
 
     return draw

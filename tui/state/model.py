@@ -48,6 +48,9 @@ MAX_REVIEWS = 8
 REFRESH_INTERVAL_S = 10.0
 """Between two requests for what time alone changes: no event announces an observation that grows old."""
 
+WORK_INTERVAL_S = 0.5
+"""The same for the status alone while nodes are in flight: the work that is left changes with time."""
+
 OVERDUE_INTERVAL_S = 1.0
 """The same while a shown deadline has passed: the daemon has not confirmed yet what it ends."""
 
@@ -60,6 +63,8 @@ COUNTER_BY_OUTCOME = {
 """The counter of a done node by outcome; a node that left is in none."""
 
 _COUNTERS = ("total", "done", "failed", "skipped", "pending")
+
+_IDLE_PHASES = frozenset({"pending", "done"})
 
 _GATE_EVENTS = frozenset({"VoteCast", "VoteWithdrawn", "GateOpened"})
 
@@ -241,6 +246,9 @@ class Model:
         if has_just_passed or now - self._refreshed_at >= interval:
             self._refreshed_at = now
             self.mark_stale(is_urgent=has_just_passed)
+        is_working = any(known.in_flight and not known.is_closed for known in self.rollouts.values())
+        if is_working and (self.status_at is None or now - self.status_at >= WORK_INTERVAL_S):
+            self._add_fetch_request("status")
 
     def _shown_deadlines(self) -> Iterator[float]:
         locks = self.locks
@@ -279,7 +287,8 @@ class Model:
         known = self.rollouts.get(entry["rollout"] or "")
         if known is None:
             return
-        if event in ("PhaseMoved", "TargetsJoined", "TargetChanged", "NodeOrdered"):
+        has_isolation_changed = event == "StepRecorded" and entry["fields"]["isolated"] is not None
+        if has_isolation_changed or event in ("PhaseMoved", "TargetsJoined", "TargetChanged", "NodeOrdered"):
             self._add_fetch_request("status")
             if known.nodes is not None:
                 self._add_fetch_request("nodes", known.id)
@@ -346,6 +355,9 @@ class Model:
         pools = node.pools if node is not None else in_flight.pools if in_flight is not None else ()
         self._adjust_counts(known, pools, _counter_of(fields["source"], "changed"), -1)
         self._adjust_counts(known, pools, _counter_of(fields["target"], fields["outcome"]), +1)
+        if node is not None and node.isolated:
+            # An isolated node uses its slots also while it is neither in flight nor failed.
+            self._count_idle_isolation(known, pools, fields)
         if fields["outcome"] == "left":
             known.counts["total"] -= 1
             for pool in (known.pools[name] for name in pools if name in known.pools):
@@ -361,6 +373,13 @@ class Model:
             known.in_flight.pop(name, None)
         if fields["target"] == "done":
             known.recent_completions.append(fields["at"])
+
+    def _count_idle_isolation(
+        self, known: RolloutState, pools: Iterable[str], fields: Mapping[str, Any]
+    ) -> None:
+        delta = (fields["target"] in _IDLE_PHASES) - (fields["source"] in _IDLE_PHASES)
+        for pool in (known.pools[name] for name in pools if name in known.pools):
+            pool.other_down = max(0, pool.other_down + delta)
 
     def _adjust_counts(self, known: RolloutState, pools: Iterable[str], counter: str, delta: int) -> None:
         if counter in known.counts:

@@ -1,0 +1,194 @@
+"""The console beside the command line, for a whole faulted rollout: every figure agrees within a second."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rolloutd.demo.environment import DemoEnvironment
+from tests.tui import figures
+from tests.tui.figures import Figures
+from tests.tui.terminal import ROOT, TIMEOUT_S, Terminal, rolloutctl_command, terminal
+from tests.tui.walkthrough import FAILING_NODE, demo_at_start_gate, run_walkthrough
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
+]
+
+LIMIT_S = 1.0
+"""The longest difference."""
+
+CAPTURE_INTERVAL_S = 0.1
+
+USUAL_GAP_S = 0.3
+"""Between two answers of the command line; what is longer is the machine's, and no difference."""
+
+NEIGHBOURHOOD_S = 3.0
+
+_PHASES = (None, "isolating", "maintaining", "verifying")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Figures that were read between two instants."""
+
+    began: float
+    ended: float
+    figures: Figures
+
+
+def test_console_and_command_line_agree_within_a_second(tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.mktemp("f")
+    for name in ("a", "b"):
+        (base / name).mkdir()
+    with (
+        demo_at_start_gate(base / "d") as (demo, rollout),
+        terminal(base / "a") as driven,
+        terminal(base / "b") as watched,
+    ):
+        command = rolloutctl_command("--socket", str(demo.socket), "tui", "--theme", "dark")
+        driven.start(command, (80, 24))
+        watched.start(command, (200, 50))
+        watched.wait_for_text(rollout, "1 for you")
+        watched.press("Enter", "t")
+        watched.wait_for_text("POOLS 6")
+        with _statuses(demo, rollout) as statuses, _captures(driven, watched) as screens:
+            run_walkthrough(driven, demo, rollout)
+            watched.wait_for_text("done:", "100 %  12 of 12 changed", "0 pending")
+            time.sleep(LIMIT_S)  # the last second is compared too
+    _assert_all_was_seen(screens)
+    assert _differences(screens, statuses) == []
+
+
+def _assert_all_was_seen(screens: Sequence[Sample]) -> None:
+    seen = Counter(f"{name} {value}" for screen in screens for name, value in screen.figures.items())
+    for state in ("awaiting-approval", "running", "paused", "done"):
+        assert seen[f"state {state}"], state
+    for name in (
+        f"phase of {FAILING_NODE} maintaining",
+        "failed 1.0",
+        "votes 1.0",
+        "done 12.0",
+        "percent 100.0",
+    ):
+        assert seen[name], name
+    assert {name for screen in screens for name in screen.figures} >= {"work", "used of rack/r1", "pending"}
+
+
+def _differences(screens: Sequence[Sample], statuses: Sequence[Sample]) -> list[str]:
+    """Return each figure that the command line did not say within a second of the console."""
+    found = []
+    for screen in screens:
+        slack = _slack(statuses, screen)
+        recent = [
+            each.figures
+            for each in statuses
+            if each.ended >= screen.began - LIMIT_S - slack and each.began <= screen.ended + LIMIT_S + slack
+        ]
+        names = screen.figures.keys() - {"page"}
+        if "page" in screen.figures:
+            names |= set.intersection(
+                *({name for name in each if name.startswith("phase")} for each in recent)
+            )
+        for name in sorted(names):
+            shown, said = screen.figures.get(name), [each.get(name) for each in recent]
+            if not _agrees(name, shown, said):
+                found.append(f"{screen.began - statuses[0].began:.1f} s: {name}: {shown}, not {said}")
+    return found
+
+
+def _agrees(name: str, shown: object, said: Sequence[object]) -> bool:
+    """Return whether the command line said it, or may have passed it between two answers."""
+    if shown in said:
+        return True
+    if name.startswith("phase of"):
+        return any(
+            _PHASES.index(before) < _PHASES.index(shown) < (_PHASES.index(after) or len(_PHASES))
+            for before, after in pairwise(said)
+        )
+    numbers = [each for each in said if isinstance(each, float)]
+    if not isinstance(shown, float) or not numbers:
+        return False
+    # A run's percentage begins again with each step.
+    has_restarted = name.startswith("percent of") and any(
+        after < before for before, after in pairwise(numbers)
+    )
+    return min(numbers) <= shown <= (100.0 if has_restarted else max(numbers))
+
+
+def _slack(statuses: Sequence[Sample], screen: Sample) -> float:
+    """Return how much longer than usual the machine let the command line wait around a screen."""
+    near = [each for each in statuses if abs(each.ended - screen.began) < NEIGHBOURHOOD_S]
+    gaps = [after.ended - before.ended for before, after in pairwise(near)]
+    return max(0.0, screen.ended - screen.began, *(gap - USUAL_GAP_S for gap in gaps))
+
+
+@contextmanager
+def _statuses(demo: DemoEnvironment, rollout: str) -> Iterator[list[Sample]]:
+    """Collect what `rolloutctl status -o json` says meanwhile."""
+    words = [sys.executable, "-P", "-m", "tests.tui.figures", str(demo.socket), rollout]
+    samples: list[Sample] = []
+    has_begun = threading.Event()
+
+    def read(lines: Iterator[str]) -> None:
+        for line in lines:
+            each = json.loads(line)
+            samples.append(Sample(each["began"], each["ended"], figures.status_figures(each["status"])))
+            has_begun.set()
+
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment()
+    ) as sampler:
+        assert sampler.stdin is not None
+        assert sampler.stdout is not None
+        reader = threading.Thread(target=read, args=(iter(sampler.stdout),))
+        reader.start()
+        try:
+            assert has_begun.wait(TIMEOUT_S), "the command line said nothing"
+            yield samples
+        finally:
+            sampler.stdin.close()
+            reader.join()
+
+
+@contextmanager
+def _captures(driven: Terminal, watched: Terminal) -> Iterator[list[Sample]]:
+    """Collect what both consoles show meanwhile."""
+    samples: list[Sample] = []
+    stopped = threading.Event()
+
+    def capture(window: Terminal, parse: Callable[[str], Figures]) -> None:
+        began = time.monotonic()
+        screen = window.screen()
+        samples.append(Sample(began, time.monotonic(), parse(screen)))
+
+    def run() -> None:
+        while not stopped.wait(CAPTURE_INTERVAL_S):
+            capture(driven, figures.fleet_page_figures)
+            capture(watched, figures.rollout_page_figures)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": str(ROOT), "PATH": str(Path(sys.executable).parent)}
