@@ -43,6 +43,12 @@ from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
 from tests.fuzz.kubernetes_answers import KUBERNETES, kubernetes
+from tests.fuzz.netbox_answers import (
+    NETBOX_MESSAGES,
+    NETBOX_PAGES,
+    read_netbox_message,
+    read_netbox_page,
+)
 from tests.fuzz.web_answers import HAPROXY, HTTP, haproxy, http_check
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
 
@@ -448,4 +454,6 @@ TARGETS: dict[str, Target] = {
     "haproxy": Target(HAPROXY, haproxy),
     "http-check": Target(HTTP, http_check),
     "prometheus": Target(PROMETHEUS, simple(read_prometheus), mutate_values),
+    "netbox": Target(NETBOX_PAGES, simple(read_netbox_page), mutate_values),
+    "netbox-webhook": Target(NETBOX_MESSAGES, simple(read_netbox_message), mutate_values),
 }

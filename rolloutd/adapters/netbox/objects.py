@@ -15,6 +15,9 @@ MAX_LABEL_LENGTH = 253
 
 CUSTOM_FIELDS, CONFIG_CONTEXT, TAGS = "custom_fields", "config_context", "tags"
 
+STATUS = "status"
+"""Field whose value is also a variable: a machine that is planned or offline must not be maintained."""
+
 OBJECT_TYPES = {"devices": "dcim.device", "virtual_machines": "virtualization.virtualmachine"}
 """What NetBox calls each kind of object in custom fields and webhooks."""
 
@@ -53,7 +56,7 @@ class Mapper:
     @property
     def fields(self) -> frozenset[str]:
         """The fields of an object that are read, besides id, name and addresses."""
-        return frozenset(path.partition(".")[0] for path in self.paths)
+        return frozenset(path.partition(".")[0] for path in self.paths) | {STATUS}
 
     def to_nodes(self, objects: Iterable[NetboxObject]) -> list[DiscoveredNode]:
         """Return the nodes of all objects with a name; raises SourceFailed for a value that is no label."""
@@ -61,7 +64,7 @@ class Mapper:
 
     def to_node(self, found: NetboxObject) -> DiscoveredNode:
         labels = {label: self._text(found, path) for label, path in self.labels.items()}
-        connection: dict[str, JSON] = {}
+        connection: dict[str, JSON] = {STATUS: found.values[STATUS]}
         families = {"ipv4": ("ipv4", "ipv6"), "ipv6": ("ipv6", "ipv4")}.get(self.address, ())
         addresses = [found.addresses[family] for family in families if family in found.addresses]
         if addresses:
@@ -106,7 +109,7 @@ def from_rest(kind: str, record: Mapping[str, JSON], object_fields: frozenset[st
         for name, value in (record.get(CUSTOM_FIELDS) or {}).items()
     }
     values = {
-        name: _nested(record.get(name), "value" if name == "status" else _KEY_OF_NESTED.get(name, "slug"))
+        name: _nested(record.get(name), "value" if name == STATUS else _KEY_OF_NESTED.get(name, "slug"))
         for name in TEXT_PATHS
     }
     return _make(kind, record, values, custom)
@@ -114,9 +117,9 @@ def from_rest(kind: str, record: Mapping[str, JSON], object_fields: frozenset[st
 
 def from_graphql(kind: str, record: Mapping[str, JSON]) -> NetboxObject:
     """Return an object of GraphQL, where a status is its value and an id is text."""
-    nested = (name for name in TEXT_PATHS if name != "status")
+    nested = (name for name in TEXT_PATHS if name != STATUS)
     values = {name: _nested(record.get(name), _KEY_OF_NESTED.get(name, "slug")) for name in nested}
-    values["status"] = record.get("status")
+    values[STATUS] = record[STATUS]
     return _make(kind, record, values, record.get(CUSTOM_FIELDS) or {})
 
 
@@ -142,7 +145,7 @@ def _make(
 
 def graphql_field(name: str) -> str:
     """Return how GraphQL selects a field of an object."""
-    if name in (CUSTOM_FIELDS, CONFIG_CONTEXT, "status"):
+    if name in (CUSTOM_FIELDS, CONFIG_CONTEXT, STATUS):
         return name
     return f"{name}{{{_KEY_OF_NESTED.get(name, 'slug')}}}"
 

@@ -66,9 +66,12 @@ def _read_pages(
 ) -> tuple[int, list[Mapping[str, JSON]]]:
     """Read page after page by offset: the server's `next` link may name another host."""
     records: list[Mapping[str, JSON]] = []
+    ids: set[int] = set()
     while True:
         window = {"limit": PAGE_SIZE, "offset": len(records), "ordering": "id"}
         page = read_page(session, path, {**params, **window})
+        new_ids = {record["id"] for record in page.records} - ids
         records += page.records
-        if not page.records or len(records) >= page.count:
+        ids |= new_ids
+        if not new_ids or len(records) >= page.count:
             return page.count, records
