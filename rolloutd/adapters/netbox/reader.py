@@ -94,6 +94,8 @@ class Reader:
                 "ordering": "id",
             },
         )
+        if len(sample.records) < min(SAMPLE_SIZE, sample.count):
+            raise rest.incomplete_list(self._session, rest.PATHS[kind], len(sample.records), sample.count)
         if sample.count == len(sample.records):
             return self._from_rest(kind, sample.records)
         if self._reads_graphql and graphql.can_list(self._filters, fields):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rolloutd.adapters.netbox.http import NetboxSession
 from rolloutd.adapters.netbox.objects import kind_fields, read_shape
+from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON
 
 PATHS = {"devices": "/api/dcim/devices/", "virtual_machines": "/api/virtualization/virtual-machines/"}
@@ -38,8 +39,11 @@ def list_all(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> S
         count, records = _read_pages(session, path, params)
         if len({record["id"] for record in records}) == len(records) == count:
             return records
-    problem = f"{len(records)} of {count} objects came from {path}"
-    raise session.error(problem, "the next refresh reads them again")
+    raise incomplete_list(session, path, len(records), count)
+
+
+def incomplete_list(session: NetboxSession, path: str, came: int, count: int) -> SourceFailed:
+    return session.error(f"{came} of {count} objects came from {path}", "the next refresh reads them again")
 
 
 def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Page:
