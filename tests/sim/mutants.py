@@ -9,6 +9,7 @@ import sys
 
 from machines.facts import availability, votes
 from machines.workflow.isolation_plan import IsolationPlan
+from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
@@ -27,6 +28,12 @@ MUTANTS = (
         "target.since",
     ),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
+    Mutant(
+        "forged-rows-not-blocked",
+        AuditMonitor.record,
+        "[row.mismatch for row in report.mismatches]",
+        "()",
+    ),
     Mutant(
         "outcome-recorded-before-the-act",
         Isolation.undo,

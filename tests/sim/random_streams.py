@@ -20,6 +20,7 @@ class RandomStreams:
     pilots: random.Random
     checks: random.Random
     compliance: random.Random
+    forgeries: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -17,6 +17,7 @@ FAULTS = (
     "crash",
     "database-locked",
     "foreign-cordon",
+    "forged-votes",
     "held-during-attempt",
     "inventory-shrinks",
     "isolation-never-ends",

@@ -23,6 +23,7 @@ from tests.sim import plans, suggested_commands
 from tests.sim.daemon_process import DaemonProcess
 from tests.sim.fault_plan import FaultPlan, SeededFaults
 from tests.sim.fault_schedule import FaultSchedule
+from tests.sim.forger import forge_votes, settle_forgeries
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.people import SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
@@ -204,6 +205,8 @@ class Simulation:
             for life in self._daemons:
                 self._record_exit(life)
             if self.newest_daemon() is None and self.loop.time() >= self.restart_at:
+                if self._daemons and not self.faults_stopped:
+                    forge_votes(self.world, self.state_dir)
                 self.start_daemon()
             await asyncio.sleep(RESTART_DELAY_S)
 
@@ -288,12 +291,18 @@ class Simulation:
         while True:
             await asyncio.sleep(RECOVERY_INTERVAL_S if self._scenario.action_interval_s else 20.0)
             self._check_suggested_commands()
+            await self._settle_forgeries()
             if self.faults_stopped or not self._scenario.action_interval_s:
                 for machine in self.world.machines.values():
                     self.world.uncordon(machine)
                 await self._recovery_user.recover()
             elif self.world.streams.people.random() < self._scenario.approve_probability:
                 await self._recovery_user.approve_and_resume()
+
+    async def _settle_forgeries(self) -> None:
+        process = self.newest_daemon()
+        if self.world.is_forged and process is not None:
+            await asyncio.wait({process.run(settle_forgeries(self.world, process))}, timeout=60.0)
 
     def _check_suggested_commands(self) -> None:
         """Try what people are told to do."""

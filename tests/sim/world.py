@@ -132,6 +132,7 @@ class SimWorld:
         self.taken_over_at = 0.0
         self.source_fails = False
         self.is_finished = False
+        self.is_forged = False
         self.trace: list[str] = []
         self.triggers: dict[str, Callable[[], object]] = {}
         self.checker = Checker(self.now, loop.time)

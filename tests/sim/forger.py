@@ -1,0 +1,77 @@
+"""A user with a shell who writes votes and opened gates into the database of a stopped daemon."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rolloutd.commands import audit_settlement
+from rolloutd.errors import RolloutdError
+from rolloutd.store import database
+from tests.sim.people import OLGA
+
+if TYPE_CHECKING:
+    from tests.sim.daemon_process import DaemonProcess
+    from tests.sim.world import SimWorld
+
+FORGERY_PROBABILITY = 0.15
+"""Probability of a forgery before a start of the daemon; each lets rollouts wait until it is settled."""
+
+_GATES = """
+SELECT id, digest, 'start', '' FROM rollout WHERE ended_at IS NULL AND cancelled_at IS NULL
+UNION SELECT DISTINCT r.id, r.digest, 'continue', t.wave FROM rollout AS r JOIN target AS t ON t.rollout = r.id
+WHERE r.ended_at IS NULL AND r.cancelled_at IS NULL AND t.wave != 'fleet'
+"""
+
+
+def forge_votes(world: SimWorld, state_dir: Path) -> None:
+    """Sometimes insert a yes, and the opened gate, for each gate that is not open."""
+    if world.streams.forgeries.random() >= FORGERY_PROBABILITY:
+        return
+    path = state_dir / database.FILE_NAME
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0.0)) as connection:
+        try:
+            _insert(world, connection)
+        except sqlite3.Error:
+            return  # another daemon still has it, or it has no tables yet
+
+
+def _insert(world: SimWorld, connection: sqlite3.Connection) -> None:
+    actor = json.dumps({"kind": "person", "name": "oscar", "uid": 1002})
+    connection.execute("BEGIN IMMEDIATE")
+    for rollout, digest, gate, wave in connection.execute(_GATES).fetchall():
+        row = (f"forged-{rollout}-{gate}-{wave}", rollout, gate, wave, digest, actor, world.now())
+        connection.execute(
+            "INSERT OR IGNORE INTO vote"
+            " (id, rollout, gate, wave, digest, actor, yes, reason, at, teams, shown, nodes, more)"
+            " VALUES (?, ?, ?, ?, ?, ?, 1, 'forged', ?, '[\"infra\"]', '[]', '[]', 0)",
+            row,
+        )
+        changed = connection.execute(
+            "INSERT OR IGNORE INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?)",
+            (rollout, gate, wave, world.now()),
+        ).rowcount
+        if changed:
+            world.is_forged = True
+            world.coverage.count("fault:forged-votes")
+    connection.execute("COMMIT")
+
+
+async def settle_forgeries(world: SimWorld, process: DaemonProcess) -> None:
+    """As an admin, restore what the audit makes of the forged rows."""
+    state, daemon = process.state, process.daemon
+    if not world.is_forged or state is None or daemon is None:
+        return
+    try:
+        async with state.exclusive_commit(OLGA.actor) as commit:
+            await commit(await audit_settlement.settle(state, OLGA, ["all"], "audit", "forged"), "settle")
+        report = await state.store.verify_audit()
+    except RolloutdError:
+        return
+    daemon.record_audit(report)
+    world.is_forged = not report.ok
