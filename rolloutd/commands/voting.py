@@ -7,6 +7,7 @@ file decides whose vote it is and what it covers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,6 +52,13 @@ def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Even
     return (VoteCast(rollout.id, cast), RolloutCancelled(rollout.id, who.actor, cancel_reason, cast.at))
 
 
+def _unused_id(rollout: Rollout) -> str:
+    """Return an id for the next vote; a settled forgery may have left a gap in the numbers."""
+    taken = {vote.id for vote in rollout.votes}
+    ids = (f"{rollout.id}#v{number}" for number in itertools.count(len(taken) + 1))
+    return next(each for each in ids if each not in taken)
+
+
 def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Vote:
     """Return the vote to cast; raises NotAllowed, NotFound or Refused."""
     now = state.now()
@@ -60,7 +68,7 @@ def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) ->
     shown = _covered_failures(state, rollout, ballot) if ballot.gate is GateName.PROCEED else ()
     _require_valid_extent(rollout, ballot, now)
     cast = Vote(
-        id=f"{rollout.id}#v{len(rollout.votes) + 1}",
+        id=_unused_id(rollout),
         gate=ballot.gate,
         digest=rollout.digest_at(ballot.gate),
         actor=who.actor,

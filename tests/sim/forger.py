@@ -22,7 +22,8 @@ FORGERY_PROBABILITY = 0.15
 
 _GATES = """
 SELECT id, digest, 'start', '' FROM rollout WHERE ended_at IS NULL AND cancelled_at IS NULL
-UNION SELECT DISTINCT r.id, r.digest, 'continue', t.wave FROM rollout AS r JOIN target AS t ON t.rollout = r.id
+UNION SELECT DISTINCT r.id, r.digest, 'continue', t.wave
+FROM rollout AS r JOIN target AS t ON t.rollout = r.id
 WHERE r.ended_at IS NULL AND r.cancelled_at IS NULL AND t.wave != 'fleet'
 """
 

@@ -74,9 +74,8 @@ class RandomUser:
         gate = people.choice(gates_of(state.index.rollout(rollout)))
 
         def cast(now: State) -> Events:
-            votes = now.index.rollout(rollout).votes
             failures = tuple(each.id for each in now.index.rollout(rollout).failures)
-            name = f"{rollout}#v{len(votes) + 1}"
+            name = voting._unused_id(now.index.rollout(rollout))
             wave = voting.resolve_wave(now, now.index.rollout(rollout), gate, None)
             vote = Vote(
                 name,

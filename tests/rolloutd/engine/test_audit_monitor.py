@@ -98,6 +98,22 @@ async def test_rows_restored_from_audit_start_nothing(tmp_path: Path) -> None:
         assert ['"name":"adam"' in entry.text for entry in entries] == [True, True]
 
 
+async def test_settled_forgery_leaves_votes_possible(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        run_sql(tmp_path, "DELETE FROM opened")
+        await env.restart()
+        await env.vote("olga", rollout, "start")
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        await env.request("adam", "post", "/v1/audit/settle", body)
+        await env.vote("oscar", rollout, "start")
+        assert [vote.id for vote in env.state.index.rollout(rollout).votes] == [
+            f"{rollout}#v2",
+            f"{rollout}#v3",
+        ]
+
+
 async def test_accepted_rows_count_from_then_on(tmp_path: Path) -> None:
     async with sqlite_environment(tmp_path) as env:
         rollout = await env.submit()
