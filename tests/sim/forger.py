@@ -47,16 +47,14 @@ def _insert(world: SimWorld, connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for rollout, digest, gate, wave in connection.execute(_GATES).fetchall():
         row = (f"forged-{rollout}-{gate}-{wave}", rollout, gate, wave, digest, actor, world.now())
-        connection.execute(
+        vote = (
             "INSERT OR IGNORE INTO vote"
             " (id, rollout, gate, wave, digest, actor, yes, reason, at, teams, shown, nodes, more)"
-            " VALUES (?, ?, ?, ?, ?, ?, 1, 'forged', ?, '[\"infra\"]', '[]', '[]', 0)",
-            row,
+            " VALUES (?, ?, ?, ?, ?, ?, 1, 'forged', ?, '[\"infra\"]', '[]', '[]', 0)"
         )
-        changed = connection.execute(
-            "INSERT OR IGNORE INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?)",
-            (rollout, gate, wave, world.now()),
-        ).rowcount
+        opened = "INSERT OR IGNORE INTO opened (rollout, gate, wave, at) VALUES (?, ?, ?, ?)"
+        changed = connection.execute(vote, row).rowcount
+        changed += connection.execute(opened, (rollout, gate, wave, world.now())).rowcount
         if changed:
             world.is_forged = True
             world.coverage.count("fault:forged-votes")

@@ -316,6 +316,8 @@ class Simulation:
         life = self.newest_daemon()
         if life is None or life.state is None or life.task.cancelling():
             return ["there is no daemon"]
+        if self.world.is_forged:
+            return ["the forged rows are not settled"]
         index = life.state.index
         found = [f"{name} has not ended" for name, rollout in index.rollouts.items() if not rollout.closed]
         for rollout in index.rollouts:
