@@ -43,13 +43,18 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(
         Client(args.socket),
         theme_name=args.theme,
-        ascii_only=args.ascii or "utf" not in locale.getencoding().lower(),
+        ascii_only=args.ascii or not _draws_glyphs(),
         still=args.still,
         reach=args.reach,
         hint=args.hint,
     )
     console.run(mouse=not args.no_mouse)
     return int(console.return_code or 0)
+
+
+def _draws_glyphs() -> bool:
+    """Return whether the display has more than ASCII; a browser has, whatever the server's locale."""
+    return os.environ.get("TEXTUAL_DRIVER", "") != "" or "utf" in locale.getencoding().lower()
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -341,8 +341,9 @@ class Console(NavigationApp):
         if response.error is not None:
             self.show_message(f"refused: {response.error}", "error")
         elif response.unreachable is not None:
-            message = f"no response: {response.unreachable}. The result is unknown: check before you retry"
-            self.show_message(message, "error")
+            is_unknown = response.unreachable.was_sent
+            effect = "The result is unknown: check before you retry" if is_unknown else "Nothing was done"
+            self.show_message(f"no response: {response.unreachable}. {effect}", "error")
         else:
             self.show_message(request.success_message)
         self.model.request_fetch("status")

@@ -75,6 +75,16 @@ class Parser(argparse.ArgumentParser):
         self.exit(exits.USAGE, f"{self.prog}: {text}\nsee {self.prog} --help\n")
 
 
+class _OutputFormat(argparse.Action):
+    """`-o wide` is still a table; the other formats replace it, as `--json` does."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values == "wide":
+            namespace.wide = True
+        else:
+            namespace.json = values
+
+
 class CommandGroup:
     """A group of commands; `root_parser` is the parser of the whole command line."""
 
@@ -96,12 +106,12 @@ class CommandGroup:
             parser.add_argument("--json", action="store_true", help="print JSON (stable)")
             parser.add_argument(
                 "-o",
-                dest="json",
+                action=_OutputFormat,
                 metavar="FORMAT",
                 choices=FORMATS,
-                help="json, yaml, or name (only the names of what is listed)",
+                help="json, yaml, name (only the names of what is listed), or wide (more columns)",
             )
-        parser.set_defaults(handler=handler)
+        parser.set_defaults(handler=handler, wide=False, watch=False)
         return parser
 
     def add_group(self, name: str, summary: str) -> CommandGroup:
@@ -154,6 +164,12 @@ def complete_with(argument: argparse.Action, kind: str) -> None:
         "zsh": function,
         "fish": f"({function})",
     }
+
+
+def add_watch_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-w", "--watch", action="store_true", help="print again after each change, until interrupted"
+    )
 
 
 def add_reason_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.cli import exits, timestamps
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, past_time_argument
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_rollout_argument,
+    add_watch_option,
+    past_time_argument,
+)
 from rolloutd.cli.output import colorize, format_percent, print_line, print_table, sanitize
 from rolloutd.control import event_text, handover_text
 from rolloutd.control.client import api_path
@@ -31,6 +37,7 @@ def register(commands: CommandGroup) -> None:
         "compare", compare, "compare nodes with the canaries: times and changed tasks, outliers first"
     )
     add_rollout_argument(parser)
+    add_watch_option(parser)
 
 
 def hand_over(call: Invocation) -> int:

@@ -15,6 +15,7 @@ from rolloutd.cli.command_group import (
     add_node_argument,
     add_reason_option,
     add_until_option,
+    add_watch_option,
     without_none,
 )
 from rolloutd.cli.output import print_line, print_table, sanitize
@@ -33,7 +34,10 @@ MAX_UNOBSERVED_SHOWN = 8
 
 
 def register(commands: CommandGroup) -> None:
-    commands.add_command("locks", show_locks, "show every pool's slots and holders, holds and freezes")
+    locks = commands.add_command(
+        "locks", show_locks, "show every pool's slots and holders, holds and freezes"
+    )
+    add_watch_option(locks)
     hold = commands.add_command("hold", take_hold, "take a node's slots")
     release = commands.add_command("release", release_hold, "release a hold")
     for parser in (hold, release):

@@ -30,6 +30,7 @@ from rolloutd.cli import (
 )
 from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, shared_options
 from rolloutd.cli.output import print_message
+from rolloutd.cli.repeat import repeat_on_change
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
 from rolloutd.errors import RolloutdError
 
@@ -130,6 +131,8 @@ def _run(args: argparse.Namespace) -> int:
 def _dispatch(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
     path, host = getattr(args, "socket", None), getattr(args, "host", None)
+    if getattr(args, "watch", False):
+        handler = partial(repeat_on_change, handler)
     if host is None or getattr(args, "opens_own_tunnel", False):
         return handler(Invocation(args, Client(path)))
     from rolloutd.cli.tunnel import open_tunnel

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-FORMATS = ("json", "yaml", "name")
-"""Values of `-o`; a table, without it, always has all its columns."""
+FORMATS = ("json", "yaml", "name", "wide")
+"""Values of `-o`; `wide` is a table with further columns, where there are some."""
 
 _NAME_KEYS = ("node", "pool", "gate", "rollout", "team", "id")
 """The key that names an object, the most special first: a node has its team too."""

@@ -6,10 +6,17 @@ nothing that the daemon could contradict.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits, timestamps
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument, add_rollout_argument
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_node_argument,
+    add_rollout_argument,
+    add_watch_option,
+)
 from rolloutd.cli.output import (
     colorize,
     format_percent,
@@ -35,6 +42,7 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command("status", status, "show the rollouts' state and progress")
     add_rollout_argument(parser, optional=True)
     parser.add_argument("--all", action="store_true", help="include closed rollouts")
+    add_watch_option(parser)
     parser = commands.add_command("rollouts", rollouts, "list all rollouts, or delete a closed one")
     parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT"
     parser.add_argument(
@@ -46,15 +54,19 @@ def register(commands: CommandGroup) -> None:
         nargs="?",
         help="the rollout to delete, with the output of its runs; its audit stays",
     )
+    add_watch_option(parser)
     parser = commands.add_command("nodes", nodes, "list the nodes of a rollout")
     add_rollout_argument(parser)
+    add_watch_option(parser)
     parser = commands.add_command(
         "why", why, "explain why a rollout or a node waits, and what can change that"
     )
     add_rollout_argument(parser)
     add_node_argument(parser, optional=True)
+    add_watch_option(parser)
     parser = commands.add_command("inventory", inventory, "list the known nodes and their last observation")
     parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
+    add_watch_option(parser)
 
 
 def status(call: Invocation) -> int:
@@ -73,13 +85,12 @@ def status(call: Invocation) -> int:
     found = answer["rollouts"]
     if not found:
         print_message("no rollout is live")
-    elif len(found) == 1:
+    elif len(found) == 1 and not args.wide:
         print_rollout(found[0])
     else:
-        print_table(
-            ("ROLLOUT", "PLAN", "STATE", "WAVE", "DONE", "FAILED", "PROGRESS", "REASON"),
-            map(_status_row, found),
-        )
+        headings = ("ROLLOUT", "PLAN", "STATE", "WAVE", "DONE", "FAILED", "PROGRESS", "REASON")
+        rows = [(_status_row(each), _status_wide(each)) for each in found]
+        print_table_or_wide(call, headings, _STATUS_WIDE, rows)
     return exits.OK
 
 
@@ -87,8 +98,11 @@ def rollouts(call: Invocation) -> int:
     """List rollouts, or delete one."""
     args = call.args
     if args.verb == "delete":
-        if args.rollout is None:
-            raise exits.Exit(exits.USAGE, "rolloutctl rollouts delete: no ROLLOUT; name one")
+        if args.rollout is None or args.watch:
+            problem = (
+                "no ROLLOUT; name one" if args.rollout is None else "--watch is for the list; leave it out"
+            )
+            raise exits.Exit(exits.USAGE, f"rolloutctl rollouts delete: {problem}")
         answer = call.client.delete(api_path("rollouts", args.rollout))
         if args.json:
             call.print_data(answer)
@@ -100,10 +114,9 @@ def rollouts(call: Invocation) -> int:
     elif not answer["rollouts"]:
         print_message("there are no rollouts")
     else:
-        print_table(
-            ("ROLLOUT", "PLAN", "STATE", "PROGRESS", "BY", "SUBMITTED", "ENDED"),
-            map(_rollout_row, answer["rollouts"]),
-        )
+        headings = ("ROLLOUT", "PLAN", "STATE", "PROGRESS", "BY", "SUBMITTED", "ENDED")
+        rows = [(_rollout_row(each), (each["digest"],)) for each in answer["rollouts"]]
+        print_table_or_wide(call, headings, ("DIGEST",), rows)
     return exits.OK
 
 
@@ -112,8 +125,9 @@ def nodes(call: Invocation) -> int:
     if call.args.json:
         call.print_data(found)
     else:
-        print_table(
-            ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON"), map(_node_row, found)
+        headings = ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON")
+        print_table_or_wide(
+            call, headings, _NODE_WIDE, [(_node_row(node), _node_wide(node)) for node in found]
         )
     return exits.OK
 
@@ -340,6 +354,40 @@ def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
         rollout["submitted_by"],
         timestamps.format_local(rollout["submitted_at"]),
         timestamps.format_local(rollout["ended_at"]) if rollout["ended_at"] else "",
+    )
+
+
+_NODE_WIDE = ("ATTEMPT", "ISOLATED", "POOLS")
+_STATUS_WIDE = ("OWNER", "BY", "SUBMITTED", "WORK LEFT", "VOTES MISSING", "DIGEST")
+
+
+def print_table_or_wide(
+    call: Invocation,
+    headings: tuple[str, ...],
+    wide_headings: tuple[str, ...],
+    rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]],
+) -> None:
+    """Print a table; with `-o wide` also the further columns, before the last one, which may be long."""
+    if not call.args.wide:
+        print_table(headings, [row for row, _ in rows])
+        return
+    wide = [(*row[:-1], *more, row[-1]) for row, more in rows]
+    print_table((*headings[:-1], *wide_headings, headings[-1]), wide)
+
+
+def _node_wide(node: Node) -> tuple[str, ...]:
+    return str(node["attempt"]), "yes" if node["isolated"] else "no", ",".join(node["pools"])
+
+
+def _status_wide(rollout: Rollout) -> tuple[str, ...]:
+    work = rollout["work"]
+    return (
+        rollout["owner"],
+        rollout["submitted_by"],
+        timestamps.format_local(rollout["submitted_at"]),
+        timestamps.format_range(work["low_s"], work["high_s"]) if work else "",
+        str(rollout["votes_missing"]),
+        rollout["digest"][:SHORT_DIGEST_CHARS],
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, add_watch_option
 from rolloutd.cli.output import colorize, print_line, sanitize
 from rolloutd.cli.queries import print_gates, print_traffic_probes
 from rolloutd.control import review_text
@@ -23,6 +23,7 @@ def register(commands: CommandGroup) -> None:
         "gates", gates, "list the gates, their votes and which are missing; of one rollout also its review"
     )
     add_rollout_argument(parser, optional=True)
+    add_watch_option(parser)
     parser = commands.add_command(
         "review", review, "show what a vote is for: change, targets, checks, digest, plan"
     )

@@ -53,13 +53,13 @@ def watch_updates(client: Client, rollout_ids: Sequence[str]) -> Iterator[WatchU
     rollouts = _fetch_rollouts(client, rollout_ids)
     stop = threading.Event()
     threading.Thread(
-        target=_queue_events, args=(client, only, lines, stop), name="events", daemon=True
+        target=queue_events, args=(client, only, lines, stop), name="events", daemon=True
     ).start()
     try:
         yield WatchUpdate((), rollouts)
         while True:
-            batch = _next_batch(lines)
-            # While the daemon is away, the event thread reconnects; if it gives up, _next_batch() raises.
+            batch = next_batch(lines)
+            # While the daemon is away, the event thread reconnects; if it gives up, next_batch() raises.
             with suppress(DaemonUnreachable):
                 rollouts = _fetch_rollouts(client, rollout_ids)
             entries = [line["entry"] for line in batch if line.get("entry") is not None]
@@ -72,9 +72,10 @@ def _fetch_rollouts(client: Client, rollout_ids: Sequence[str]) -> list[Rollout]
     return [client.get(api_path("rollouts", rollout)) for rollout in rollout_ids]
 
 
-def _queue_events(
+def queue_events(
     client: Client, rollout: str | None, lines: queue.Queue[Line | Exception], stop: threading.Event
 ) -> None:
+    """Queue the event stream's lines, or the error that ends it, until `stop` is set."""
     try:
         for line in follow_events(client, rollout, None, stop):
             lines.put(line)
@@ -84,9 +85,9 @@ def _queue_events(
         lines.put(ended)
 
 
-def _next_batch(lines: queue.Queue[Line | Exception]) -> list[Line]:
-    """Return at least one line, and those that follow within BATCH_WINDOW_S."""
-    batch = [_raise_if_error(lines.get())]
+def next_batch(lines: queue.Queue[Line | Exception], timeout_s: float | None = None) -> list[Line]:
+    """Return at least one line, and those that follow within BATCH_WINDOW_S; raises queue.Empty."""
+    batch = [_raise_if_error(lines.get(timeout=timeout_s))]
     deadline = time.monotonic() + BATCH_WINDOW_S
     while len(batch) < MAX_QUEUED_LINES:
         try:

@@ -28,6 +28,7 @@ from rolloutd.commands.rollout_commands import (
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe
+from rolloutd.text import suggest_name
 
 MAX_HOLDS = 10_000
 """Holds at once: one for every node of the largest fleet."""
@@ -188,7 +189,12 @@ def _require_scope_access(state: State, who: Principal, scope: str, verb: str) -
         or scope in state.index.pool_ids()
     )
     if not known:
-        raise NotFound(f"{scope}: no such scope; use all, team/NAME, node/NAME or a pool (rolloutctl locks)")
+        scopes = [f"team/{team}" for team in state.settings.teams] + list(state.index.pool_ids())
+        scopes += [f"node/{node}" for node in state.index.nodes]
+        action = suggest_name(
+            scope, ["all", *scopes], "use all, team/NAME, node/NAME or a pool (rolloutctl locks)"
+        )
+        raise NotFound(f"{scope}: no such scope; {action}")
     team = value if key == "team" else None
     if key == "node" and value in state.index.nodes:
         team = state.index.nodes[value].team

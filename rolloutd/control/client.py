@@ -29,7 +29,12 @@ Query = Mapping[str, str | int | float | bool | None]
 
 
 class DaemonUnreachable(Exception):
-    """No daemon answers at the socket, or it ended during the answer."""
+    """No daemon answers at the socket, or it ended during the answer.
+
+    `was_sent` is False if the request never left: then the daemon has done nothing.
+    """
+
+    was_sent = True
 
 
 class StreamInterrupted(DaemonUnreachable):
@@ -148,7 +153,9 @@ class Client:
         try:
             connection.connect()
         except (OSError, ValueError) as exc:
-            raise DaemonUnreachable(f"no daemon answers at {self.path}: {_error_text(exc)}") from exc
+            unreachable = DaemonUnreachable(f"no daemon answers at {self.path}: {_error_text(exc)}")
+            unreachable.was_sent = False
+            raise unreachable from exc
         try:
             connection.request(method, target, body=body, headers=headers)
         except OSError as exc:

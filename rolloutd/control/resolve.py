@@ -134,7 +134,8 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
     try:
         closed = await state.store.load_rollout(rollout_id)
     except NotFound:
-        known_names = [name for each in state.index.rollouts.values() for name in (each.plan.name, each.id)]
+        names = {each.id: each.plan.name for each in state.index.rollouts.values()}
+        known_names = [name for pair in (names | await _closed_names(state)).items() for name in pair]
         action = suggest_name(rollout_id, known_names, "list them with rolloutctl rollouts")
         raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
     targets = tuple(await state.store.load_targets(rollout_id))

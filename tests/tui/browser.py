@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import shutil
 import subprocess
@@ -89,9 +90,10 @@ class Tab:
 
 @contextmanager
 def serve_console(socket: Path) -> Iterator[str]:
-    """Serve the console and yield the address that works once."""
+    """Serve the console in a locale without glyphs, and yield the address that works once."""
     command = [sys.executable, "-m", "rolloutd.cli", "--socket", str(socket), "web"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    environment = {**os.environ, "LC_ALL": "C"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as server:
         assert server.stdout is not None
         try:
             server.stdout.readline()
@@ -168,9 +170,9 @@ async def test_gate_is_approved_in_a_browser(
     with serve_console(socket) as address:
         async with open_browser(tmp_path / "profile") as tab:
             await tab.send_command("Page.navigate", url=address)
-            await tab.wait_for_text(fleet.id, "1 for you", "waits for votes of infra")
+            await tab.wait_for_text(fleet.id, "1 for you", "waits for votes of infra", "\u25c6")
             assert "token" not in await tab.evaluate("location.href")
-            await tab.evaluate("document.querySelector('textarea').focus()")
+            # The page has the keyboard without a click.
             await tab.type("a")
             await tab.wait_for_text("Approve start?")
             await tab.type("seen in a browser\n")

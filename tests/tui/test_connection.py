@@ -60,3 +60,14 @@ async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:
             await wait_for_text(pilot, "● live", "kernel-x7k2p")
         finally:
             server.close()
+
+
+async def test_request_that_was_not_sent_has_done_nothing(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (_, pilot, server):
+        await pilot.press("p")
+        await wait_for_text(pilot, "Pause kernel-x7k2p?")
+        server.close()
+        await pilot.press(*"why", "enter")
+        text = await wait_for_text(pilot, "no daemon answers", "Nothing was done")
+        assert "unknown" not in text

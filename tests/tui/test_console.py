@@ -327,6 +327,19 @@ async def test_failed_node_is_resolved_on_its_page(
     assert fleet.requests == [("POST", f"/v1/rollouts/{fleet.id}/{call}", {"reason": "repaired", **extra})]
 
 
+async def test_freeze_takes_a_duration(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        await pilot.press("F")
+        await wait_for_text(pilot, "Freeze everything?")
+        await pilot.press("tab", "tab", *"soon", "enter")
+        await wait_for_text(pilot, "until: 'soon' is neither a time")
+        await pilot.press(*["backspace"] * 4, *"2h", "enter")
+        await wait_until(pilot, lambda: bool(fleet.requests))
+        await wait_for_text(pilot, "all is frozen until")
+    assert fleet.requests[0][2]["until"].endswith("Z")
+
+
 async def test_freeze_needs_one_key_and_one_confirmation(socket_dir: Path) -> None:
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, _server):

@@ -62,6 +62,7 @@ class LocalServer(Server):
     async def build_application(self) -> web.Application:
         application = await self._make_app()
         application.middlewares.append(self._authenticate)
+        application.router.add_get("/page.js", self._handle_script)
         return application
 
     async def on_startup(self, app: web.Application) -> None:
@@ -102,6 +103,10 @@ class LocalServer(Server):
         page = (resources.files("tui.connection") / "page.html").read_text()
         websocket = f"ws://{request.host}/ws"
         return web.Response(text=page.replace("WEBSOCKET", websocket), content_type="text/html")
+
+    async def _handle_script(self, request: web.Request) -> web.Response:
+        script = (resources.files("tui.connection") / "page.js").read_text()
+        return web.Response(text=script, content_type="text/javascript")
 
     async def handle_websocket(self, request: web.Request) -> Any:
         if self._open_tabs >= MAX_TABS:

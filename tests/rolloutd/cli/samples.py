@@ -32,6 +32,7 @@ GATE = {
 ROLLOUT: dict[str, Any] = {
     "rollout": "somaxconn-abcde",
     "plan": "somaxconn",
+    "owner": "infra",
     "digest": "f" * 64,
     "state": "paused",
     "wave": "fleet",

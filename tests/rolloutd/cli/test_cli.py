@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rolloutd.cli import reconnect
 from rolloutd.cli.main import parser
+from rolloutd.cli.progress_bars import draw_updates
+from rolloutd.cli.watch_updates import WatchUpdate
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 
@@ -53,6 +57,7 @@ def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.
         (["hold", "n1", "--reason", "x", "--until", "2026-11-20T10:00:00"], "no time zone"),
         (["skip", "r", "n1", "--reason", "x", "--return", "--leave"], "not allowed with"),
         (["rollouts", "delete"], "no ROLLOUT"),
+        (["rollouts", "delete", "r", "--watch"], "leave it out"),
         (["status", "--jsn"], "did you mean --json"),
         (["release", "n3", "--reason", "x"], "unrecognized arguments: --reason"),
         (["pause", "r", "--reason", " "], "the audit needs a reason"),
@@ -348,6 +353,43 @@ def test_output_has_the_chosen_format(
 ) -> None:
     daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
     assert run(capsys, "rollouts", "-o", form) == (0, expected, "")
+
+
+def test_wide_output_has_more_columns_before_the_reason(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": None})
+    narrow = run(capsys, "status")[1].splitlines()[0].split()
+    wide = run(capsys, "status", "-o", "wide")[1]
+    headings = wide.splitlines()[0].split()
+    assert set(narrow) < set(headings)
+    assert headings[-1] == narrow[-1] == "REASON"
+    assert "4m to 6m20s" in wide
+
+
+def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    daemon.streams["/v1/events"] = [[{"seq": 1, "entry": {"event": "VoteCast"}}]] * 3
+    command = [sys.executable, "-m", "rolloutd.cli", "gates", "--watch"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "somaxconn-abcde\n"
+        assert "waiting" in watching.stdout.readline()
+        gate = {**GATE, "state": "open"}
+        daemon.answer("GET", "status", {"rollouts": [{**ROLLOUT, "gates": [gate]}], "trouble": None})
+        assert watching.stdout.readline() == "somaxconn-abcde\n"
+        assert "proceed after fleet is open" in watching.stdout.readline()
+        watching.terminate()
+
+
+def test_watched_rollout_ends_at_100_percent() -> None:
+    output = io.StringIO()
+    done = {**ROLLOUT, "state": "done", "percent": 100.0, "done": 12, "failed": 0, "pending": 0}
+    updates = [WatchUpdate((), [ROLLOUT]), WatchUpdate((), [{**done, "in_flight": [], "reason": None}])]
+    draw_updates(iter(updates), Console(file=output, force_terminal=True, width=100))
+    last = output.getvalue().rpartition("somaxconn")[2]
+    assert "100 %" in last
+    assert "n9" not in last
 
 
 def test_help_of_a_command_equals_its_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,8 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         "reason": "CHG-1",
     }
     return {("GET", path): asked for path, asked in reading.items()} | {
+        ("GET", "/v1/rollouts/{r}/comparison"): ("nora", f"/v1/rollouts/{r}/comparison", None),
+        ("GET", "/v1/handover"): ("nora", "/v1/handover?since=2026-11-20T00:00:00Z", None),
         ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
         ("PUT", "/v1/teams/{t}"): (
             *("paul", "/v1/teams/payments"),
@@ -358,6 +360,11 @@ async def test_reading_by_plan_name_shows_the_latest(tmp_path: Path) -> None:
             await inside.request("olga", "post", f"/v1/rollouts/{latest}/cancel", REASON)
         await inside.restart()
         assert (await inside.request("nora", "get", "/v1/rollouts/sysctl"))["rollout"] == latest
+        # `why PLAN` and `why PLAN NODE` ask these.
+        assert await inside.request("nora", "get", "/v1/rollouts/sysctl/nodes")
+        assert (await inside.request("nora", "get", "/v1/rollouts/sysctl/nodes/p1/why"))["node"] == "p1"
+        with pytest.raises(ApiError, match="did you mean sysctl"):
+            await inside.request("nora", "get", "/v1/rollouts/sysclt")
 
 
 async def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
@@ -368,9 +375,13 @@ async def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
             ("nora", "get", f"/v1/rollouts/{rollout}/nodes/p11/why", "did you mean p1?"),
             ("nora", "get", "/v1/teams/paymants", "did you mean payments?"),
             ("nora", "get", "/v1/rollouts/zebra", "list them with rolloutctl rollouts"),
+            ("adam", "post", "/v1/freezes team/paymants", "did you mean team/payments?"),
+            ("adam", "post", "/v1/freezes rack/r11", "did you mean rack/r1?"),
         ):
+            path, _, scope = path.partition(" ")
+            body = [{**REASON, "scope": scope}] if scope else []
             with pytest.raises(ApiError) as unknown:
-                await inside.request(user, method, path)
+                await inside.request(user, method, path, *body)
             assert (unknown.value.status, suggestion in str(unknown.value)) == (404, True)
 
 
