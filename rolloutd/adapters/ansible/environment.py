@@ -140,6 +140,7 @@ class RunPaths:
     sockets: Path
     ssh_wrapper: Path | None
     requirements: Path | None = None
+    module_cache: Path | None = None
 
 
 def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
@@ -170,6 +171,8 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         own["ANSIBLE_CONFIG"] = str(config.path)
     if paths.ssh_wrapper is not None:
         own["ANSIBLE_SSH_EXECUTABLE"] = str(paths.ssh_wrapper)
+    if paths.module_cache is not None:
+        own["ROLLOUTD_MODULE_CACHE"] = str(paths.module_cache)
     if paths.requirements is not None:
         for name, folder, key, default in (
             ("ANSIBLE_COLLECTIONS_PATH", "collections", "collections_path", DEFAULT_COLLECTIONS_PATHS),

@@ -13,6 +13,7 @@ from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.ports import ConnectionDefaults, Failed, RunRequest
 
 MAX_SOCKET_DIR_LENGTH = 32
@@ -42,14 +43,14 @@ def prepare_run(
     defaults: ConnectionDefaults,
     interpreter: str | None,
     inventories: InventoryCache,
-    requirements: Path | None,
+    tree_cache: TreeCache | None,
 ) -> None:
     """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
     directory.create()
     sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_socket_parent()))
     try:
         _write_files(
-            directory, request, sockets, binary, marker, defaults, interpreter, inventories, requirements
+            directory, request, sockets, binary, marker, defaults, interpreter, inventories, tree_cache
         )
     except BaseException:
         wrapper.remove_scratch(os.fsencode(sockets))
@@ -65,7 +66,7 @@ def _write_files(
     defaults: ConnectionDefaults,
     interpreter: str | None,
     inventories: InventoryCache,
-    requirements: Path | None,
+    tree_cache: TreeCache | None,
 ) -> None:
     config = TreeConfig.load(request.tree)
     host = request.inventory[request.node]
@@ -104,7 +105,15 @@ def _write_files(
     local_tmp.mkdir(mode=0o700)
     # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.
     ssh_wrapper = directory.ssh_wrapper_file if os.access(directory.ssh_wrapper_file, os.X_OK) else None
-    paths = RunPaths(request.run_id, directory.events_file, local_tmp, sockets, ssh_wrapper, requirements)
+    paths = RunPaths(
+        request.run_id,
+        directory.events_file,
+        local_tmp,
+        sockets,
+        ssh_wrapper,
+        None if tree_cache is None else tree_cache.requirements_of(request.tree),
+        None if tree_cache is None else tree_cache.modules_of(request.tree),
+    )
     directory.write_command(
         run_id=request.run_id,
         timeout_s=request.timeout_s,

@@ -233,9 +233,7 @@ class AnsibleRunner:
                 defaults=self._defaults,
                 interpreter=python if isinstance(python, str) else None,
                 inventories=self._inventory_cache,
-                requirements=None
-                if self._tree_cache is None
-                else self._tree_cache.requirements_of(request.tree),
+                tree_cache=self._tree_cache,
             )
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
             self._watch_process(run, launcher.spawn_wrapper(directory, request.run_id))

@@ -1,7 +1,7 @@
-"""What Ansible needs for a tree besides its files: installed collections and roles.
+"""What Ansible keeps for a tree outside of it: installed collections and roles, and built modules.
 
-One directory per tree, removed with it.  It is complete before the first run of the tree and does not change
-then, so a run never waits for a server.
+One directory per tree, removed with it.  Collections and roles are complete before the first run of the tree
+and do not change then, so a run never waits for a server.  Runs add the modules that they have built.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from rolloutd.errors import SourceFailed
 
 REQUIREMENTS = "requirements"
 """Name of the subdirectory with `collections` and `roles`."""
+
+MODULES = "modules"
+"""Name of the subdirectory with built modules, one directory for each version of ansible-core."""
 
 GALAXY_TIMEOUT_S = 110.0
 """Limit of one ansible-galaxy: a submit waits for it, and rolloutctl waits for 130 s."""
@@ -45,6 +48,10 @@ class TreeCache(DirectoryStore):
         """Return the directory of a tree's collections and roles, None if it has none."""
         path = self.parent / tree.name / REQUIREMENTS
         return path if path.is_dir() else None
+
+    def modules_of(self, tree: Path) -> Path:
+        """Return the directory of the modules that runs of a tree share, which the first of them makes."""
+        return self.parent / tree.name / MODULES
 
     async def prepare(self, tree: Path) -> None:
         """Install what the tree requires unless that was done; raises SourceFailed."""

@@ -15,9 +15,12 @@ import pytest
 
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment
 from rolloutd.adapters.ansible.requirements import read_requirements
+from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.sources import TreeStore
+from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.errors import SourceFailed
+from rolloutd.ports import RunRequest
 from tests.support.git_repository import Repository
 
 REQUIREMENTS = """\
@@ -199,3 +202,22 @@ def test_paths_of_the_tree_come_after_its_requirements(
     assert built["ANSIBLE_ROLES_PATH"].split(":") == [f"{tmp_path}/req/roles", f"{tmp_path}/mine", "/abs"]
     assert built["ANSIBLE_COLLECTIONS_PATH"] == f"{tmp_path}/req/collections:/of/the/daemon"
     assert "ANSIBLE_ROLES_PATH" not in os.environ
+
+
+async def test_runs_of_a_tree_use_what_is_kept_for_it(tmp_path: Path) -> None:
+    cache, tree = TreeCache(tmp_path / "ansible"), tmp_path / "git-1"
+    (tmp_path / "ansible" / "git-1" / "requirements").mkdir(parents=True)
+    tree.mkdir()
+    (tree / "site.yml").write_text(PLAY)
+    shell = SshShell(None)
+    runner = AnsibleRunner(tmp_path / "runs", shell, ansible_playbook="/bin/true", tree_cache=cache)
+    variables = {"ansible_host": "127.0.0.1", "ansible_python_interpreter": "/usr/bin/python3"}
+    request = RunRequest("r1", "n1", tree, "site.yml", {"n1": variables})
+    handle = await runner.start(request)
+    command = (tmp_path / "runs" / handle / "command").read_text().split("\0")
+    while (await runner.wait_for_change(handle)).result is None:
+        pass
+    await runner.close()
+    await shell.close()
+    assert f"ROLLOUTD_MODULE_CACHE={tmp_path}/ansible/git-1/modules" in command
+    assert any(f"ROLES_PATH={tmp_path}/ansible/git-1/requirements/roles:" in each for each in command)

@@ -1,0 +1,124 @@
+"""Callback plugin that makes a run cheaper and changes nothing of what it does.
+
+Ansible builds each module again in every run, and its main loop polls every millisecond.  Here the runs of a
+tree share the built modules of ansible-core, and the loop polls every 10 ms where the user has set nothing.
+ROLLOUTD_MODULE_CACHE names the tree's directory; this plugin does not import rolloutd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.plugins.callback import CallbackBase
+from ansible.release import __version__
+
+DOCUMENTATION = """
+    name: rolloutd_tuning
+    type: notification
+    short_description: shares built modules among the runs of rolloutd
+    description: Shares built modules among the runs of a tree, and polls each 10 ms by default.
+    options: {}
+"""
+
+POLL_INTERVAL_S = 0.01
+"""Pause of Ansible's main loop; its default of 1 ms costs a fifth of a core per run."""
+
+SHARED_PREFIX = "ansible.modules."
+"""Names of ansible-core's own modules.  Others are not shared: Ansible names two modules alike."""
+
+MAX_FILES = 100
+MAX_BYTES = 32 * 1024 * 1024
+"""Limits of one tree's shared modules: one has some 150 KB."""
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no types
+    """The plugin; Ansible creates it before the first task."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "notification"
+    CALLBACK_NAME = "rolloutd_tuning"
+    CALLBACK_NEEDS_ENABLED = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        directory = os.environ.get("ROLLOUTD_MODULE_CACHE")
+        self.disabled = "ROLLOUTD_RUN" not in os.environ
+        self._shared = Path(directory, _key()) if directory else None
+        if self.disabled:
+            return
+        name = "DEFAULT_INTERNAL_POLL_INTERVAL"
+        if constants.config.get_config_value_and_origin(name)[1] == "default":
+            setattr(constants, name, POLL_INTERVAL_S)
+        if self._shared is not None:
+            _use_shared(self._shared, _own_cache())
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """Share what this run has built."""
+        shared, built = self._shared, _own_cache()
+        if shared is None or not any(_modules(built)):
+            return
+        if not shared.is_dir():
+            if _overrides_module_utils():
+                return
+            shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sizes = [path.stat().st_size for path in _modules(shared)]
+        if len(sizes) < MAX_FILES and sum(sizes) < MAX_BYTES:
+            _share(built, shared)
+
+
+def _key() -> str:
+    """Return what decides a built module's content, apart from the tree."""
+    deciding = (__version__, sys.version, constants.__file__, constants.DEFAULT_MODULE_UTILS_PATH)
+    return hashlib.sha256(repr(deciding).encode()).hexdigest()[:24]
+
+
+def _own_cache() -> Path:
+    return Path(constants.DEFAULT_LOCAL_TMP, "ansiballz_cache")
+
+
+def _modules(directory: Path) -> Iterator[Path]:
+    """Yield the complete modules: Ansible has locks and drafts among them."""
+    return (
+        path
+        for path in directory.glob(f"{SHARED_PREFIX}*")
+        if path.suffix != ".lock" and not path.name.endswith("-part")
+    )
+
+
+def _use_shared(shared: Path, own: Path) -> None:
+    """Link the shared modules into this run's cache; what fails is built again."""
+    with contextlib.suppress(OSError):
+        for path in _modules(shared):
+            own.mkdir(mode=0o700, exist_ok=True)
+            (own / path.name).symlink_to(path)
+
+
+def _share(own: Path, shared: Path) -> None:
+    """Copy what this run has built; a full disk is no failure of the run."""
+    with contextlib.suppress(OSError):
+        for path in _modules(own):
+            if not path.is_symlink():
+                draft = shared / f".{path.name}.{os.getpid()}"
+                shutil.copyfile(path, draft)
+                draft.rename(shared / path.name)
+
+
+def _overrides_module_utils() -> bool:
+    """Return whether the tree, a role or the user may replace a part of ansible-core's modules."""
+    if any(Path(root).is_dir() for root in constants.DEFAULT_MODULE_UTILS_PATH):
+        return True
+    for root in (*(constants.DEFAULT_ROLES_PATH or ()), str(Path.cwd())):
+        for folder, names, _ in os.walk(root):
+            if "module_utils" in names:
+                return True
+            if Path(folder).name == "ansible_collections":
+                names.clear()  # a collection's parts are its own
+    return False
