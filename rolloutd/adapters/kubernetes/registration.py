@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import model_validator
 
 from rolloutd.plugin import (
     ABSENT,
@@ -19,7 +21,7 @@ from rolloutd.plugin import (
     SelectorText,
     duration_field,
 )
-from rolloutd.plugin.field_types import MAX_ITEMS, Namespace, ShortName
+from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, Namespace, ShortName
 
 MAX_NAMESPACES = 50
 """Namespaces of one probe: each costs one request per probe."""
@@ -69,6 +71,18 @@ class KubernetesIsolatorParams(Params):
     timeout: PositiveDuration = duration_field(
         "1m", "Limit of one try; the next try evicts the pods that are left."
     )
+
+    @model_validator(mode="after")
+    def _waits_fit_limit(self) -> Self:
+        """The limit of isolating counts from the admission, so the waits before the evictions are in it."""
+        given = self.model_fields_set
+        waits_s = [getattr(self, key) for key in ("prefer_no_schedule", "wait_for_jobs") if key in given]
+        if waits_s and ("drain_timeout" not in given or sum(waits_s) >= self.drain_timeout):
+            raise InvalidValue(
+                "no time is left for the evictions",
+                "a `drain_timeout` longer than `prefer_no_schedule` and `wait_for_jobs` together",
+            )
+        return self
 
 
 class KubernetesCheckParams(CheckParams):

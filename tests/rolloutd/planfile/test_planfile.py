@@ -145,6 +145,19 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
             17,
             "no adapter",
         ),
+        *(
+            (
+                "- playbook: {file",
+                f"- kubernetes: {{{waits}}}\n    - playbook: {{file",
+                "spec.isolate[0].kubernetes",
+                13,
+                "no time is left for the evictions",
+            )
+            for waits in (
+                "prefer_no_schedule: 5m",
+                "drain_timeout: 15m, wait_for_jobs: 10m, prefer_no_schedule: 5m",
+            )
+        ),
         ("file: isolate.yml", "file: /isolate.yml", "spec.isolate[0].playbook.file", 13, "leaves the source"),
         ('equals: "65535"', 'equals: "65535", exit: 1', "spec.verify[1].ssh.exit", 18, "takes only one of"),
         ('equals: "65535"', "equals: 1.10", "spec.verify[1].ssh.equals", 18, "put it in quotes"),

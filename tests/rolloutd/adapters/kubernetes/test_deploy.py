@@ -29,6 +29,7 @@ from rolloutd.adapters.kubernetes.pods import EvictionPolicy
 from rolloutd.adapters.kubernetes.progress import CONDITION, show_report
 from rolloutd.app import SystemClock
 from rolloutd.ports import Ok, ProgressKind, ProgressReport
+from rolloutd.settings import load
 from tests.contracts.kubernetes.steps import host, step_context
 from tests.rolloutd.adapters.kubernetes.test_faults import add_node, add_pod, wait_until, watching
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -202,7 +203,7 @@ async def test_events_outside_default_are_forbidden(
     await cluster.close()
 
 
-def test_manifest_runs_one_daemon_with_short_lived_token() -> None:
+def test_manifest_runs_one_daemon_with_short_lived_token(tmp_path: Path) -> None:
     documents = {each["kind"]: each for each in yaml.safe_load_all(IN_CLUSTER.read_text())}
     deployment = documents["Deployment"]["spec"]
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
@@ -212,8 +213,12 @@ def test_manifest_runs_one_daemon_with_short_lived_token() -> None:
     assert token["expirationSeconds"] <= 3600
     claim = volumes["state"]["persistentVolumeClaim"]["claimName"]
     assert claim == documents["PersistentVolumeClaim"]["metadata"]["name"]
-    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounted == volumes.keys()
+    mounted = {mount["name"]: Path(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted.keys() == volumes.keys()
+    (tmp_path / "config.yaml").write_text(documents["ConfigMap"]["data"]["config.yaml"])
+    settings = load(tmp_path / "config.yaml")
+    # The daemon makes its state directory, because the root of a volume may be open to others.
+    assert (settings.state_dir.parent, settings.socket.parent) == (mounted["state"], mounted["socket"])
     roles = [each for each in yaml.safe_load_all(ROLE.read_text()) if each["kind"] != "Namespace"]
     assert "Secret" not in {each["kind"] for each in roles}
     assert pod["serviceAccountName"] in {each["metadata"]["name"] for each in roles}
