@@ -26,7 +26,7 @@ from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import ApschedulerScheduler
-from rolloutd.compile import compile_limits
+from rolloutd.compile import compile_limits, compile_source_rules
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_anchor import AuditAnchor
@@ -134,12 +134,17 @@ async def _run_services(
         _make_tree_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
     )
+    inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(
         state,
         adapters,
-        inventories=list(_make_inventories(kit, settings)),
+        inventories=inventories,
         observers=list(_make_observers(kit, settings)),
         scheduler=scheduler,
+        source_rules={
+            inventory.source: compile_source_rules(source.params)
+            for inventory, source in zip(inventories, settings.inventory, strict=True)
+        },
     )
     watches = list(_make_watches(kit, settings))
     retention = RetentionCleaner(
@@ -159,6 +164,8 @@ async def _run_services(
         retention.wake_up,
         daemon.record_audit,
         anchor.compare,
+        daemon.accept_inventory,
+        daemon.pin_identity,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -176,7 +183,8 @@ async def _run_services(
             loop = tasks.create_task(daemon.run(), name="daemon")
             companions += [
                 tasks.create_task(
-                    run_watch(state, watch, daemon.refresh_inventory), name=f"watch {watch.source}"
+                    run_watch(state, watch, partial(daemon.refresh_inventory, watch.source)),
+                    name=f"watch {watch.source}",
                 )
                 for watch in watches
             ]

@@ -29,6 +29,7 @@ from machines.model.selector import parse_selector
 from machines.model.windows import DAYS, Window
 from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
 from rolloutd.plugin.field_types import clock_minute
+from rolloutd.ports import SourceRules
 from rolloutd.settings import PoolKey, Settings
 
 JSON = Any
@@ -243,4 +244,14 @@ def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequiremen
         each_team=requirement["each_team"],
         four_eyes=requirement["four_eyes"],
         per_team=requirement["per_team"],
+    )
+
+
+def compile_source_rules(params: Mapping[str, Any]) -> SourceRules:
+    """Return the rules of one inventory source from the keys that every source has."""
+    return SourceRules(
+        refresh_s=params.get("refresh"),
+        stale_after_s=params["stale_after"],
+        max_removed=_compile_budget(params["max_removed"]),
+        expect={source: parse_selector(text) for source, text in params["expect"].items()},
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from machines.model.mismatch import MismatchKind
+from machines.model.node import ConflictKind
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.text import format_size, pluralize
@@ -46,7 +47,12 @@ def command(remedy: Remedy) -> str | None:
 def describe_who(remedy: Remedy) -> str | None:
     """Return who can give the command, None for every user with the right."""
     match remedy:
-        case Remedy(kind=RemedyKind.ADD_TEAM | RemedyKind.SETTLE):
+        case Remedy(
+            kind=RemedyKind.ADD_TEAM
+            | RemedyKind.SETTLE
+            | RemedyKind.ACCEPT_INVENTORY
+            | RemedyKind.PIN_IDENTITY
+        ):
             return "an admin"
         case Remedy(kind=RemedyKind.APPROVE, args={"team": team}):
             return f"a member of team {team}"
@@ -105,6 +111,54 @@ def describe_differences(rows: int, unreadable: int, *, is_complete: bool) -> st
     if unreadable:
         parts.append(f"this version cannot read {pluralize(unreadable, 'audit entry', 'audit entries')}")
     return "; ".join(parts)
+
+
+def describe_conflict(kind: str, about: str, values: Mapping[str, str]) -> str:
+    """Return what the inventory sources contradict each other in about a node, as a clause."""
+    reported = ", ".join(f"{source}: {value}" if value else source for source, value in values.items())
+    match kind:
+        case ConflictKind.NOT_REPORTED:
+            return f"{', '.join(values)} has it and {about} does not"
+        case ConflictKind.OWNERS_DIFFER:
+            return f"its owner differs ({reported})"
+        case ConflictKind.POOLS_DIFFER:
+            return f"its pool by {about} differs ({reported})"
+        case ConflictKind.IDENTITY_CHANGED:
+            return f"its {about.replace('_', ' ')} is not the pinned one ({reported})"
+        case ConflictKind.ADDRESS_SHARED:
+            return f"its address {about} is also that of {reported}"
+        case ConflictKind.OUT_OF_SERVICE:
+            return f"its {about} says that it is not in service ({reported})"
+        case _:
+            return f"its machine id is also that of {reported}"
+
+
+def describe_held_answer(source: str, removed: int, known: int, moved: int) -> str:
+    """Return why an answer of an inventory source waits for a person."""
+    parts = [f"would remove {removed} of {pluralize(known, 'node')}"] if removed else []
+    parts += [f"would move {pluralize(moved, 'node')} in flight to another pool"] if moved else []
+    return (
+        f"inventory {source}: its answer is held, as it {' and '.join(parts)};"
+        f" accept it with rolloutctl inventory accept {shlex.quote(source)}"
+    )
+
+
+def describe_stale_source(source: str, refreshed_at: float | None, error: str = "") -> str:
+    """Return that an inventory source has not answered for too long."""
+    last = "never answered" if refreshed_at is None else f"last answered at {format_rfc3339(refreshed_at)}"
+    return f"inventory {source}: it {last}, so no node of it starts{_detail(error)}"
+
+
+def _quarantined(node: str, params: Params) -> str:
+    found = (describe_conflict(each["kind"], each["about"], each["values"]) for each in params["conflicts"])
+    return f"{node} is quarantined: {'; '.join(found)}"
+
+
+def _stale(source: str, params: Params) -> str:
+    limit = f"stale_after is {format_duration(params['stale_after_s'])}"
+    if params["refreshed_at"] is None:
+        return f"inventory source {source} has never answered"
+    return f"inventory source {source} last answered at {format_rfc3339(params['refreshed_at'])}; {limit}"
 
 
 _HEALTH: Final[Mapping[str | None, str]] = {
@@ -299,6 +353,8 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     # A pending node.
     ReasonCode.EARLIER_WAVE: lambda wave, _: f"wave {wave} is not over",
     ReasonCode.NODE_GONE: lambda node, _: f"the inventory no longer has {node}",
+    ReasonCode.QUARANTINED: _quarantined,
+    ReasonCode.INVENTORY_STALE: _stale,
     ReasonCode.NO_ISOLATOR: lambda node, _: (
         f"no isolator of the plan applies to {node}, and the plan does not say that it stays in service"
     ),
@@ -376,6 +432,8 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
     RemedyKind.UNFREEZE: lambda a: f"unfreeze --scope {a['id']}",
     RemedyKind.SETTLE: lambda a: f"audit settle {shlex.quote(a['subject'])}",
+    RemedyKind.ACCEPT_INVENTORY: lambda a: f"inventory accept {shlex.quote(a['source'])}",
+    RemedyKind.PIN_IDENTITY: lambda a: f"inventory pin {a['node']}",
     RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']}",
 }
 """The command that ends a wait; a failed node's alternatives to retry are in REMEDIES."""

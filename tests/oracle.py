@@ -37,6 +37,12 @@ Entry = dict[str, Any]
 
 DAY_S = 86_400
 
+STALE_AFTER_S = 3600
+"""Age of the inventory's answer from which no node starts by it."""
+
+ANSWER_DELAY_S = 180
+"""How long an answer may take from the inventory to the daemon."""
+
 PROBE_MAX_AGE_S = 30
 """Maximum age of a node's traffic probe when the node begins."""
 
@@ -56,6 +62,8 @@ class Oracle:
     def __init__(self) -> None:
         self.settings: Entry = {}
         self.labels: dict[str, dict[str, str]] = {}
+        self.disputed: set[str] = set()
+        self.answered_at: float | None = None
         self.observations: dict[str, Entry] = {}
         self.holds: dict[tuple[str, str], Entry] = {}
         self.freezes: dict[str, Entry] = {}
@@ -87,7 +95,11 @@ class Oracle:
 
     def on_inventory(self, entry: Entry) -> None:
         self.labels = entry["labels"]
+        self.disputed = set(entry.get("disputed", ()))
         self.observations = {node: seen for node, seen in self.observations.items() if node in self.labels}
+
+    def on_answered(self, entry: Entry) -> None:
+        self.answered_at = entry["at"]
 
     def on_saw(self, entry: Entry) -> None:
         self.observations[entry["node"]] = entry
@@ -191,6 +203,12 @@ class Oracle:
             yield from self._admission_violations(name, node, now)
         elif self._is_held(node, now):
             yield f"{node} is rolled back in {name} while it is held"
+        if node in self.disputed:
+            yield f"{node} began in {name} while its sources contradict each other"
+        if not entry.get("rollback") and self.answered_at is not None:
+            age = abs(now - self.answered_at)
+            if age >= STALE_AFTER_S + ANSWER_DELAY_S:
+                yield f"{node} began in {name} by an inventory that is {age:.0f} s old"
         if node in self.in_progress:
             yield f"{node} is already worked on in {self.in_progress[node]}"
         self.failed.pop(node, None)
@@ -303,6 +321,8 @@ class Oracle:
                     continue
                 how, since = self.target_states[name, other]
                 covered = how == "failed" and self.current_failure[name, other] not in open_failures
+                if how == "waiting" and other in self.disputed and self._has_ended(plan, wave["name"]):
+                    continue
                 if how not in ("over", "left") and not covered:
                     yield f"before {other} of wave {wave['name']} was done"
                 ends.append(since)
@@ -310,6 +330,15 @@ class Oracle:
                 yield f"while wave {wave['name']} soaks"
             if wave["gate"] and ("continue", wave["name"]) not in self.open_gates[name]:
                 yield f"before the continue gate after {wave['name']} was open"
+
+    def _has_ended(self, plan: Entry, wave: str) -> bool:
+        """Say whether any node of the wave is over: then one that is disputed holds no other."""
+        ends = ("over", "left")
+        return any(
+            self.target_states[plan["rollout"], node][0] in ends
+            for node, target in plan["targets"].items()
+            if target["wave"] == wave
+        )
 
     def _calendar_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         clock = now % DAY_S

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.mismatch import AuditMismatch
-from machines.model.node import Node, Observation
+from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult, TrafficResults
 from machines.model.windows import Freeze
@@ -60,6 +60,7 @@ class FleetFacts:
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
         self._mismatches: tuple[AuditMismatch, ...] = ()
         self._disk_shortage: DiskShortage | None = None
+        self._sources: dict[str, SourceFreshness] = {}
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -108,6 +109,15 @@ class FleetFacts:
     def disk_shortage(self) -> DiskShortage | None:
         """The lack of space for the files of a run, None while there is enough."""
         return self._disk_shortage
+
+    @property
+    def sources(self) -> Mapping[str, SourceFreshness]:
+        """When each inventory source of the settings last reported its nodes."""
+        return self._sources
+
+    def is_quarantined(self, node: str) -> bool:
+        known = self._nodes.get(node)
+        return known is not None and known.quarantined
 
     def has_doubtful_records(self, rollout: str, node: str) -> bool:
         """Return whether the audit does not account for the target's own row, failures or steps."""

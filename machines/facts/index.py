@@ -21,7 +21,7 @@ from machines.model.node import Node, NodeHealth, Observation, pools_of
 from machines.model.plan import Plan
 from machines.model.rollout import Failure, Target
 from machines.model.target_plan import plan_for_target
-from machines.states import Phase
+from machines.states import IN_FLIGHT_PHASES, Phase
 
 
 class Index(FleetFacts):
@@ -99,18 +99,27 @@ class Index(FleetFacts):
         return known
 
     def is_wave_over(self, rollout: str, wave: str) -> bool:
-        """Return whether all nodes of a wave are done, or failed and covered by a vote."""
+        """Return whether all nodes of a wave are done, or failed and covered by a vote.
+
+        A quarantined node does not hold the wave once another node of it is done.
+        """
         counters = self._counters[rollout]
         phases = counters.waves.get(wave)
         if phases is None:
             return True
-        if any(count and phase not in (Phase.DONE, Phase.FAILED) for phase, count in phases.items()):
+        if any(phases[phase] for phase in IN_FLIGHT_PHASES):
+            return False
+        if phases[Phase.PENDING] and not (phases[Phase.DONE] and self.only_quarantined(rollout, wave)):
             return False
         if not phases[Phase.FAILED]:
             return True
         open_failures = {failure.id for failure in self.unresolved_failures(rollout)}
         failed = (self._targets[rollout][node] for node in counters.failed)
         return not any(t.wave == wave and t.failure and t.failure.id in open_failures for t in failed)
+
+    def only_quarantined(self, rollout: str, wave: str) -> bool:
+        """Return whether all pending nodes of a wave are quarantined."""
+        return all(self.is_quarantined(node) for _, _, node in self.pending(rollout, wave))
 
     def wave_end(self, rollout: str, wave: str) -> float | None:
         """Return when the last node of a wave entered its phase (epoch seconds), None for an empty wave."""

@@ -36,7 +36,7 @@ from machines.facts.scheduling_queue import queue_position
 from machines.model import events
 from machines.model.limits import DiskShortage, Limits
 from machines.model.mismatch import AuditMismatch
-from machines.model.node import Observation
+from machines.model.node import Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
@@ -78,6 +78,7 @@ class Projection(Index):
         index = Projection.build(snapshot, self.limits, self._compile)
         index.record_mismatches(self._mismatches)
         index.record_disk_shortage(self._disk_shortage)
+        index.record_sources(self._sources.values())
         index.record_observations(self.observations, self.now)
         return index
 
@@ -176,6 +177,18 @@ class Projection(Index):
     def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
         self._disk_shortage = shortage
         self.scheduling_queue.activate_all()
+
+    def record_sources(self, sources: Iterable[SourceFreshness]) -> None:
+        """Replace what is known of the inventory sources' last answers."""
+        recorded = {each.source: each for each in sources}
+        for each in recorded.values():
+            before = self._sources.get(each.source)
+            answered = each.refreshed_at
+            # Compared with the new answer too: `now` is that of the last decision, which may be long ago.
+            if before and answered and (before.is_stale(answered) or before.is_stale(self.now)):
+                self.scheduling_queue.activate_all()
+                break
+        self._sources = recorded
 
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""

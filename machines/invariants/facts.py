@@ -11,7 +11,7 @@ from typing import Protocol
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.limits import Limits, TeamRules
-from machines.model.node import UNLABELED, Node, Observation
+from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
@@ -30,6 +30,8 @@ class InvariantFacts(Protocol):
     def freezes(self) -> Sequence[Freeze]: ...
     @property
     def team_rules(self) -> Mapping[str, TeamRules]: ...
+    @property
+    def sources(self) -> Mapping[str, SourceFreshness]: ...
     def targets(self, rollout: str) -> Iterable[Target]: ...
     def target(self, rollout: str, node: str) -> Target: ...
     def targets_on(self, node: str) -> Iterable[Target]: ...
@@ -52,6 +54,7 @@ class SnapshotFacts:
     observations: dict[str, Observation] = field(default_factory=dict)
     traffic_results: dict[tuple[str, str], TrafficResult] = field(default_factory=dict)
     target_rows: dict[tuple[str, str], Target] = field(default_factory=dict)
+    sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
 
     @classmethod
     def from_snapshot(
@@ -60,6 +63,7 @@ class SnapshotFacts:
         limits: Limits,
         observations: Iterable[Observation],
         traffic: Iterable[TrafficResult] = (),
+        sources: Iterable[SourceFreshness] = (),
     ) -> SnapshotFacts:
         return cls(
             limits=limits,
@@ -71,6 +75,7 @@ class SnapshotFacts:
             observations={each.node: each for each in observations},
             traffic_results={(each.rollout, each.node): each for each in traffic},
             target_rows={(target.rollout, target.node): target for target in snapshot.targets},
+            sources={each.source: each for each in sources},
         )
 
     def targets(self, rollout: str) -> Iterable[Target]:

@@ -24,7 +24,7 @@ from machines.model.events import (
     StepState,
 )
 from machines.model.limits import Limits
-from machines.model.node import UNLABELED, NodeHealth, Observation
+from machines.model.node import UNLABELED, NodeHealth, Observation, SourceFreshness
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
@@ -70,9 +70,10 @@ def violations(
     observations: Iterable[Observation],
     now: float,
     traffic: Iterable[TrafficResult] = (),
+    sources: Iterable[SourceFreshness] = (),
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic)
+    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources)
     found: list[str] = []
     transitions: list[Event] = []
     known = {rollout.id: rollout for rollout in before.rollouts}
@@ -142,6 +143,8 @@ def _transition_violation(
                 return f"{name} cannot be rolled back: it is {other.phase} in {other.rollout}"
         if any(_is_hold_active(hold, now) for hold in facts.holds_on(event.node)):
             return f"{name} cannot be rolled back: it is held"
+        if _is_quarantined(facts, event.node):
+            return f"{name} cannot be rolled back: it is quarantined"
     still_isolated = target.isolated if event.isolated is None else event.isolated
     if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED, Trigger.ROLLED_BACK) and still_isolated:
         return f"{name} is still isolated and cannot be {event.trigger}"
@@ -165,6 +168,11 @@ def _admission_violation(
         return f"{subject}: attempt {event.attempt} does not follow {target.attempt}"
     if event.node not in facts.nodes:
         return f"{subject}: the inventory does not have it"
+    if _is_quarantined(facts, event.node):
+        return f"{subject}: it is quarantined"
+    for name in facts.nodes[event.node].sources:
+        if name in facts.sources and facts.sources[name].is_stale(now):
+            return f"{subject}: its inventory source {name} is stale"
     if lacks_isolator(rollout.plan, facts.nodes[event.node]):
         return f"{subject}: no isolator of the plan applies to it"
     problem = (
@@ -280,6 +288,11 @@ def _is_up(facts: InvariantFacts, node: str, now: float) -> bool:
     return observation.sight is NodeHealth.UP and not observation.cordoned_by_other
 
 
+def _is_quarantined(facts: InvariantFacts, node: str) -> bool:
+    known = facts.nodes.get(node)
+    return known is not None and any(not each.is_warning for each in known.conflicts)
+
+
 def _is_hold_active(hold: Hold, now: float) -> bool:
     return hold.until is None or now < hold.until
 
@@ -295,7 +308,10 @@ def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
         if spec.name == target.wave:
             return None
         mine = [each for each in targets if each.wave == spec.name]
+        is_begun = any(each.phase is Phase.DONE for each in mine)
         for each in mine:
+            if each.phase is Phase.PENDING and is_begun and _is_quarantined(facts, each.node):
+                continue
             # No failure is open here, so votes cover the failure of every failed node.
             covered = each.phase is Phase.FAILED and each.failure is not None
             if each.phase is not Phase.DONE and not covered:

@@ -67,6 +67,14 @@ class RestartSoak:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipQuarantined:
+    """Skip a quarantined node that is all that its rollout or its wave still waits for."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenGate:
     rollout: str
     gate: GateName
@@ -90,6 +98,7 @@ class Decision:
     isolation_aborts: tuple[AbortIsolation, ...] = ()
     deferrals: tuple[DeferMaintenance, ...] = ()
     gate_openings: tuple[OpenGate, ...] = ()
+    quarantine_skips: tuple[SkipQuarantined, ...] = ()
     ended_rollouts: tuple[str, ...] = ()
     pilots_to_document: tuple[str, ...] = ()
     nodes_to_observe: tuple[str, ...] = ()

@@ -351,6 +351,28 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class InventoryAccepted:
+    """An admin accepted an answer of an inventory source that was held; the numbers are of its nodes."""
+
+    source: str
+    removed: int
+    moved: int
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityPinned:
+    """An admin accepted the host key or machine id that the sources now report of a node."""
+
+    node: str
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunOutputPruned:
     """The output of an ended rollout's runs is removed, `keep_s` after its end, by the settings."""
 
@@ -413,7 +435,9 @@ RolloutEvent = (
 )
 """Events that change a rollout's own row."""
 
-RecordOnlyEvent = RequestDenied | SettingsChanged | RunOutputPruned | IsolationReleased
+RecordOnlyEvent = (
+    RequestDenied | SettingsChanged | RunOutputPruned | IsolationReleased | InventoryAccepted | IdentityPinned
+)
 """Events that change no fact: only the audit has them."""
 
 FleetEvent = (

@@ -24,17 +24,82 @@ class NodeKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+class ConflictKind(StrEnum):
+    """What the inventory sources contradict each other in. The values are documented and do not change."""
+
+    OWNERS_DIFFER = "owners-differ"
+    POOLS_DIFFER = "pools-differ"
+    NOT_REPORTED = "not-reported"
+    """A source that is expected to report the node does not."""
+    IDENTITY_CHANGED = "identity-changed"
+    """The host key or the machine id is not the one that was pinned for the name."""
+    ADDRESS_SHARED = "address-shared"
+    OUT_OF_SERVICE = "out-of-service"
+    """A source has the node as planned or offline."""
+    MACHINE_ID_SHARED = "machine-id-shared"
+
+
+WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED})
+"""Conflicts that are shown and quarantine no node: clones of one image share a machine id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A contradiction between the sources about a node, since an instant (epoch seconds).
+
+    `about` is the label key, the identity, the address or the source that it is about.  `values` are what was
+    reported, by source; for a shared address or machine id the other nodes.
+    """
+
+    kind: ConflictKind
+    about: str
+    values: Mapping[str, str]
+    since: float
+
+    @property
+    def is_warning(self) -> bool:
+        return self.kind in WARNINGS
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFreshness:
+    """When an inventory source last reported its nodes (epoch seconds), None for never.
+
+    `is_held`: a newer answer waits for a person's decision.
+    """
+
+    source: str
+    refreshed_at: float | None
+    stale_after_s: float
+    is_held: bool = False
+
+    def is_stale(self, now: float) -> bool:
+        """Return whether the last answer is too old to start a node by it, or from the future."""
+        return self.refreshed_at is None or abs(now - self.refreshed_at) >= self.stale_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One maintenance target; the union of what all inventory sources report of its name."""
+    """One maintenance target; the union of what all inventory sources report of its name.
+
+    `identity` has the host key and the machine id that were pinned for the name.
+    """
 
     name: str
     kind: NodeKind = NodeKind.HOST
     sources: tuple[str, ...] = ()
     labels: Mapping[str, str] = ()  # type: ignore[assignment]  # replaced in __post_init__; keeps the value hashable-free but shareable
+    conflicts: tuple[Conflict, ...] = ()
+    identity: Mapping[str, str] = ()  # type: ignore[assignment]  # as labels
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", dict(self.labels))
+        object.__setattr__(self, "identity", dict(self.identity))
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether the sources contradict each other so that the node must not be maintained."""
+        return any(not each.is_warning for each in self.conflicts)
 
     @property
     def team(self) -> str | None:

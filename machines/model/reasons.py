@@ -38,6 +38,8 @@ class ReasonCode(StrEnum):
     # A pending node.
     EARLIER_WAVE = "earlier-wave"
     NODE_GONE = "node-gone"
+    QUARANTINED = "quarantined"
+    INVENTORY_STALE = "inventory-stale"
     NO_ISOLATOR = "no-isolator"
     NO_CHECK = "no-check"
     BACKOFF = "backoff"
@@ -110,6 +112,8 @@ class RemedyKind(StrEnum):
     SETTLE = "settle"
     CHANGE_SETTINGS = "change-settings"
     CHANGE_INVENTORY = "change-inventory"
+    ACCEPT_INVENTORY = "accept-inventory"
+    PIN_IDENTITY = "pin-identity"
     UNCORDON = "uncordon"
     RELEASE_BY_SOURCE = "release-by-source"
     WAIT_UNTIL = "wait-until"

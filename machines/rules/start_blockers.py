@@ -21,7 +21,7 @@ from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.model import traffic, windows
 from machines.model.mismatch import MismatchKind
-from machines.model.node import Observation
+from machines.model.node import ConflictKind, Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Rollout, Target
@@ -132,6 +132,8 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
     """Return why this node may not start, whatever its pools say."""
     if target.node not in index.nodes:
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
+    if (doubt := quarantine_blocker(index, target) or _stale_blocker(index, target, now)) is not None:
+        return doubt
     # A backoff that begins later than now is from before the clock was set back: it is over.
     if target.since <= now < target.not_before:
         params: Params = {"until": target.not_before, "detail": target.last_text}
@@ -148,6 +150,38 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
+
+
+def quarantine_blocker(index: Index, target: Target) -> Reason | None:
+    """Return what the inventory sources contradict each other in about the node."""
+    if not index.is_quarantined(target.node):
+        return None
+    found = [each for each in index.nodes[target.node].conflicts if not each.is_warning]
+    conflicts: tuple[Params, ...] = tuple(
+        {"kind": each.kind.value, "about": each.about, "values": dict(each.values)} for each in found
+    )
+    has_changed = any(each.kind is ConflictKind.IDENTITY_CHANGED for each in found)
+    remedy = Remedy(RemedyKind.CHANGE_INVENTORY)
+    if has_changed:
+        remedy = Remedy(RemedyKind.PIN_IDENTITY, {"node": target.node})
+    since = min(each.since for each in found)
+    return Reason(ReasonCode.QUARANTINED, target.node, {"conflicts": conflicts}, since, remedy)
+
+
+def _stale_blocker(index: Index, target: Target, now: float) -> Reason | None:
+    """Return which source of the node has not reported its nodes for too long."""
+    for name in index.nodes[target.node].sources:
+        source = index.sources.get(name)
+        if source is None or not source.is_stale(now):
+            continue
+        answered = source.refreshed_at
+        params: Params = {"refreshed_at": answered, "stale_after_s": source.stale_after_s}
+        since = None if answered is None else answered + source.stale_after_s
+        remedy = Remedy(RemedyKind.WAIT_FOR_INVENTORY)
+        if source.is_held:
+            remedy = Remedy(RemedyKind.ACCEPT_INVENTORY, {"source": name})
+        return Reason(ReasonCode.INVENTORY_STALE, name, params, since, remedy)
+    return None
 
 
 def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
@@ -343,6 +377,11 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
         case ReasonCode.OUTSIDE_WINDOW:
             until = None if reason.remedy is None else reason.remedy.until
             return math.inf if until is None else until
+        case ReasonCode.INVENTORY_STALE:
+            # An answer from the future, after the clock was set back, becomes valid with time.
+            source = index.sources[reason.subject]
+            valid_at = (source.refreshed_at or 0.0) - source.stale_after_s
+            return valid_at if valid_at > now else math.inf
         case ReasonCode.WINDOW_TOO_SHORT:
             groups = _window_groups(index, rollout, target.team)
             closings = (windows.open_until(each, now) for _, each in groups)

@@ -27,6 +27,7 @@ from machines.model.decision import (
     OpenGate,
     ProbeTraffic,
     RestartSoak,
+    SkipQuarantined,
 )
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
@@ -57,6 +58,7 @@ class DecisionBuilder:
     isolation_aborts: list[AbortIsolation] = field(default_factory=list)
     deferrals: list[DeferMaintenance] = field(default_factory=list)
     gate_openings: list[OpenGate] = field(default_factory=list)
+    quarantine_skips: list[SkipQuarantined] = field(default_factory=list)
     ended_rollouts: list[str] = field(default_factory=list)
     pilots_to_document: list[str] = field(default_factory=list)
     nodes_to_observe: dict[str, None] = field(default_factory=dict)

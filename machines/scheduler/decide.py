@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from machines.facts.index import Index
 from machines.facts.votes import was_opened
@@ -20,7 +21,9 @@ from machines.model.decision import (
     DeferMaintenance,
     OpenGate,
     ProbeTraffic,
+    SkipQuarantined,
 )
+from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
@@ -28,6 +31,9 @@ from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
+
+QUARANTINE_SKIP_S: Final = 24 * 3600.0
+"""After this time a rollout no longer waits for a quarantined node: people have had a day to correct it."""
 
 
 def decide(index: Index, now: float) -> Decision:
@@ -63,6 +69,7 @@ def decide(index: Index, now: float) -> Decision:
         isolation_aborts=tuple(builder.isolation_aborts),
         deferrals=tuple(builder.deferrals),
         gate_openings=tuple(builder.gate_openings),
+        quarantine_skips=tuple(builder.quarantine_skips),
         ended_rollouts=tuple(builder.ended_rollouts),
         pilots_to_document=tuple(builder.pilots_to_document),
         nodes_to_observe=tuple(builder.nodes_to_observe),
@@ -108,7 +115,11 @@ def _pending_reason(
     index: Index, rollout: Rollout, target: Target, shared: Reason | None, progress: WaveProgress, now: float
 ) -> Reason | None:
     """Return why a pending node may not start, None when it is queued at most."""
-    reason = shared or start_blockers.wave_blocker(progress, target)
+    reason = (
+        shared
+        or start_blockers.quarantine_blocker(index, target)
+        or start_blockers.wave_blocker(progress, target)
+    )
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
@@ -141,7 +152,7 @@ def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
     if index.counters(rollout_id).in_flight:
         return None
     if progress.wave is None:
-        return _failed_node_reason(index, rollout)
+        return _failed_node_reason(index, rollout) or _quarantined_reason(index, rollout)
     places = index.pending(rollout_id, progress.wave.name)
     if not places:
         return None
@@ -155,6 +166,17 @@ def _failed_node_reason(index: Index, rollout: Rollout) -> Reason | None:
     failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
     first = next(failed, None)
     return None if first is None else start_blockers.state_reason(index, first)
+
+
+def _quarantined_reason(index: Index, rollout: Rollout) -> Reason | None:
+    """Return why a rollout whose waves are over does not end: it waits for its quarantined nodes."""
+    pending = _pending_targets(index, rollout, rollout.plan.waves)
+    return next((start_blockers.quarantine_blocker(index, target) for target in pending), None)
+
+
+def _pending_targets(index: Index, rollout: Rollout, specs: Iterable[WaveDef]) -> list[Target]:
+    names = (node for spec in specs for _, _, node in index.pending(rollout.id, spec.name))
+    return [index.target(rollout.id, node) for node in names]
 
 
 # -- starting --------------------------------------------------------------------
@@ -189,6 +211,8 @@ def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: Decision
     if progress.blocker is not None and progress.wave is not None:
         builder.reasons[rollout.id] = builder.reasons[f"{rollout.id}/{progress.wave.name}"] = progress.blocker
         return
+    if progress.wave is None or index.only_quarantined(rollout.id, progress.wave.name):
+        _skip_quarantined(index, rollout, progress, now, builder)
     if progress.wave is None:
         return
     admitted_before = builder.capacity.admitted
@@ -200,6 +224,26 @@ def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: Decision
         reason = None if first is None else _pending_reason(index, rollout, first, None, progress, now)
         if reason is not None:
             builder.reasons[rollout.id] = reason
+
+
+def _skip_quarantined(
+    index: Index, rollout: Rollout, progress: WaveProgress, now: float, builder: DecisionBuilder
+) -> None:
+    """Skip the quarantined nodes that are all that the rollout, or its wave, has waited for a day long."""
+    if index.counters(rollout.id).in_flight:
+        return
+    waves_left = rollout.plan.waves if progress.wave is None else (progress.wave,)
+    for target in _pending_targets(index, rollout, waves_left):
+        reason = start_blockers.quarantine_blocker(index, target)
+        if reason is None or reason.since is None:
+            continue
+        builder.reasons.setdefault(rollout.id, reason)
+        if target.isolated:
+            continue  # people decide whether it returns to service
+        if now >= reason.since + QUARANTINE_SKIP_S:
+            builder.quarantine_skips.append(SkipQuarantined(rollout.id, target.node))
+        else:
+            builder.wake_by(reason.since + QUARANTINE_SKIP_S)
 
 
 # -- aborting isolations -----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Commands that show rollouts, nodes, reasons and the inventory.
+"""Commands that show rollouts, nodes and reasons.
 
 They import only the standard library, because start-up counts, and compute
 nothing that the daemon could contradict.
@@ -7,7 +7,7 @@ nothing that the daemon could contradict.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import (
@@ -63,9 +63,6 @@ def register(commands: CommandGroup) -> None:
     )
     add_rollout_argument(parser)
     add_node_argument(parser, optional=True)
-    add_watch_option(parser)
-    parser = commands.add_command("inventory", inventory, "list the known nodes and their last observation")
-    parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
     add_watch_option(parser)
 
 
@@ -175,24 +172,6 @@ def _why_rollout(call: Invocation) -> int:
 def _shorten(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     return sanitize(", ".join(names[:MAX_NAMES_SHOWN]) + more)
-
-
-def inventory(call: Invocation) -> int:
-    """List the known nodes; failing sources are reported on stderr."""
-    if call.args.refresh:
-        call.client.post(api_path("inventory", "refresh"))
-    answer = call.get(api_path("inventory"))
-    if call.args.json:
-        call.print_data(answer)
-    else:
-        print_table(
-            ("NODE", "KIND", "TEAM", "POOLS", "SEEN", "AGE", "LABELS"), map(_inventory_row, answer["nodes"])
-        )
-    for source in answer["sources"]:
-        if source["error"]:
-            last = timestamps.format_age(source["refreshed_at"])
-            print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
-    return exits.OK
 
 
 def format_reason(reason: Reason) -> str:
@@ -405,17 +384,4 @@ def _node_row(node: Node) -> tuple[str, ...]:
         timestamps.format_age(node["since"]),
         step,
         reason["text"] if reason else "",
-    )
-
-
-def _inventory_row(node: dict[str, Any]) -> tuple[str, ...]:
-    labels = ",".join(f"{key}={value}" for key, value in sorted(node["labels"].items()))
-    return (
-        node["node"],
-        node["kind"],
-        node["team"] or "",
-        ",".join(node["pools"]),
-        node["sight"],
-        timestamps.format_age(node["seen_at"]),
-        labels,
     )

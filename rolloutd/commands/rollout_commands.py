@@ -24,11 +24,12 @@ from machines.model.events import (
 )
 from machines.model.reasons import ReasonCode, UnavailabilityCause
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
+from machines.rules.start_blockers import quarantine_blocker
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe_remedy, describe_unavailability
+from rolloutd.reason_text import describe, describe_remedy, describe_unavailability, lifted_by
 from rolloutd.text import suggest_name
 
 PERSON_SOURCE = "person"
@@ -330,7 +331,9 @@ def _require_no_order(target: Target) -> None:
 
 
 def _require_unclaimed(state: State, target: Target) -> None:
-    """Raise Refused for a node that is held or claimed by another rollout: a playbook would start at once."""
+    """Raise Refused for a quarantined, held or claimed node: a playbook would start at once."""
+    if (quarantined := quarantine_blocker(state.index, target)) is not None:
+        raise Refused(quarantined.code, f"{describe(quarantined)}; lifted by {lifted_by(quarantined)}")
     holds = (h for h in state.index.holds_on(target.node) if h.until is None or state.now() < h.until)
     held = next((Unavailability(target.node, UnavailabilityCause.HELD, hold) for hold in holds), None)
     found = held or claimed_by_other_rollout(state.index, target)

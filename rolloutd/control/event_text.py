@@ -122,6 +122,11 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     ),
     "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
     "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
+    "InventoryAccepted": lambda f: (
+        f"accepted the answer of {f['source']}: {pluralize(f['removed'], 'node')} removed,"
+        f" {f['moved']} moved: {f['reason']}"
+    ),
+    "IdentityPinned": _with_reason("pinned the host key and machine id"),
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
-from machines.model.node import Node, NodeHealth, natural_sort_key
+from machines.model.node import Conflict, Node, NodeHealth, natural_sort_key
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
@@ -14,6 +12,7 @@ from rolloutd import reason_text
 from rolloutd.control import wire_fleet
 from rolloutd.control.serializers import format_optional_timestamp, format_timestamp
 from rolloutd.engine.state import SourceState, State
+from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
 
 
@@ -105,20 +104,62 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 # -- the inventory ------------------------------------------------------------
 
 
-def inventory(index: Index, sources: Mapping[str, SourceState]) -> wire_fleet.Inventory:
+def inventory(state: State) -> wire_fleet.Inventory:
+    index, now = state.index, state.now()
     return {
         "nodes": [
             _inventory_node(index, index.nodes[name]) for name in sorted(index.nodes, key=natural_sort_key)
         ],
-        "sources": [
-            {
-                "source": each.source,
-                "refreshed_at": format_optional_timestamp(each.refreshed_at),
-                "nodes": each.nodes,
-                "error": each.error or None,
-            }
-            for each in sources.values()
-        ],
+        "sources": [_source(each, now) for each in state.sources.values()],
+    }
+
+
+def inventory_node(state: State, name: str) -> wire_fleet.InventoryNodeDetail:
+    """Return a known node with what each of its sources last reported."""
+    node = state.index.nodes[name]
+    return {
+        "node": _inventory_node(state.index, node),
+        "pinned": dict(node.identity),
+        "reports": [_report(state, name, each) for each in state.reports.get(name, ())],
+    }
+
+
+def _report(state: State, node: str, each: DiscoveredNode) -> wire_fleet.NodeReport:
+    source = state.sources.get(each.source)
+    texts = {key: each.connection.get(key) for key in (PROVIDER_ID, MACHINE_ID, HOST_KEY)}
+    known = {key: str(value) if value else None for key, value in texts.items()}
+    return {
+        "source": each.source,
+        "at": None if source is None else format_optional_timestamp(source.refreshed_at),
+        "name": each.name,
+        "kind": each.kind.value,
+        "labels": dict(each.labels),
+        "address": Host(node, connection=each.connection).address,
+        "provider_id": known[PROVIDER_ID],
+        "machine_id": known[MACHINE_ID],
+        "host_key": known[HOST_KEY],
+    }
+
+
+def _source(each: SourceState, now: float) -> wire_fleet.InventorySourceStatus:
+    held = each.held
+    return {
+        "source": each.source,
+        "refreshed_at": format_optional_timestamp(each.refreshed_at),
+        "age_s": None if each.refreshed_at is None else max(0.0, now - each.refreshed_at),
+        "stale_after_s": each.stale_after_s,
+        "stale": each.freshness.is_stale(now),
+        "nodes": each.nodes,
+        "error": each.error or None,
+        "failing_since": format_optional_timestamp(each.failing_since),
+        "held": None
+        if held is None
+        else {
+            "at": format_timestamp(held.at),
+            "known": held.known,
+            "removed": list(held.removed),
+            "moved": list(held.moved),
+        },
     }
 
 
@@ -134,4 +175,17 @@ def _inventory_node(index: Index, each: Node) -> wire_fleet.InventoryNode:
         "sight": (NodeHealth.UNKNOWN if seen is None else seen.sight).value,
         "seen_at": None if seen is None else format_timestamp(seen.at),
         "why": "not observed yet" if seen is None else seen.why or None,
+        "quarantined": each.quarantined,
+        "conflicts": [_conflict(found) for found in each.conflicts],
+    }
+
+
+def _conflict(each: Conflict) -> wire_fleet.NodeConflict:
+    return {
+        "kind": each.kind.value,
+        "about": each.about,
+        "values": dict(each.values),
+        "text": reason_text.describe_conflict(each.kind, each.about, each.values),
+        "since": format_timestamp(each.since),
+        "warning": each.is_warning,
     }

@@ -105,6 +105,12 @@ class ReasonBody(RequestBody):
     reason: Reason
 
 
+class AcceptInventory(ReasonBody):
+    """The inventory source whose held answer shall take effect."""
+
+    source: Annotated[str, StringConstraints(min_length=1, max_length=MAX_FILE_NAME_CHARS)]
+
+
 class SettleBody(ReasonBody):
     """Rows that the audit does not account for, by subject (`all` for each), and which side is kept."""
 

@@ -30,6 +30,11 @@ async def admin(state: State, who: Identity, path_params: Mapping[str, str]) -> 
         raise NotAllowed(f"{who.user} may not settle what the audit does not account for; ask an admin")
 
 
+async def inventory_admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
+    if not who.admin:
+        raise NotAllowed(f"{who.user} may not decide what is believed of the inventory; ask an admin")
+
+
 async def team_member(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
     """Allow members of some team, and admins."""
     rollout_commands.require_team_member(who, "do this")
@@ -116,4 +121,5 @@ NODE_TEAM = Access("members of the node's team, and admins", team_member, team="
 HOLD_OWNER = Access("the owner of the hold, and admins", team_member, team="own", owner="own")
 FREEZE_SCOPE = Access("admins; members of a team for its own scope", team_member, team="own", owner="own")
 ADMIN = Access("admins", admin, team="no", owner="no")
+INVENTORY_ADMIN = Access("admins", inventory_admin, team="no", owner="no")
 OWN_TEAM = Access("members of the team, and admins", own_team, team="own", owner="own")

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin, get_type_hints
 
+from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams
@@ -28,6 +29,14 @@ async def _find_nothing() -> str:
 
 async def _observe_nothing(nodes: Sequence[str]) -> None:
     pass
+
+
+async def _change_nothing(name: str, actor: Actor, reason: str) -> None:
+    pass
+
+
+InventoryCommand = Callable[[str, Actor, str], Awaitable[None]]
+"""Changes what is believed of a source or a node, on behalf of an actor and for a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class Services:
     prune_runs: Callable[[], None] = lambda: None
     record_audit: Callable[[AuditReport], None] = _record_nothing
     compare_anchors: Callable[[], Awaitable[str]] = _find_nothing
+    accept_inventory: InventoryCommand = _change_nothing
+    pin_identity: InventoryCommand = _change_nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,19 @@ class ReleaseResponse(TypedDict):
 # -- the inventory ------------------------------------------------------------
 
 
+class NodeConflict(TypedDict):
+    """What the sources contradict each other in about a node; a `warning` does not quarantine it."""
+
+    kind: str
+    about: str
+    values: dict[str, str]
+    text: str
+    since: str
+    warning: bool
+
+
 class InventoryNode(TypedDict):
-    """A known node, its sources and its last observation."""
+    """A known node, its sources and its last observation; a `quarantined` node does not start."""
 
     node: str
     kind: str
@@ -88,15 +99,53 @@ class InventoryNode(TypedDict):
     sight: str
     seen_at: str | None
     why: str | None
+    quarantined: bool
+    conflicts: list[NodeConflict]
+
+
+class NodeReport(TypedDict):
+    """What one source last reported of a node, and when."""
+
+    source: str
+    at: str | None
+    name: str
+    kind: str
+    labels: dict[str, str]
+    address: str
+    provider_id: str | None
+    machine_id: str | None
+    host_key: str | None
+
+
+class InventoryNodeDetail(TypedDict):
+    """A known node, what each of its sources last reported, and what was pinned for its name."""
+
+    node: InventoryNode
+    pinned: dict[str, str]
+    reports: list[NodeReport]
+
+
+class HeldAnswer(TypedDict):
+    """An answer of a source that waits for an admin: what it would remove and move, of `known` nodes."""
+
+    at: str
+    known: int
+    removed: list[str]
+    moved: list[str]
 
 
 class InventorySourceStatus(TypedDict):
-    """An inventory source and its last refresh."""
+    """An inventory source and the age of its last answer in effect; if `stale`, no node of it starts."""
 
     source: str
     refreshed_at: str | None
+    age_s: float | None
+    stale_after_s: float
+    stale: bool
     nodes: int
     error: str | None
+    failing_since: str | None
+    held: HeldAnswer | None
 
 
 class Inventory(TypedDict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
@@ -19,7 +19,7 @@ from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
-from machines.states import IN_FLIGHT_PHASES, Trigger
+from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
@@ -36,7 +36,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
-from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler
+from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
 from rolloutd.reason_text import describe
 
 log = logging.getLogger("rolloutd.engine.daemon")
@@ -62,6 +62,7 @@ class Daemon:
         inventories: Sequence[Inventory],
         observers: Sequence[Observer],
         scheduler: Scheduler,
+        source_rules: Mapping[str, SourceRules] | None = None,
     ) -> None:
         self._state = state
         self._adapters = adapters
@@ -72,7 +73,7 @@ class Daemon:
         self.check_mode = CheckMode(state, adapters.runner)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._observer = OnDemandObserver(state, observers)
-        self._inventory_refresher = InventoryRefresher(state, inventories)
+        self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
         self._soak_monitor = SoakMonitor(state, adapters)
         self._dry_runner = DryRunner(state, adapters)
         self._hold_releaser = HoldReleaser(state, adapters)
@@ -88,6 +89,8 @@ class Daemon:
         self.first_iteration_done = asyncio.Event()
         state.wake_up_listeners.append(self._wakeup.set)
         self.wake_up = self._wakeup.set
+        self.accept_inventory = self._inventory_refresher.accept
+        self.pin_identity = self._inventory_refresher.pin_identity
 
     async def run(self) -> None:
         """Refresh the inventory, then decide whenever something has changed.
@@ -130,16 +133,17 @@ class Daemon:
         """Observe these nodes now, because a hold is granted or refused by their latest observations."""
         await self._observer.observe_now(nodes)
 
-    def refresh_inventory(self) -> None:
-        """Refresh the inventory in the background."""
+    def refresh_inventory(self, *sources: str) -> None:
+        """Refresh these inventory sources, or all, in the background."""
         if not self._is_stopping:
-            self._tasks.create_task(self._inventory_refresher.refresh())
+            self._tasks.create_task(self._inventory_refresher.refresh(*sources))
 
     def reschedule(self) -> None:
-        """Schedule the inventory refresh at the interval of the current settings."""
-        self._scheduler.call_every(
-            "inventory", self._state.settings.inventory_refresh_s, self.refresh_inventory
-        )
+        """Schedule each source's refresh at its own interval, else at that of the current settings."""
+        default_s = self._state.settings.inventory_refresh_s
+        for source, seconds in self._inventory_refresher.intervals_s(default_s).items():
+            refresh = partial(self.refresh_inventory, source)
+            self._scheduler.call_every(f"inventory {source}", seconds, refresh)
 
     def record_audit(self, report: AuditReport) -> None:
         """Obey a verification that a user asked for."""
@@ -209,6 +213,16 @@ class Daemon:
             events += [
                 transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
                 for s in decision.admissions
+            ]
+            events += [
+                transition(
+                    self._state.index.target(each.rollout, each.node),
+                    Trigger.SKIPPED,
+                    now,
+                    outcome=Outcome.SKIPPED,
+                    text="by rolloutd, after a day in quarantine",
+                )
+                for each in decision.quarantine_skips
             ]
             events += [RolloutEnded(rollout, now) for rollout in decision.ended_rollouts]
             # Check the invariants at the time of the decision: an observation may have expired since then.

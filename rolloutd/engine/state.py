@@ -17,11 +17,23 @@ from typing import Protocol
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.events import Actor, Event, MismatchSettled, StepRecord
+from machines.model.node import SourceFreshness
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from rolloutd.engine.transition_log import log_events
 from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import GROUPS, JSON, WITHHELD, AuditEntry, Clock, Host, InventorySnapshot, Store
+from rolloutd.ports import (
+    DEFAULT_STALE_AFTER_S,
+    GROUPS,
+    JSON,
+    WITHHELD,
+    AuditEntry,
+    Clock,
+    DiscoveredNode,
+    Host,
+    InventorySnapshot,
+    Store,
+)
 from rolloutd.settings import Settings
 
 
@@ -62,15 +74,38 @@ class StepProgress:
     """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """What an answer that waits for a person would do to the nodes of its source, by the source's names.
+
+    `moved` are nodes at work that would change a pool; `known` counts the nodes of the answer in effect.
+    """
+
+    at: float
+    known: int
+    removed: tuple[str, ...]
+    moved: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class SourceState:
-    """How the last refresh of an inventory source went."""
+    """An inventory source: its last answer in effect, and how the last refresh went.
+
+    `refreshed_at` may be of an earlier daemon; `has_answered` is since the start of this one.
+    """
 
     source: str
     refreshed_at: float | None = None
     nodes: int = 0
     error: str = ""
     failing_since: float | None = None
+    has_answered: bool = False
+    stale_after_s: float = DEFAULT_STALE_AFTER_S
+    held: HeldAnswer | None = None
+
+    @property
+    def freshness(self) -> SourceFreshness:
+        return SourceFreshness(self.source, self.refreshed_at, self.stale_after_s, self.held is not None)
 
 
 class ChangeNotifier:
@@ -124,6 +159,8 @@ class State:
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     sources: dict[str, SourceState] = field(default_factory=dict)
+    reports: Mapping[str, Sequence[DiscoveredNode]] = field(default_factory=dict)
+    """What each source last reported of a node, by the fleet's name."""
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
@@ -159,7 +196,7 @@ class State:
         if WITHHELD not in self.connections.get(node, {}):
             return ()
         sources = self.index.nodes[node].sources if node in self.index.nodes else ()
-        answered = {name for name, each in self.sources.items() if each.refreshed_at is not None}
+        answered = {name for name, each in self.sources.items() if each.has_answered}
         return tuple(each for each in sources if each not in answered) or sources
 
     def update_connections(

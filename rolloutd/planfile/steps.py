@@ -62,12 +62,15 @@ class _Where(Params):
     )
 
 
-def step_model(name: str, doc: str, group: str) -> type[Step]:
-    """Return the model of a mapping whose one key is an installed kind of a port."""
+def step_model(name: str, doc: str, group: str, common: type[Params] | None = None) -> type[Step]:
+    """Return the model of a mapping whose one key is an installed kind of a port.
+
+    `common` has the keys of every kind besides its adapter's own.
+    """
     # Kinds are aliases: a third party's kind need not be a Python identifier.
     fields: dict[str, Any] = {
         f"kind_{number}": (
-            _params_model(group, adapter),
+            _params_model(adapter, common),
             Field(default=None, alias=kind, description=(adapter.params.__doc__ or "").split("\n")[0]),
         )
         for number, (kind, adapter) in enumerate(usable_adapters(group).items())
@@ -78,12 +81,12 @@ def step_model(name: str, doc: str, group: str) -> type[Step]:
     return model
 
 
-def _params_model(group: str, adapter: Registration) -> type[Params]:
+def _params_model(adapter: Registration, common: type[Params] | None) -> type[Params]:
     assert adapter.params is not None
-    if group not in (PROBES, ISOLATORS, CHECKS):
+    if common is None:
         return adapter.params
     # Of the adapter's own name and description: people see one mapping with the keys of both.
-    bases = (adapter.params, _Where)
+    bases = (adapter.params, common)
     return create_model(adapter.params.__name__, __base__=bases, __doc__=adapter.params.__doc__)
 
 
@@ -92,6 +95,8 @@ if TYPE_CHECKING:
     TrafficStep = Step
     VerifyStep = Step
 else:
-    IsolateStep = step_model("IsolateStep", "One way to take the node out of service.", ISOLATORS)
-    TrafficStep = step_model("TrafficStep", "One way to see whether client traffic runs on a node.", PROBES)
-    VerifyStep = step_model("VerifyStep", "One check that the node must pass.", CHECKS)
+    IsolateStep = step_model("IsolateStep", "One way to take the node out of service.", ISOLATORS, _Where)
+    TrafficStep = step_model(
+        "TrafficStep", "One way to see whether client traffic runs on a node.", PROBES, _Where
+    )
+    VerifyStep = step_model("VerifyStep", "One check that the node must pass.", CHECKS, _Where)

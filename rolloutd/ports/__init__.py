@@ -8,8 +8,13 @@ from rolloutd.ports.artifacts import Artifact, ArtifactStore
 from rolloutd.ports.clocks import Clock, Scheduler
 from rolloutd.ports.context import AdapterContext, InventorySnapshot
 from rolloutd.ports.nodes import (
+    DEFAULT_STALE_AFTER_S,
     GROUPS,
+    HOST_KEY,
+    MACHINE_ID,
+    OUT_OF_SERVICE,
     PROVIDER_ID,
+    STATUS,
     WITHHELD,
     ConnectionDefaults,
     DiscoveredNode,
@@ -18,6 +23,7 @@ from rolloutd.ports.nodes import (
     Observer,
     Shell,
     ShellResult,
+    SourceRules,
     SupportsPreflight,
     Watch,
 )
@@ -46,14 +52,20 @@ from rolloutd.ports.store import (
     ClosedRollout,
     RolloutRecord,
     RowMismatch,
+    SourceAnswer,
     Store,
 )
 from rolloutd.ports.types import JSON
 
 __all__ = [
+    "DEFAULT_STALE_AFTER_S",
     "GROUPS",
+    "HOST_KEY",
     "JSON",
+    "MACHINE_ID",
+    "OUT_OF_SERVICE",
     "PROVIDER_ID",
+    "STATUS",
     "WITHHELD",
     "AdapterContext",
     "Anchor",
@@ -88,6 +100,8 @@ __all__ = [
     "Scheduler",
     "Shell",
     "ShellResult",
+    "SourceAnswer",
+    "SourceRules",
     "SourceStore",
     "StepContext",
     "StepResult",

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from machines.model.limits import Budget
 from machines.model.node import NodeKind, Observation
+from machines.model.selector import Selector
 from rolloutd.ports.types import JSON
 
 GROUPS = "group_names"
@@ -15,6 +17,24 @@ GROUPS = "group_names"
 
 PROVIDER_ID = "provider_id"
 """Key of a connection with the cloud's id of the node, by which sources recognise the same node."""
+
+MACHINE_ID = "machine_id"
+"""Key of a connection with the node's /etc/machine-id; it is pinned for the node's name."""
+
+HOST_KEY = "host_key"
+"""Key of a connection with the node's public ssh host key; it is pinned for the node's name."""
+
+STATUS = "status"
+"""Label or variable with the state of the machine's life in its source; see OUT_OF_SERVICE."""
+
+OUT_OF_SERVICE = frozenset({"planned", "offline"})
+"""Values of STATUS, in lower case, of machines that must not be maintained."""
+
+DEFAULT_STALE_AFTER_S = 3600.0
+"""Age of a source's last answer from which no node of it starts."""
+
+DEFAULT_MAX_REMOVED = Budget(count=None, percent=10)
+"""How many of its nodes one answer of a source may remove."""
 
 WITHHELD = "rolloutd_withheld"
 """Key of a stored connection that lacks the node's secrets, until its sources report them again."""
@@ -43,6 +63,20 @@ class Inventory(Protocol):
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         """Return all nodes of the source; raises SourceFailed rather than return a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRules:
+    """What the settings say of one source; `refresh_s` None is the interval of all sources.
+
+    `max_removed`: how many of its nodes one answer may remove.  `expect`: the sources that must report its
+    nodes too, each for the nodes that the selector matches.
+    """
+
+    refresh_s: float | None = None
+    stale_after_s: float = DEFAULT_STALE_AFTER_S
+    max_removed: Budget = DEFAULT_MAX_REMOVED
+    expect: Mapping[str, Selector] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
 from machines.model.rollout import Interruption, Rollout, Target
 from rolloutd.audit_chain import ChainVerification
+from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
 
 
@@ -57,6 +58,15 @@ class RolloutRecord:
     source: Mapping[str, str]
     ended_at: float | None
     deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAnswer:
+    """What an inventory source last reported, at an instant (epoch seconds); variables without secrets."""
+
+    source: str
+    answered_at: float
+    nodes: tuple[DiscoveredNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,15 @@ class Store(Protocol):
 
     async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
         """Return the connection of each node, also of nodes no longer in the inventory."""
+
+    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
+        """Store the new and changed nodes of a source's answer, and drop the `removed` ones.
+
+        The audit has no entry of it: it has the nodes that are made of all answers.
+        """
+
+    async def load_source_answers(self) -> Sequence[SourceAnswer]:
+        """Return the last answer of each source, also of sources that the settings no longer name."""
 
     async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
         """Return a rollout's canonical plan and its pinned source; raises NotFound."""

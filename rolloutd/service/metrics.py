@@ -158,9 +158,27 @@ def _collect_fleet(state: State) -> Iterator[Metric]:
     sources = _make_labelled_gauge(
         "source_up", "Whether the inventory source answered when last asked.", "source"
     )
+    age = _make_labelled_gauge(
+        "source_age_seconds",
+        "Age of the source's last answer; absent if it never answered.",
+        "source",
+    )
+    stale = _make_labelled_gauge(
+        "source_stale", "Whether the last answer is too old to start a node of the source by it.", "source"
+    )
+    held = _make_labelled_gauge("source_held", "Whether an answer waits for an admin.", "source")
+    now = state.now()
     for source in state.sources.values():
         sources.add_metric([source.source], 0 if source.error else 1)
-    yield sources
+        if source.refreshed_at is not None:
+            age.add_metric([source.source], max(0.0, now - source.refreshed_at))
+        stale.add_metric([source.source], int(source.freshness.is_stale(now)))
+        held.add_metric([source.source], int(source.held is not None))
+    yield from (sources, age, stale, held)
+    quarantined = sum(node.quarantined for node in state.index.nodes.values())
+    yield _make_gauge(
+        "quarantined_nodes", "Nodes that contradictions between sources keep from work.", quarantined
+    )
 
 
 def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iterator[Metric]:

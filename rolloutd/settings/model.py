@@ -17,10 +17,12 @@ from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_
 from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
 from rolloutd.planfile.steps import Step, VerifyStep, step_model
 from rolloutd.plugin import (
+    ABSENT,
     ANCHORS,
     INVENTORIES,
     OBSERVERS,
     Params,
+    SelectorText,
     SettingsSection,
     duration_field,
     installed_sections,
@@ -79,17 +81,41 @@ Loopback = Annotated[
     with_json_schema(type=["string", "null"], minLength=1),
 ]
 NodeName = Annotated[str, Field(min_length=1, max_length=253)]
+SourceName = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelValue = Annotated[str, Field(max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 ExternalUser = Annotated[str, Field(min_length=1, max_length=253)]
 NotifyEvent = Literal["gate-waits", "node-failed", "rollout-ended", "nothing-moved", "audit-head"]
+
+
+class _SourceKeys(Params):
+    """The keys that every inventory source has besides its adapter's own."""
+
+    refresh: PositiveDuration = Field(
+        default=ABSENT, description="How often the source is read; `inventory_refresh` if not given."
+    )
+    stale_after: PositiveDuration = duration_field(
+        "1h", "Age of its last answer from which no node of it starts."
+    )
+    max_removed: MaxUnavailable = Field(
+        default="10%",
+        description="How many of its nodes one answer may remove, as a number or a percentage; one that"
+        " removes more is held for an admin.",
+    )
+    expect: dict[SourceName, SelectorText] = Field(
+        default={},
+        max_length=MAX_ITEMS,
+        description="Sources that must report its nodes too, each with the label selector of the nodes"
+        ' concerned (`""`: all).',
+    )
+
 
 if TYPE_CHECKING:
     InventorySource = Step
     ObserveStep = Step
     AnchorStep = Step
 else:
-    InventorySource = step_model("InventorySource", "One source of nodes.", INVENTORIES)
+    InventorySource = step_model("InventorySource", "One source of nodes.", INVENTORIES, _SourceKeys)
     ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)
     AnchorStep = step_model("AnchorStep", "One place outside this machine to keep lines.", ANCHORS)
 

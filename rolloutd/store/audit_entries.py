@@ -156,7 +156,18 @@ def _step_fields(record: StepRecord) -> Mapping[str, Any]:
 
 
 def _node_fields(node: Node) -> Mapping[str, Any]:
-    return {"kind": node.kind, "labels": dict(node.labels), "name": node.name, "sources": list(node.sources)}
+    rare = {
+        name: _to_json(value)
+        for name in ("conflicts", "identity")
+        if (value := getattr(node, name))  # most nodes have neither
+    }
+    return {
+        "kind": node.kind,
+        "labels": dict(node.labels),
+        "name": node.name,
+        "sources": list(node.sources),
+        **rare,
+    }
 
 
 def _target_fields(target: Target, at: float) -> Mapping[str, Any]:

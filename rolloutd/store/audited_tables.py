@@ -28,6 +28,8 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "audit": "its own hash chain covers it",
     "term": "a start and a restore raise the epoch, and the nodes' fences refuse a lower one",
     "meta": "not used yet",
+    "source": "what sources reported last; the audit has the nodes that are made of it",
+    "source_node": "what sources reported last; the audit has the nodes that are made of it",
     "verdicts": "not used yet",
 }
 

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.limits import TeamRules
-from machines.model.node import Node, NodeKind
+from machines.model.node import Conflict, ConflictKind, Node, NodeKind
 from machines.model.plan import Digest, GateName, Plan
 from machines.model.rollout import (
     Actor,
@@ -35,7 +35,7 @@ from machines.model.windows import Freeze, Window
 from machines.states import Outcome, Phase
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import JSON, AuditEntry, ClosedRollout, RolloutRecord
+from rolloutd.ports import JSON, AuditEntry, ClosedRollout, DiscoveredNode, RolloutRecord, SourceAnswer
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -89,7 +89,8 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
         rollouts = _load_rollouts(connection, _IS_LIVE, (), compile_plan)
         targets = [target for rollout in rollouts for target in load_targets(connection, rollout.id)]
         nodes = connection.execute(
-            "SELECT name, kind, sources, labels FROM node WHERE gone_at IS NULL ORDER BY name"
+            "SELECT name, kind, sources, labels, conflicts, identity FROM node"
+            " WHERE gone_at IS NULL ORDER BY name"
         )
         holds = connection.execute(
             "SELECT node, source, id, actor, reason, at, until FROM hold ORDER BY at, node, source, id"
@@ -98,8 +99,15 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
         rules = connection.execute("SELECT team, windows, canaries FROM team_rules ORDER BY team")
         return FactsSnapshot(
             nodes=tuple(
-                Node(name, _KIND_BY_VALUE[kind], _decode_strings(sources), _decode_labels(labels))
-                for name, kind, sources, labels in nodes
+                Node(
+                    name,
+                    _KIND_BY_VALUE[kind],
+                    _decode_strings(sources),
+                    _decode_labels(labels),
+                    _decode_conflicts(conflicts),
+                    _decode_labels(identity),
+                )
+                for name, kind, sources, labels, conflicts, identity in nodes
             ),
             rollouts=tuple(rollouts),
             targets=tuple(targets),
@@ -176,6 +184,18 @@ def load_content(
 
 def load_connections(connection: sqlite3.Connection) -> Mapping[str, Mapping[str, JSON]]:
     return {name: json.loads(text) for name, text in connection.execute("SELECT name, connection FROM node")}
+
+
+def load_source_answers(connection: sqlite3.Connection) -> tuple[SourceAnswer, ...]:
+    nodes: dict[str, list[DiscoveredNode]] = {}
+    sql = "SELECT source, name, kind, labels, connection FROM source_node ORDER BY source, name"
+    for source, name, kind, labels, variables in connection.execute(sql):
+        node = DiscoveredNode(
+            name, source, _KIND_BY_VALUE[kind], _decode_labels(labels), json.loads(variables)
+        )
+        nodes.setdefault(source, []).append(node)
+    sources = connection.execute("SELECT name, answered_at FROM source ORDER BY name")
+    return tuple(SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
 
 
 def load_closed_rollouts(connection: sqlite3.Connection, limit: int) -> tuple[ClosedRollout, ...]:
@@ -384,6 +404,14 @@ def _decode_strings(text: str) -> tuple[str, ...]:
 
 def _decode_window(value: Mapping[str, Any]) -> Window:
     return Window(frozenset(value["days"]), value["from"], value["to"], ZoneInfo(value["zone"]))
+
+
+@lru_cache(maxsize=1024)
+def _decode_conflicts(text: str) -> tuple[Conflict, ...]:
+    return tuple(
+        Conflict(ConflictKind(each["kind"]), each["about"], each["values"], each["since"])
+        for each in json.loads(text)
+    )
 
 
 @lru_cache(maxsize=16_384)

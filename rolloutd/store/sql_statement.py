@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.model.events import TargetEvent
+from machines.model.node import Conflict as NodeConflict
 from machines.model.rollout import Actor
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import Conflict
@@ -40,3 +41,12 @@ def encode_actor(actor: Actor | None) -> str | None:
 
 def encode_list(values: Iterable[str]) -> str:
     return canonical_json(list(values))
+
+
+def encode_conflicts(conflicts: Iterable[NodeConflict]) -> str:
+    return canonical_json(
+        [
+            {"kind": each.kind, "about": each.about, "values": dict(each.values), "since": each.since}
+            for each in conflicts
+        ]
+    )

@@ -24,7 +24,7 @@ from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
 from machines.model.rollout import Rollout, Target
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord
+from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord, SourceAnswer
 from rolloutd.store import database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries, rollout_of
@@ -34,7 +34,7 @@ from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_ex
 from rolloutd.store.lock import StateLock
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.sql_statement import Statement, TargetChange
-from rolloutd.store.statements import build_statements
+from rolloutd.store.statements import build_answer_statements, build_statements
 
 MAX_BATCH = 256
 """Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""
@@ -110,6 +110,11 @@ class SqliteStore:
             raise StoreFailed(f"{self.path} was opened for reading only")
         return await self._writer.commit(events, actor, cause, at)
 
+    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
+        if self._writer is None:
+            raise StoreFailed(f"{self.path} was opened for reading only")
+        await self._writer.save_source_answer(answer, removed)
+
     async def close(self) -> None:
         """Finish the queued transactions, then close and unlock the state directory."""
         try:
@@ -140,6 +145,9 @@ class SqliteStore:
 
     async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
         return await self._read(queries.load_connections)
+
+    async def load_source_answers(self) -> Sequence[SourceAnswer]:
+        return await self._read(queries.load_source_answers)
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         return await self._read(queries.find_identical, change, selector_digest, policy)
@@ -223,7 +231,13 @@ class _Writer:
         self, events: Sequence[Event], actor: Actor, cause: str, at: float
     ) -> tuple[AuditEntry, ...]:
         """Queue a transaction and wait for its answer."""
-        transaction, digests = self._translate(events, actor, cause, at)
+        return await self._write(*self._translate(events, actor, cause, at))
+
+    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str]) -> None:
+        """Queue a transaction without audit entries and wait for its answer."""
+        await self._write(Transaction(tuple(build_answer_statements(answer, removed)), ()), {})
+
+    async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:
         await self._capacity.acquire()
         if self._is_closing or self._task.done():
             self._capacity.release()

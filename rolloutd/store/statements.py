@@ -49,6 +49,7 @@ from machines.model.events import (
 from machines.model.rollout import Target
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
+from rolloutd.ports import SourceAnswer
 from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
 from rolloutd.store.audited_tables import settle_row
 from rolloutd.store.rollout_statements import (
@@ -60,7 +61,7 @@ from rolloutd.store.rollout_statements import (
     upsert_pilot_evidence,
     upsert_team_rules,
 )
-from rolloutd.store.sql_statement import Statement, TargetChange, encode_actor, encode_list
+from rolloutd.store.sql_statement import Statement, TargetChange, encode_actor, encode_conflicts, encode_list
 
 MAX_OUTPUT_CHARS = 65_536
 """Characters kept of a step's output: its end, which has the error; the run directory has all of it."""
@@ -235,10 +236,11 @@ def _step_statements(event: StepRecorded) -> Iterator[Statement | TargetChange]:
 # -- the inventory ----------------------------------------------------------------
 
 _UPSERT_NODE = """
-INSERT INTO node (name, kind, sources, labels, connection) VALUES (?, ?, ?, ?, ifnull(?, '{}'))
+INSERT INTO node (name, kind, sources, labels, connection, conflicts, identity)
+VALUES (?, ?, ?, ?, ifnull(?, '{}'), ?, ?)
 ON CONFLICT (name) DO UPDATE
 SET kind = excluded.kind, sources = excluded.sources, labels = excluded.labels, gone_at = NULL,
-    connection = ifnull(?5, connection)"""
+    connection = ifnull(?5, connection), conflicts = excluded.conflicts, identity = excluded.identity"""
 
 _MARK_NODE_GONE = "UPDATE node SET gone_at = ? WHERE name = ? AND gone_at IS NULL"
 
@@ -255,7 +257,32 @@ def _node_statements(event: NodesDiscovered | NodesRemoved, at: float) -> Iterat
             canonical_json(node.labels),
             # NULL keeps the stored connection: this refresh did not report one.
             canonical_json(event.connections[node.name]) if node.name in event.connections else None,
+            encode_conflicts(node.conflicts),
+            canonical_json(node.identity),
         )
         for node in event.nodes
     ]
     yield Statement(_UPSERT_NODE, rows)
+
+
+_UPSERT_SOURCE = """
+INSERT INTO source (name, answered_at) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET answered_at = excluded.answered_at"""
+
+_UPSERT_SOURCE_NODE = """
+INSERT INTO source_node (source, name, kind, labels, connection) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (source, name) DO UPDATE
+SET kind = excluded.kind, labels = excluded.labels, connection = excluded.connection"""
+
+_DELETE_SOURCE_NODE = "DELETE FROM source_node WHERE source = ? AND name = ?"
+
+
+def build_answer_statements(answer: SourceAnswer, removed: Sequence[str]) -> Iterator[Statement]:
+    """Yield the statements that store the new and changed nodes of a source's answer."""
+    yield Statement(_UPSERT_SOURCE, ((answer.source, answer.answered_at),))
+    rows = [
+        (answer.source, node.name, node.kind, canonical_json(node.labels), canonical_json(node.connection))
+        for node in answer.nodes
+    ]
+    yield Statement(_UPSERT_SOURCE_NODE, rows)
+    yield Statement(_DELETE_SOURCE_NODE, [(answer.source, name) for name in removed])

@@ -239,6 +239,7 @@ READING = (
     *(
         "/v1/settings",
         "/v1/inventory",
+        "/v1/inventory/{n}",
         "/v1/audit",
         "/v1/audit/verify",
         _R,
@@ -259,6 +260,8 @@ ASKS: dict[Key, Arrange] = {
     ("POST", "/v1/plans/submit"): submitting,
     ("POST", "/v1/uploads"): plain("/v1/uploads", archive()),
     ("POST", "/v1/inventory/refresh"): plain("/v1/inventory/refresh", {}),
+    ("POST", "/v1/inventory/accept"): plain("/v1/inventory/accept", {**REASON, "source": "hosts"}),
+    ("POST", "/v1/inventory/{n}/pin"): plain("/v1/inventory/{n}/pin", REASON),
     ("POST", f"{_R}/votes"): voting,
     ("POST", f"{_R}/votes/token"): carrying,
     ("POST", f"{_R}/withdraw"): withdrawing,

@@ -80,6 +80,21 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.EARLIER_WAVE: ("canary", {}, "wave canary is not over"),
     ReasonCode.NODE_GONE: ("n1", {}, "the inventory no longer has n1"),
+    ReasonCode.QUARANTINED: (
+        "n1",
+        {
+            "conflicts": (
+                {"kind": "owners-differ", "about": "team", "values": {"netbox": "a", "hosts": "b"}},
+                {"kind": "not-reported", "about": "netbox", "values": {"ams": "n1"}},
+            )
+        },
+        "n1 is quarantined: its owner differs (netbox: a, hosts: b); ams has it and netbox does not",
+    ),
+    ReasonCode.INVENTORY_STALE: (
+        "netbox/dc",
+        {"refreshed_at": AT, "stale_after_s": 3600.0},
+        "inventory source netbox/dc last answered at 2027-01-15T08:00:00Z; stale_after is 1h",
+    ),
     ReasonCode.NO_ISOLATOR: (
         "n1",
         {},
@@ -208,6 +223,7 @@ ARGS: dict[str, str | bool] = {
     "return": True,
     "id": "k1",
     "team": "a",
+    "source": "kubernetes/ams",
 }
 COMMANDS = {
     RemedyKind.APPROVE: "rolloutctl approve R continue",
@@ -219,6 +235,8 @@ COMMANDS = {
     RemedyKind.RELEASE: "rolloutctl release n1 --as k1",
     RemedyKind.UNFREEZE: "rolloutctl unfreeze --scope k1",
     RemedyKind.SETTLE: "rolloutctl audit settle vote/v9",
+    RemedyKind.ACCEPT_INVENTORY: "rolloutctl inventory accept kubernetes/ams",
+    RemedyKind.PIN_IDENTITY: "rolloutctl inventory pin n1",
     RemedyKind.ADD_TEAM: "rolloutctl skip R n1",
 }
 

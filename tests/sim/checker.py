@@ -83,6 +83,7 @@ class Checker:
         self._monotonic = monotonic
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
+        self._disputed: set[str] = set()
         self._started_runs: dict[str, str] = {}
         self._succeeded_runs: set[str] = set()
         self._maybe_isolated: set[tuple[str, str]] = set()
@@ -285,10 +286,14 @@ class Checker:
     def _on_inventory(self, event: NodesDiscovered | NodesRemoved) -> None:
         if isinstance(event, NodesDiscovered):
             self._labels |= {node.name: dict(node.labels) for node in event.nodes}
+            for node in event.nodes:
+                is_disputed = any(not each.is_warning for each in node.conflicts)
+                (self._disputed.add if is_disputed else self._disputed.discard)(node.name)
         else:
             for name in event.names:
                 self._labels.pop(name, None)
-        self.feed_oracle("inventory", labels=dict(self._labels))
+                self._disputed.discard(name)
+        self.feed_oracle("inventory", labels=dict(self._labels), disputed=sorted(self._disputed))
 
     def _on_vote(self, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
         match event:

@@ -13,12 +13,14 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
+from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
+from rolloutd.ports import SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.store import SqliteStore, open_store
@@ -159,6 +161,8 @@ class DaemonProcess:
             inventories=[SimInventory(access)],
             observers=[SimObserver(access)],
             scheduler=SimScheduler(world),
+            # A fleet of ten would be held at the second leaver.
+            source_rules={SimInventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )
         self.state = state
         async with asyncio.TaskGroup() as tasks:

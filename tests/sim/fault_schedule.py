@@ -129,6 +129,14 @@ class FaultSchedule:
         self._change_temporarily(machine, "labels", {**machine.labels, key: value})
         self._sim.coverage.count("fault:label-changes")
 
+    def _dispute_node(self) -> None:
+        """Let the inventory have a node as offline for a while, and let somebody refresh it."""
+        self._change_temporarily(self._random_node(), "disputed", True)
+        daemon = self._sim.newest_daemon()
+        if daemon is not None and daemon.daemon is not None:
+            daemon.run(_refresh(daemon.daemon))
+        self._sim.coverage.count("fault:node-disputed")
+
     def _lose_source(self) -> None:
         self._change_temporarily(self._sim.world, "source_fails", True)
         self._sim.coverage.count("fault:source-fails")
@@ -171,6 +179,7 @@ _FAULTS = (
         FaultSchedule._remove_busy_node,
         FaultSchedule._remove_node_in_phase,
         FaultSchedule._relabel,
+        FaultSchedule._dispute_node,
     ),
     *(FaultSchedule._put_in_service, FaultSchedule._change_settings),
     *(FaultSchedule._lose_source, FaultSchedule._jump_clock, FaultSchedule._lock_database),

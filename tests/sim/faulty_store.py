@@ -15,12 +15,12 @@ from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants.violations import violations
 from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
-from machines.model.node import Observation
+from machines.model.node import Observation, SourceFreshness
 from machines.model.traffic import TrafficResult
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import AuditEntry, AuditReport
+from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqliteStore
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
@@ -40,6 +40,7 @@ class FaultyStore:
         self._snapshot_before: FactsSnapshot | None = None
         self._observations_before: tuple[Observation, ...] = ()
         self._traffic_before: tuple[TrafficResult, ...] = ()
+        self._sources_before: tuple[SourceFreshness, ...] = ()
         self._limits_before: Limits | None = None
         self._committed_at = 0.0
         self._pending_batches: deque[Sequence[Event]] = deque()
@@ -72,6 +73,15 @@ class FaultyStore:
         if outcome is EffectOutcome.CUT_AFTER:
             await world.cut_power(self._process)
         return entries
+
+    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
+        """Store what a source reported; it takes its turn among the commits."""
+        batch: list[Event] = []
+        self._pending_batches.append(batch)
+        try:
+            await self._inner.save_source_answer(answer, removed)
+        finally:
+            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
 
     def intercept_writes(self, writer: BatchWriter) -> None:
         """Report each transaction when it is on disk, also if the daemon dies before the answer."""
@@ -108,6 +118,7 @@ class FaultyStore:
             observations=self._observations_before,
             traffic=self._traffic_before,
             now=self._committed_at,
+            sources=self._sources_before,
         )
         for text in problems:
             self._world.checker.report_violation(f"violation: {text}")
@@ -139,6 +150,7 @@ class FaultyStore:
             self._snapshot_before = self.state.index.snapshot()
             self._observations_before = tuple(self.state.index.observations)
             self._traffic_before = tuple(self.state.index.traffic)
+            self._sources_before = tuple(self.state.index.sources.values())
             self._limits_before = self.state.index.limits
             self._committed_at = at
 

@@ -33,6 +33,7 @@ FAULTS = (
     "settings-changed",
     "observation-lost",
     "source-fails",
+    "node-disputed",
     "ssh-refused",
     "ssh-slow",
     "ssh-timeout",

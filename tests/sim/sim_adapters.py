@@ -12,6 +12,7 @@ from pathlib import Path
 from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.errors import NodeUnreachable, RolloutdError, SourceFailed
 from rolloutd.ports import (
+    STATUS,
     Busy,
     DiscoveredNode,
     Failed,
@@ -200,6 +201,8 @@ class SimInventory:
         await world.latency(1.0)
         if world.source_fails:
             raise SourceFailed("hosts: the file cannot be read")
+        if self._access.is_current_leader:
+            world.checker.feed_oracle("answered")
         return [
             # Of the kind to which every item of the plans applies.
             DiscoveredNode(
@@ -207,7 +210,10 @@ class SimInventory:
                 self.source,
                 NodeKind.KUBERNETES,
                 labels=machine.labels,
-                connection={"ansible_host": machine.name},
+                connection={
+                    "ansible_host": machine.name,
+                    STATUS: "offline" if machine.disputed else "active",
+                },
             )
             for machine in world.listed()
         ]

@@ -88,6 +88,8 @@ class SimNode:
     traffic: bool = False
     traffic_unknown: bool = False
     listed: bool = True
+    disputed: bool = False
+    """Whether the inventory has it as offline, though it serves."""
     version: str = "old"
     isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
     runs: dict[str, SimRun] = field(default_factory=dict)
@@ -153,6 +155,7 @@ class SimWorld:
         self.source_fails = False
         for machine in self.machines.values():
             machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
+            machine.disputed = False
             machine.traffic = machine.traffic_unknown = False
             self.uncordon(machine)
 

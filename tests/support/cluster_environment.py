@@ -135,9 +135,13 @@ async def cluster_environment(
             labels = {"example.com/team": POOLS[number % TEAMS], "role": "worker"}
             labels["kubernetes.io/hostname"] = f"{cluster.prefix}-{name}"
             made.nodes.append(await cluster.node(name, labels))
-        sshd = await asyncio.to_thread(Sshd().start, directory / "sshd")
+        # One server is all nodes, and each node has an address of its own.
+        addresses = {node: f"127.0.1.{number}" for number, node in enumerate(made.nodes, 1)}
+        sshd = await asyncio.to_thread(Sshd(tuple(addresses.values())).start, directory / "sshd")
         stack.push_async_callback(asyncio.to_thread, sshd.stop)
-        listed: dict[str, dict[str, JSON]] = {node: dict(sshd.connection()) for node in made.nodes}
+        listed: dict[str, dict[str, JSON]] = {
+            node: dict(sshd.connection(address)) for node, address in addresses.items()
+        }
         known_hosts = [sshd.known_hosts]
         for name, labels in made.hosts.items():
             own = await asyncio.to_thread(Sshd().start, directory / "nodes" / name)

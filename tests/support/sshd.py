@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ STOP_LIMIT_S = 30.0
 # lock, say) is this machine's affair and none of a node's.
 _CONFIG = """\
 Port {port}
-ListenAddress 127.0.0.1
+{listen}
 HostKey {dir}/host_key
 PidFile none
 AuthorizedKeysFile {dir}/authorized_keys
@@ -58,8 +59,9 @@ Subsystem sftp internal-sftp
 class Sshd:
     """One sshd: `start(directory)`, then `port`, `connection()`, `known_hosts`, then `stop()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
         self.port = 0
+        self.addresses = tuple(addresses)
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self.directory = Path()
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,14 +96,15 @@ class Sshd:
         for _ in range(START_TRIES):
             if self._try_start(wanted or free_port()):
                 host_key = (directory / "host_key.pub").read_text().split()
-                self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host_key[0]} {host_key[1]}\n")
+                names = ",".join(f"[{address}]:{self.port}" for address in self.addresses)
+                self.known_hosts.write_text(f"{names} {host_key[0]} {host_key[1]}\n")
                 return self
         raise RuntimeError(f"sshd did not start: {self.log_file.read_text()}")
 
-    def connection(self) -> dict[str, Any]:
-        """Return the Ansible variables of a node that is this server (known_hosts apart)."""
+    def connection(self, address: str = "") -> dict[str, Any]:
+        """Return the Ansible variables of a node that is this server, at one of its addresses."""
         return {
-            "ansible_host": "127.0.0.1",
+            "ansible_host": address or self.addresses[0],
             "ansible_port": self.port,
             "ansible_user": self.user,
             "ansible_ssh_private_key_file": str(self.key_file),
@@ -131,7 +134,8 @@ class Sshd:
 
     def _try_start(self, port: int) -> bool:
         config = self.directory / "sshd_config"
-        config.write_text(_CONFIG.format(port=port, dir=self.directory, mark=MARK))
+        listen = "\n".join(f"ListenAddress {address}" for address in self.addresses)
+        config.write_text(_CONFIG.format(port=port, listen=listen, dir=self.directory, mark=MARK))
         with self.log_file.open("wb") as log:
             process = subprocess.Popen(
                 [SSHD, "-D", "-e", "-f", str(config)],

@@ -17,7 +17,7 @@ from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.nodes import NodeView, parse_node
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, PROVIDER_ID, DiscoveredNode
+from rolloutd.ports import JSON, MACHINE_ID, PROVIDER_ID, DiscoveredNode
 
 FIRST_SYNC_TIMEOUT_S = 10.0
 """Limit of the wait for a cluster's first list; after it the nodes stay as last known."""
@@ -83,6 +83,8 @@ class KubernetesInventory:
         connection: dict[str, JSON] = {CLUSTER_KEY: self._cluster.name, NODE_KEY: node.name}
         if node.provider_id:
             connection[PROVIDER_ID] = node.provider_id
+        if node.machine_id:
+            connection[MACHINE_ID] = node.machine_id
         if self._address in node.addresses:
             connection["ansible_host"] = node.addresses[self._address]
         return DiscoveredNode(

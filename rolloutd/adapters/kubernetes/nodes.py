@@ -121,6 +121,7 @@ class NodeView:
     addresses: Mapping[str, str] = field(default_factory=dict)
     provider_id: str = ""
     boot_id: str = ""
+    machine_id: str = ""
     kubelet_version: str = ""
 
     def to_observation(self, node: str, at: float) -> Observation:
@@ -197,6 +198,7 @@ def parse_node(
         addresses={a["type"]: a["address"] for a in reversed(status.get("addresses") or ())},
         provider_id=str(spec.get("providerID") or ""),
         boot_id=str(node_info.get("bootID") or ""),
+        machine_id=str(node_info.get("machineID") or ""),
         kubelet_version=str(node_info.get("kubeletVersion") or ""),
     )
 

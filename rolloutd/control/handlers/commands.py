@@ -280,6 +280,26 @@ async def refresh(services: Services, request: Request) -> wire_fleet.RefreshRes
     return {"sources": sorted(services.state.sources)}
 
 
+@routes.add(
+    "POST", "/v1/inventory/accept", body_model=requests.AcceptInventory, access=rights.INVENTORY_ADMIN
+)
+async def accept_inventory(services: Services, request: Request) -> wire_fleet.Inventory:
+    """Let the held answer of an inventory source take effect."""
+    body: requests.AcceptInventory = request.body
+    await services.accept_inventory(body.source, request.identity.actor, body.reason)
+    return fleet_serializers.inventory(services.state)
+
+
+@routes.add("POST", "/v1/inventory/{n}/pin", body_model=requests.ReasonBody, access=rights.INVENTORY_ADMIN)
+async def pin_identity(services: Services, request: Request) -> wire_fleet.InventoryNodeDetail:
+    """Pin the host key and machine id that a node's sources report now."""
+    name = request.path_params["n"]
+    if name not in services.state.index.nodes:
+        raise rollout_commands.unknown_node(services.state, name)
+    await services.pin_identity(name, request.identity.actor, request.body.reason)
+    return fleet_serializers.inventory_node(services.state, name)
+
+
 # -- what handlers share ------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from machines.model.events import StepRecord
 from rolloutd.audit_chain import GENESIS_HASH
+from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import (
     fleet_serializers,
     openapi,
@@ -198,8 +199,17 @@ async def settings(services: Services, request: Request) -> wire_fleet.SettingsS
 
 @routes.add("GET", "/v1/inventory")
 async def inventory(services: Services, request: Request) -> wire_fleet.Inventory:
-    """Show all known nodes."""
-    return fleet_serializers.inventory(services.state.index, services.state.sources)
+    """Show all known nodes, and the age of each source's answer."""
+    return fleet_serializers.inventory(services.state)
+
+
+@routes.add("GET", "/v1/inventory/{n}")
+async def inventory_node(services: Services, request: Request) -> wire_fleet.InventoryNodeDetail:
+    """Show what each source last reported of a node."""
+    name = request.path_params["n"]
+    if name not in services.state.index.nodes:
+        raise unknown_node(services.state, name)
+    return fleet_serializers.inventory_node(services.state, name)
 
 
 @routes.add("GET", "/v1/audit", query_model=AuditQuery)

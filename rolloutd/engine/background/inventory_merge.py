@@ -26,13 +26,14 @@ class MergedInventory:
     """Nodes and connections by name; where two sources differ, the first one named wins.
 
     `canonical_names` maps (source, its name) to the fleet's name where they differ, empty for a rejected
-    node; `rejected` has the problems by source.
+    node; `rejected` has the problems by source.  `reports` are the sources' own records by the fleet's name.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
     canonical_names: dict[tuple[str, str], str] = field(default_factory=dict)
     rejected: dict[str, list[str]] = field(default_factory=dict)
+    reports: dict[str, list[DiscoveredNode]] = field(default_factory=dict)
 
 
 def merge_inventories(
@@ -100,6 +101,7 @@ def _assign_clusters(
 
 
 def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) -> None:
+    merged.reports.setdefault(name, []).append(discovered)
     known = merged.nodes.get(name)
     if known is None:
         merged.nodes[name] = Node(name, discovered.kind, (discovered.source,), dict(discovered.labels))

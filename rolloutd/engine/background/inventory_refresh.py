@@ -1,23 +1,28 @@
 """Inventory refresh: a node is the union of what the sources report under its name.
 
-A source that fails changes nothing: its nodes stay as last known, and the status shows since when it fails.
-Settings without any source change nothing either: a typo must not remove every node.
+Each source has its own schedule.  A source that fails changes nothing: its last answer stays in effect, also
+after a restart, and the status shows its age.  Settings without any source change nothing either: a typo must
+not remove every node.  Contradictions between sources quarantine their nodes (inventory_conflicts.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from machines.model.events import Event, NodesDiscovered, NodesRemoved
+from machines.model.events import Event, IdentityPinned, InventoryAccepted, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeKind
+from machines.model.rollout import Actor
 from machines.scheduler.membership import membership_events
+from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
-from rolloutd.engine.state import SourceState, State
-from rolloutd.errors import RolloutdError, SourceFailed, StoreFailed
-from rolloutd.ports import JSON, DiscoveredNode, Inventory
-from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.engine.background.inventory_sources import SourceReader
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound, Refused, StoreFailed
+from rolloutd.ports import JSON, Inventory, SourceRules
+from rolloutd.reason_text import describe_held_answer, describe_stale_source
 from rolloutd.secret_variables import storable_variables
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
@@ -25,33 +30,40 @@ log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
 FIRST_COMMIT_WAIT_S = 2.0
 """Wait for slower sources before the first commit: a new node is known within five seconds."""
 
-SOURCE_TIMEOUT_S = 120.0
-"""Time limit of one source: a dynamic inventory that queries a cloud takes a minute."""
-
 NO_SOURCE_CONDITION = "inventory"
 """Key of the daemon's condition while the settings name no source."""
 
 
 class InventoryRefresher:
-    """The inventory sources and their latest nodes."""
+    """The inventory sources and their latest nodes; `rules` are by source, and may lack one."""
 
-    def __init__(self, state: State, inventories: Sequence[Inventory]) -> None:
+    def __init__(
+        self, state: State, inventories: Sequence[Inventory], rules: Mapping[str, SourceRules] | None = None
+    ) -> None:
         self._state = state
-        self._inventories = tuple(inventories)
-        self._discovered: dict[str, Sequence[DiscoveredNode]] = {}
-        self._failing: set[str] = set()
-        self._queued: set[str] = set()
-        self._source_locks: dict[str, asyncio.Lock] = {}
+        rules = rules or {}
+        self._readers = {
+            each.source: SourceReader(state, each, rules.get(each.source, SourceRules()))
+            for each in inventories
+        }
+        self._is_restored = False
         self._commit_lock = asyncio.Lock()
+        self._report_unknown_expectations()
 
-    async def refresh(self) -> None:
-        """Query all sources at once, commit what changed and amend the rollouts.
+    def intervals_s(self, default_s: float) -> Mapping[str, float]:
+        """Return how often each source is queried."""
+        return {name: reader.rules.refresh_s or default_s for name, reader in self._readers.items()}
+
+    async def refresh(self, *sources: str) -> None:
+        """Query these sources, or all, at once; commit what changed and amend the rollouts.
 
         Early answers are committed together; a late source is committed when it answers, and no other
         source waits for it.
         """
+        await self._restore()
+        readers = [self._readers[name] for name in sources or self._readers]
         async with asyncio.TaskGroup() as tasks:
-            late = {tasks.create_task(self._query_source(inventory)) for inventory in self._inventories}
+            late = {tasks.create_task(reader.query()) for reader in readers}
             if late:
                 _, late = await asyncio.wait(late, timeout=FIRST_COMMIT_WAIT_S)
             await self._commit_results()
@@ -61,68 +73,85 @@ class InventoryRefresher:
         self._state.inventory_refreshed.set()
         self._state.wake_up()
 
+    async def accept(self, source: str, actor: Actor, reason: str) -> None:
+        """Let the held answer of a source take effect; raises NotFound, Refused, StoreFailed."""
+        reader = self._readers.get(source)
+        if reader is None:
+            raise NotFound(f"there is no inventory source {source}")
+        async with self._commit_lock:
+            held = reader.status.held
+            if held is None:
+                raise Refused("not-held", f"{source}: no answer is held; there is nothing to accept")
+            event = InventoryAccepted(
+                source, len(held.removed), len(held.moved), actor, reason, self._state.now()
+            )
+            await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
+            reader.accept()
+        await self._commit_results()
+
+    async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:
+        """Pin the host key and machine id that the sources report of a node now; raises NotFound."""
+        async with self._commit_lock:
+            known = self._state.index.nodes.get(node)
+            if known is None:
+                raise NotFound(f"the inventory has no node {node}")
+            pinned = IdentityPinned(node, actor, reason, self._state.now())
+            unpinned = NodesDiscovered((replace(known, identity={}),))
+            await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
+        await self._commit_results()
+
+    async def _restore(self) -> None:
+        """Load the sources' last answers of an earlier daemon, before their first query."""
+        if self._is_restored:
+            return
+        self._is_restored = True
+        try:
+            answers = await self._state.store.load_source_answers()
+        except StoreFailed as failure:
+            log.error("the sources' last answers could not be read: %s", failure)
+            return
+        for answer in answers:
+            if answer.source in self._readers:
+                self._readers[answer.source].restore(answer)
+
     async def _commit_results(self) -> None:
         """Commit the nodes that the sources have reported so far."""
         async with self._commit_lock:
-            if len(self._discovered) < len(self._inventories) and not self._state.index.nodes:
+            if self._unanswered() and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
                 await self._commit_changes()
+                for reader in self._readers.values():
+                    await reader.save()
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.last_write_error = str(failure)
+            self._state.index.record_sources(each.status.freshness for each in self._readers.values())
+            self._report_held_and_stale()
             self._state.wake_up()
 
-    async def _query_source(self, inventory: Inventory) -> None:
-        """Query one source; return at once when another call already waits to query it next."""
-        name = inventory.source
-        if name in self._queued:
-            return
-        self._queued.add(name)
-        async with self._source_locks.setdefault(name, asyncio.Lock()):
-            # From here on a new call must query again: this query may already miss its change.
-            self._queued.discard(name)
-            source = self._state.sources.setdefault(name, SourceState(name))
-            try:
-                async with asyncio.timeout(SOURCE_TIMEOUT_S):
-                    with adapter_errors(f"inventory {name}"):
-                        response = list(await inventory.refresh())
-                    discovered = [
-                        validate_result(f"inventory {name}", each, DiscoveredNode) for each in response
-                    ]
-                if not discovered:
-                    raise SourceFailed(f"{name} answered with no node at all; its nodes stay as last known")
-            except (RolloutdError, TimeoutError) as error:
-                _set_source_error(
-                    source, str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s", self._state.now()
-                )
-                self._failing.add(name)
-                return
-            self._failing.discard(name)
-            self._discovered[name] = discovered
-            source.refreshed_at, source.nodes = self._state.now(), len(discovered)
-
-    def _source_names(self) -> list[str]:
-        return [inventory.source for inventory in self._inventories]
+    def _unanswered(self) -> set[str]:
+        return {name for name, reader in self._readers.items() if reader.nodes is None}
 
     async def _commit_changes(self) -> None:
-        if not self._inventories:
+        if not self._readers:
             self._report_no_source()
             return
-        known = self._state.index.nodes
-        unanswered = {source for source in self._source_names() if source not in self._discovered}
-        discovered = [one for source in self._source_names() for one in self._discovered.get(source, ())]
+        known, unanswered = self._state.index.nodes, self._unanswered()
+        discovered = [node for reader in self._readers.values() for node in reader.nodes or ()]
         merged = merge_inventories(discovered, known, self._state.connections, unanswered)
         self._report_rejected(merged)
         nodes, connections = merged.nodes, merged.connections
-        for name, node in known.items():
-            if name in nodes and self._may_be_reported_later(node, unanswered):
-                # A source that has not answered since the start may still report the node: keep everything.
-                nodes[name] = node
-                connections[name] = dict(self._state.connections.get(name, connections[name]))
         for name in [name for name, node in nodes.items() if _has_left_cluster(known.get(name), node)]:
             # Another source may still list the machine: remove the node now; the next refresh adds a host.
-            del nodes[name], connections[name]
+            if not self._may_be_reported_later(known[name], unanswered):
+                del nodes[name], connections[name]
+        self._reconcile(merged, unanswered)
+        for name, node in known.items():
+            if name in nodes and self._may_be_reported_later(node, unanswered):
+                # A source that has never answered may still report the node: keep everything.
+                nodes[name] = node
+                connections[name] = dict(self._state.connections.get(name, connections[name]))
         changed = tuple(
             node
             for name, node in nodes.items()
@@ -145,6 +174,21 @@ class InventoryRefresher:
             self._state.update_connections(connections, removed)
             await commit(membership_events(self._state.index, self._state.now()), "inventory changed")
 
+    def _reconcile(self, merged: MergedInventory, unanswered: Collection[str]) -> None:
+        """Set each node's pinned identity and its conflicts."""
+        self._state.reports = merged.reports
+        reports = SourceReports(
+            merged.reports,
+            frozenset(self._readers.keys() - set(unanswered)),
+            {name: reader.rules.expect for name, reader in self._readers.items()},
+        )
+        index = self._state.index
+        found = reconcile(merged.nodes, index.nodes, reports, index.limits.pools, self._state.now())
+        for name, (identity, conflicts) in found.items():
+            if identity or conflicts:
+                node = merged.nodes[name]
+                merged.nodes[name] = replace(node, identity=identity, conflicts=conflicts)
+
     def _is_changed(self, node: str, connection: Mapping[str, JSON]) -> bool:
         """Return whether the stored variables change; secrets change in memory only."""
         known = self._state.connections.get(node)
@@ -161,29 +205,42 @@ class InventoryRefresher:
     def _report_rejected(self, merged: MergedInventory) -> None:
         """Report rejected nodes as errors of their sources, and update the canonical names."""
         self._state.canonical_names = merged.canonical_names
-        for name in self._discovered:
-            source, problems = self._state.sources[name], merged.rejected.get(name)
-            if problems:
+        for name, reader in self._readers.items():
+            if reader.is_failing or reader.nodes is None:
+                continue
+            if problems := merged.rejected.get(name):
                 more = f" (and {len(problems) - 1} more of its nodes)" if len(problems) > 1 else ""
-                _set_source_error(source, problems[0] + more, self._state.now())
-            elif name not in self._failing:
-                source.error, source.failing_since = "", None
+                reader.set_error(problems[0] + more)
+            else:
+                reader.clear_error()
+
+    def _report_held_and_stale(self) -> None:
+        """Report what keeps nodes of a source from starting as a condition of the daemon."""
+        now = self._state.now()
+        for name, reader in self._readers.items():
+            status, key = reader.status, f"inventory {name}"
+            if status.held is not None:
+                held = status.held
+                self._state.conditions[key] = describe_held_answer(
+                    name, len(held.removed), held.known, len(held.moved)
+                )
+            elif status.freshness.is_stale(now):
+                self._state.conditions[key] = describe_stale_source(name, status.refreshed_at, status.error)
+            else:
+                self._state.conditions.pop(key, None)
+
+    def _report_unknown_expectations(self) -> None:
+        for name, reader in self._readers.items():
+            for unknown in sorted(reader.rules.expect.keys() - self._readers.keys()):
+                problem = f"inventory {name}: expect names {unknown}, which is not a source; correct it"
+                self._state.conditions[f"expect {name}"] = problem
 
     def _may_be_reported_later(self, node: Node, unanswered: set[str]) -> bool:
         """Return whether a source that has not answered yet may report the node.
 
         A source that the settings no longer name may have been renamed to one that has not answered.
         """
-        return bool(unanswered) and any(
-            s in unanswered or s not in self._source_names() for s in node.sources
-        )
-
-
-def _set_source_error(source: SourceState, error: str, now: float) -> None:
-    if source.error != error:
-        log.error("inventory %s: %s", source.source, error)
-    source.error = error
-    source.failing_since = source.failing_since or now
+        return bool(unanswered) and any(s in unanswered or s not in self._readers for s in node.sources)
 
 
 def _has_left_cluster(known: Node | None, node: Node) -> bool:

@@ -60,7 +60,7 @@ from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
-from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord
+from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord, SourceAnswer
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries, rollout_of
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -83,6 +83,7 @@ class MemoryState:
     team_rules: dict[str, TeamRules] = field(default_factory=dict)
     used_tokens: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
+    answers: dict[str, SourceAnswer] = field(default_factory=dict)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
@@ -193,6 +194,16 @@ class MemoryStore:
 
     async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
         return dict(self.memory.connections)
+
+    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
+        before = self.memory.answers.get(answer.source)
+        nodes = {node.name: node for node in (before.nodes if before else ())}
+        nodes |= {node.name: node for node in answer.nodes}
+        kept = tuple(nodes[name] for name in sorted(nodes) if name not in removed)
+        self.memory.answers[answer.source] = replace(answer, nodes=kept)
+
+    async def load_source_answers(self) -> Sequence[SourceAnswer]:
+        return tuple(self.memory.answers[name] for name in sorted(self.memory.answers))
 
     async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
         await self.load_rollout(rollout)

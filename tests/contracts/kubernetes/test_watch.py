@@ -16,7 +16,7 @@ from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
-from rolloutd.ports import PROVIDER_ID, Clock
+from rolloutd.ports import MACHINE_ID, PROVIDER_ID, Clock
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.cluster_sandbox import ClusterSandbox
 
@@ -113,6 +113,7 @@ async def test_who_joins_and_leaves_changes_the_inventory(
             CLUSTER_KEY: "test",
             NODE_KEY: first,
             PROVIDER_ID: f"world:///{first}",
+            MACHINE_ID: "world",
             "ansible_host": "127.0.0.1",
         }
         before = core.changes

@@ -113,6 +113,13 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
+        ("GET", "/v1/inventory/{n}"): ("nora", "/v1/inventory/p1", None),
+        ("POST", "/v1/inventory/accept"): (
+            "adam",
+            "/v1/inventory/accept",
+            {**REASON, "source": "kubernetes/ams"},
+        ),
+        ("POST", "/v1/inventory/{n}/pin"): ("adam", "/v1/inventory/p1/pin", REASON),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (
             "olga",
             f"/v1/rollouts/{r}/nodes/s1/rollback",

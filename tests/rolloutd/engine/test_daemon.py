@@ -165,7 +165,7 @@ async def test_leaver_reported_despite_concurrent_driver_write(
             await loop_iterations(moment)
             hosts.removed.add("p1")
             daemon.refresh_inventory()
-            await loop_iterations(200)
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
         assert inside.state.index.target(rollout, "p1").outcome is Outcome.LEFT
         assert "could not be written" not in caplog.text
 

@@ -43,7 +43,7 @@ class PasswordSource:
                 node.name,
                 source="hosts",
                 labels=node.labels,
-                connection={"ansible_host": "::1"}
+                connection={"ansible_host": node.name}
                 | ({"ansible_become_password": self.password} if node.name == "p1" else {}),
             )
             for node in NODES
@@ -76,7 +76,7 @@ async def test_password_reaches_no_file_and_a_restart_forgets_it(tmp_path: Path,
         assert len(files) >= 3
         assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
         await restart(inside)
-        assert inside.state.host("p1").connection == {"ansible_host": "::1", WITHHELD: True}
+        assert inside.state.host("p1").connection == {"ansible_host": "p1", WITHHELD: True}
         assert inside.state.awaited_sources("p1") == ("hosts",)
         assert inside.state.awaited_sources("p2") == ()
 

@@ -74,7 +74,10 @@ async def test_the_facts_are_those_that_0_1_loaded(tmp_path: Path) -> None:
     assert max(target["put_backs"] for target in targets) == 1
     for rollout, old in zip(facts.rollouts, expected["rollouts"], strict=True):
         assert {key: value for key, value in plain(asdict(rollout)).items() if key in old} == old
-    for kind in ("nodes", "holds", "freezes", "team_rules"):
+    nodes = [plain(asdict(each)) for each in facts.nodes]
+    # 0.1 compared no sources and pinned nothing.
+    assert nodes == [each | {"conflicts": [], "identity": {}} for each in expected["nodes"]]
+    for kind in ("holds", "freezes", "team_rules"):
         assert [plain(asdict(each)) for each in getattr(facts, kind)] == expected[kind]
     assert facts.epoch == expected["epoch"] + 1
     for node, steps in EXPECTED["steps"].items():

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from machines.model.limits import Budget
 from machines.model.node import NodeKind
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode
+from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode, SourceRules
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import open_slow_store
 
@@ -38,9 +39,13 @@ class Source:
 
 
 async def reported(inside: ControlEnvironment, *sources: Source) -> dict[str, dict[str, str]]:
-    """Let a daemon with these sources ask them, and return the nodes it knows with their labels."""
+    """Let a daemon with these sources ask them, and return the nodes it knows with their labels.
 
-    await InventoryRefresher(inside.state, sources).refresh()
+    An answer may remove any number of nodes.
+    """
+
+    rules = {each.source: SourceRules(max_removed=Budget(count=None, percent=100)) for each in sources}
+    await InventoryRefresher(inside.state, sources, rules).refresh()
     known: dict[str, Any] = {name: dict(node.labels) for name, node in inside.state.index.nodes.items()}
     return known
 
@@ -167,7 +172,7 @@ async def test_a_slow_source_delays_no_other_and_is_heard_when_it_answers(
 async def test_a_source_that_hangs_is_given_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolloutd.engine.background.inventory_refresh.SOURCE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rolloutd.engine.background.inventory_sources.SOURCE_TIMEOUT_S", 0.01)
     async with control_environment(tmp_path) as inside:
         await InventoryRefresher(
             inside.state, (SlowSource("slow", {}), Source("quick", {"q9": {}}))

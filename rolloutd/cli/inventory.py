@@ -1,0 +1,184 @@
+"""Commands for the inventory: its nodes, what each source said, contradictions, and what an admin accepts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from machines.model.timefmt import format_duration
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_reason_option, add_watch_option
+from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.control.client import api_path
+from rolloutd.text import pluralize
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire_fleet import (
+        Inventory,
+        InventoryNode,
+        InventoryNodeDetail,
+        InventorySourceStatus,
+        NodeConflict,
+        NodeReport,
+    )
+
+VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}
+
+NODE_COLUMNS = ("NODE", "KIND", "TEAM", "POOLS", "SEEN", "AGE", "LABELS", "QUARANTINED")
+
+SOURCE_COLUMNS = ("SOURCE", "NODES", "AGE", "STALE AFTER", "STATE")
+
+MAX_NAMES_SHOWN = 10
+"""Nodes of a held answer that are named; --json has all."""
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("inventory", inventory, "list nodes, what each source said, and conflicts")
+    parser.usage = (
+        "rolloutctl inventory [--refresh] [--json] [NODE]\n"
+        "       rolloutctl inventory conflicts [--json]\n"
+        "       rolloutctl inventory accept SOURCE --reason TEXT\n"
+        "       rolloutctl inventory pin NODE --reason TEXT"
+    )
+    parser.add_argument(
+        "what",
+        metavar="NODE | conflicts | accept | pin",
+        nargs="?",
+        help="a node, to show what each source said of it; conflicts: list the quarantined nodes;"
+        " accept: let a held answer of a source take effect; pin: accept the host key and machine id"
+        " that are reported of a node now",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the source to accept, or the node to pin")
+    parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
+    add_reason_option(parser, required=False)
+    add_watch_option(parser)
+
+
+def inventory(call: Invocation) -> int:
+    """List the known nodes and sources, show one node, or decide what is believed."""
+    args = call.args
+    if args.what in ("accept", "pin"):
+        return _decide(call)
+    if args.name is not None:
+        raise exits.Exit(exits.USAGE, f"rolloutctl inventory: unknown verb '{args.what}'; use accept or pin")
+    if args.refresh:
+        call.client.post(api_path("inventory", "refresh"))
+    if args.what == "conflicts":
+        return _show_conflicts(call)
+    if args.what is not None:
+        return _show_node(call)
+    answer: Inventory = call.get(api_path("inventory"))
+    if args.json:
+        call.print_data(answer)
+    else:
+        print_table(NODE_COLUMNS, map(_node_row, answer["nodes"]))
+        print_line()
+        print_table(SOURCE_COLUMNS, map(_source_row, answer["sources"]))
+    for source in answer["sources"]:
+        if source["error"]:
+            last = timestamps.format_age(source["refreshed_at"])
+            print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
+    return exits.OK
+
+
+def _decide(call: Invocation) -> int:
+    """Accept a source's held answer, or a node's new identity."""
+    args = call.args
+    if args.watch:
+        usage = f"rolloutctl inventory {args.what}: --watch is for the lists; leave it out"
+        raise exits.Exit(exits.USAGE, usage)
+    if args.name is None or args.reason is None:
+        usage = f"rolloutctl inventory {args.what}: name the {VERBS[args.what]}, and give a --reason"
+        raise exits.Exit(exits.USAGE, usage)
+    if args.what == "accept":
+        body = {"source": args.name, "reason": args.reason}
+        answer = call.client.post(api_path("inventory", "accept"), body)
+        return call.report(answer, f"{args.name}: its answer is in effect")
+    answer = call.client.post(api_path("inventory", args.name, "pin"), {"reason": args.reason})
+    return call.report(answer, f"{args.name}: the reported host key and machine id are pinned")
+
+
+def _show_conflicts(call: Invocation) -> int:
+    answer: Inventory = call.get(api_path("inventory"))
+    nodes = [node for node in answer["nodes"] if node["conflicts"]]
+    sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
+    if call.args.json:
+        call.print_data({"nodes": nodes, "sources": sources})
+        return exits.OK
+    rows = [_conflict_row(node["node"], each) for node in nodes for each in node["conflicts"]]
+    if rows:
+        print_table(("NODE", "QUARANTINED", "FOR", "KIND", "CONFLICT"), rows)
+    for source in sources:
+        print_line(sanitize(f"{source['source']}: {_source_state(source)}"))
+    if not rows and not sources:
+        print_message("the sources agree, and none is held or stale")
+    return exits.OK
+
+
+def _show_node(call: Invocation) -> int:
+    answer: InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
+    if call.args.json:
+        call.print_data(answer)
+        return exits.OK
+    node = answer["node"]
+    print_line(sanitize(f"{node['node']}: {node['kind']}, {node['sight']}, pools {', '.join(node['pools'])}"))
+    for each in node["conflicts"]:
+        verdict = "warning" if each["warning"] else "quarantined"
+        print_line(sanitize(f"  {verdict} for {timestamps.format_age(each['since'])}: {each['text']}"))
+    for key, value in answer["pinned"].items():
+        print_line(sanitize(f"  pinned {key}: {value}"))
+    print_table(("SOURCE", "AGE", "NAME", "ADDRESS", "LABELS", "IDS"), map(_report_row, answer["reports"]))
+    return exits.OK
+
+
+def _node_row(node: InventoryNode) -> tuple[str, ...]:
+    labels = [f"{key}={value}" for key, value in sorted(node["labels"].items())]
+    return (
+        node["node"],
+        node["kind"],
+        node["team"] or "",
+        ",".join(node["pools"]),
+        node["sight"],
+        timestamps.format_age(node["seen_at"]),
+        ",".join(labels),
+        ",".join(each["kind"] for each in node["conflicts"] if not each["warning"]),
+    )
+
+
+def _source_row(source: InventorySourceStatus) -> tuple[str, ...]:
+    return (
+        source["source"],
+        str(source["nodes"]),
+        timestamps.format_age(source["refreshed_at"]),
+        format_duration(source["stale_after_s"], timestamps.AGE_UNITS),
+        _source_state(source),
+    )
+
+
+def _source_state(source: InventorySourceStatus) -> str:
+    held = source["held"]
+    if held is not None:
+        names = [*held["removed"], *held["moved"]]
+        more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+        removed = f"removes {len(held['removed'])} of {pluralize(held['known'], 'node')}"
+        shown = ", ".join(names[:MAX_NAMES_SHOWN])
+        return f"held: an answer {removed}, moves {len(held['moved'])} at work: {shown}{more}"
+    if source["stale"]:
+        return "stale: no node of it starts"
+    return "failing" if source["error"] else "fresh"
+
+
+def _conflict_row(node: str, each: NodeConflict) -> tuple[str, ...]:
+    quarantined = "no (warning)" if each["warning"] else "yes"
+    return (node, quarantined, timestamps.format_age(each["since"]), each["kind"], each["text"])
+
+
+def _report_row(report: NodeReport) -> tuple[str, ...]:
+    ids = {key: report[key] for key in ("provider_id", "machine_id", "host_key")}
+    return (
+        report["source"],
+        timestamps.format_age(report["at"]),
+        report["name"],
+        report["address"],
+        ",".join(f"{key}={value}" for key, value in sorted(report["labels"].items())),
+        ",".join(f"{key}={value}" for key, value in ids.items() if value),
+    )

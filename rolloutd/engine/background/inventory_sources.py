@@ -1,0 +1,178 @@
+"""One inventory source: its schedule's rules, its last answer, and the answer that waits for a person.
+
+An answer takes effect unless it would remove too many nodes, or move a node at work to another pool.  The
+last answer in effect is stored, so that a source that fails keeps it also after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from machines.model.rollout import Target
+from machines.states import IN_FLIGHT_PHASES
+from rolloutd.engine.state import HeldAnswer, SourceState, State
+from rolloutd.errors import RolloutdError, SourceFailed
+from rolloutd.ports import DiscoveredNode, Inventory, SourceAnswer, SourceRules
+from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.secret_variables import storable_variables
+
+log = logging.getLogger("rolloutd.engine.background.inventory_sources")
+
+SOURCE_TIMEOUT_S = 120.0
+"""Time limit of one source: a dynamic inventory that queries a cloud takes a minute."""
+
+CONFIRM_DELAY_S = 1.0
+"""Pause before a source is queried again that no longer has a node at work: one wrong answer cancels none."""
+
+SAVE_INTERVAL_S = 60.0
+"""How often an unchanged answer is stored: after a restart it is at most so much older than it was."""
+
+
+class SourceReader:
+    """Queries one source and holds its answers."""
+
+    def __init__(self, state: State, inventory: Inventory, rules: SourceRules) -> None:
+        self.name = inventory.source
+        self.rules = rules
+        self.status = state.sources.setdefault(self.name, SourceState(self.name))
+        self.status.stale_after_s = rules.stale_after_s
+        self.nodes: Sequence[DiscoveredNode] | None = None
+        """The answer in effect; None while there was never one."""
+        self.is_failing = False
+        self._state = state
+        self._inventory = inventory
+        self._held_nodes: Sequence[DiscoveredNode] | None = None
+        self._stored: Mapping[str, DiscoveredNode] = {}
+        self._stored_at = 0.0
+        self._is_queued = False
+        self._lock = asyncio.Lock()
+
+    def restore(self, answer: SourceAnswer) -> None:
+        """Take over the last answer of an earlier daemon."""
+        self.nodes = answer.nodes
+        self._stored = {node.name: node for node in answer.nodes}
+        self._stored_at = answer.answered_at
+        self.status.refreshed_at, self.status.nodes = answer.answered_at, len(answer.nodes)
+
+    async def query(self) -> None:
+        """Query the source; return at once when another call already waits to query it next."""
+        if self._is_queued:
+            return
+        self._is_queued = True
+        async with self._lock:
+            # From here on a new call must query again: this query may already miss its change.
+            self._is_queued = False
+            try:
+                nodes = await self._read()
+                if self._nodes_at_work() - {self._fleet_name(node.name) for node in nodes}:
+                    await self._state.clock.sleep(CONFIRM_DELAY_S)
+                    nodes = await self._read()
+            except (RolloutdError, TimeoutError) as error:
+                self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
+                self.is_failing = True
+                return
+            self.is_failing = False
+            self._take(nodes)
+
+    def set_error(self, error: str) -> None:
+        if self.status.error != error:
+            log.error("inventory %s: %s", self.name, error)
+        self.status.error = error
+        self.status.failing_since = self.status.failing_since or self._state.now()
+
+    def clear_error(self) -> None:
+        self.status.error, self.status.failing_since = "", None
+
+    def accept(self) -> HeldAnswer | None:
+        """Let the held answer take effect, and return what it changes; None when no answer is held."""
+        held, nodes = self.status.held, self._held_nodes
+        if held is None or nodes is None:
+            return None
+        self._set_answer(nodes, held.at)
+        return held
+
+    async def save(self) -> None:
+        """Store the answer in effect; raises StoreFailed."""
+        answered_at = self.status.refreshed_at
+        if self.nodes is None or answered_at is None or not self.status.has_answered:
+            return
+        stored = {node.name: _without_secrets(node) for node in self.nodes}
+        changed = tuple(node for name, node in stored.items() if self._stored.get(name) != node)
+        removed = tuple(name for name in self._stored if name not in stored)
+        if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
+            await self._state.store.save_source_answer(SourceAnswer(self.name, answered_at, changed), removed)
+            self._stored, self._stored_at = stored, answered_at
+
+    async def _read(self) -> Sequence[DiscoveredNode]:
+        async with asyncio.timeout(SOURCE_TIMEOUT_S):
+            with adapter_errors(f"inventory {self.name}"):
+                response = list(await self._inventory.refresh())
+            nodes = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
+        if not nodes:
+            raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
+        return nodes
+
+    def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
+        held = self._reason_to_hold(nodes)
+        if held is None:
+            self._set_answer(nodes, self._state.now())
+            return
+        if self.status.held is None:
+            log.warning(
+                "inventory %s: an answer is held: it removes %d of %d nodes and moves %d at work",
+                *(self.name, len(held.removed), held.known, len(held.moved)),
+            )
+        self.status.held, self._held_nodes = held, nodes
+
+    def _set_answer(self, nodes: Sequence[DiscoveredNode], at: float) -> None:
+        self.nodes, self.status.held, self._held_nodes = nodes, None, None
+        self.status.has_answered = True
+        self.status.refreshed_at, self.status.nodes = at, len(nodes)
+
+    def _reason_to_hold(self, nodes: Sequence[DiscoveredNode]) -> HeldAnswer | None:
+        """Return what the answer would do that a person must accept, None when it may take effect."""
+        before = self._labels_in_effect()
+        after = {node.name: node.labels for node in nodes}
+        removed = tuple(sorted(name for name in before if name not in after))
+        moved = tuple(
+            sorted(
+                name
+                for name, labels in before.items()
+                if name in after and self._is_at_work(name) and self._changes_pool(labels, after[name])
+            )
+        )
+        if len(removed) <= self.rules.max_removed.resolve(len(before)) and not moved:
+            return None
+        return HeldAnswer(self._state.now(), len(before), removed, moved)
+
+    def _labels_in_effect(self) -> Mapping[str, Mapping[str, str]]:
+        if self.nodes is not None:
+            return {node.name: node.labels for node in self.nodes}
+        known = self._state.index.nodes.values()
+        return {node.name: node.labels for node in known if node.sources == (self.name,)}
+
+    def _changes_pool(self, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+        return any(before.get(key) != after.get(key) for key in self._state.index.limits.pools)
+
+    def _nodes_at_work(self) -> set[str]:
+        """Return the nodes at work that the answer in effect has, by the fleet's names."""
+        at_work = {target.node for target in self._state.index.needing_driver() if _is_in_flight(target)}
+        return at_work and at_work & {self._fleet_name(name) for name in self._labels_in_effect()}
+
+    def _is_at_work(self, name: str) -> bool:
+        targets = self._state.index.targets_on(self._fleet_name(name))
+        return any(_is_in_flight(target) for target in targets)
+
+    def _fleet_name(self, name: str) -> str:
+        return self._state.canonical_names.get((self.name, name), name)
+
+
+def _is_in_flight(target: Target) -> bool:
+    return target.phase in IN_FLIGHT_PHASES
+
+
+def _without_secrets(node: DiscoveredNode) -> DiscoveredNode:
+    return replace(node, connection=storable_variables(node.connection))

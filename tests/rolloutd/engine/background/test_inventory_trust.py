@@ -1,0 +1,472 @@
+"""Distrust of the inventory: stale sources, held answers, contradictions, and the way back from each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.decision import Decision
+from machines.model.events import GateOpened, InventoryAccepted
+from machines.model.limits import Budget
+from machines.model.node import ConflictKind, Node
+from machines.model.reasons import Reason
+from machines.model.rollout import Actor, ActorKind
+from machines.model.selector import parse_selector
+from machines.scheduler.decide import QUARANTINE_SKIP_S, decide, explain_node
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow.phase_transitions import transition
+from rolloutd.control.client import ApiError
+from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.engine.background.inventory_sources import CONFIRM_DELAY_S
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.state import State
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import DiscoveredNode, SourceRules
+from tests.contracts.fakes.clock import FakeScheduler
+from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
+from tests.rolloutd.slow_store import adapters_of, loop_iterations
+
+ALL = {node.name: dict(node.labels) for node in NODES}
+
+HOUR_S = 3600.0
+
+ADAM = Actor(ActorKind.PERSON, "adam", 1006)
+
+
+@dataclass
+class Source:
+    """An inventory that reports what the test put there; None makes it fail."""
+
+    source: str
+    nodes: dict[str, dict[str, str]] | None
+    variables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: list[dict[str, dict[str, str]]] = field(default_factory=list)
+    """Answers that come first, each once."""
+    calls: int = 0
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        self.calls += 1
+        nodes = self.answers.pop(0) if self.answers else self.nodes
+        if nodes is None:
+            raise SourceFailed(f"{self.source} is silent")
+        return [
+            DiscoveredNode(name, self.source, labels=labels, connection=self.variables.get(name, {}))
+            for name, labels in nodes.items()
+        ]
+
+
+def admitted(inside: ControlEnvironment) -> list[str]:
+    """Return the nodes that start now, all of them seen up."""
+    return [each.node for each in decision(inside).admissions]
+
+
+def decision(inside: ControlEnvironment) -> Decision:
+    inside.observe_all_up()
+    return decide(inside.state.index, inside.clock.now())
+
+
+def reason(inside: ControlEnvironment, rollout: str, node: str) -> Reason:
+    inside.observe_all_up()
+    return explain_node(inside.state.index, rollout, node, inside.clock.now())
+
+
+def forget_as_a_restart_does(state: State) -> None:
+    state.sources.clear()
+    state.reports = {}
+
+
+# -- contradictions ----------------------------------------------------------------
+
+
+async def test_node_with_two_owners_never_starts_until_sources_agree(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts, netbox = Source("hosts", dict(ALL)), Source("netbox", dict(ALL))
+        netbox.nodes = ALL | {"p1": {"team": "search", "rack": "r1"}}
+        refresher = InventoryRefresher(inside.state, [hosts, netbox])
+        await refresher.refresh()
+        rollout = await inside.start()
+        assert admitted(inside) == ["s1"]
+        why = reason(inside, rollout, "p1")
+        assert (why.code, why.since) == ("quarantined", inside.clock.now())
+        assert why.params["conflicts"] == (
+            {"kind": "owners-differ", "about": "team", "values": {"hosts": "payments", "netbox": "search"}},
+        )
+        shown = await inside.request("olga", "get", "/v1/inventory/p1")
+        assert [each["source"] for each in shown["reports"]] == ["hosts", "netbox"]
+        assert [each["labels"]["team"] for each in shown["reports"]] == ["payments", "search"]
+        assert shown["node"]["quarantined"]
+        assert shown["reports"][0]["at"]
+        # It lasts while one of them is silent, also in the next daemon.
+        netbox.nodes = None
+        forget_as_a_restart_does(inside.state)
+        inside.clock.advance(60)
+        refresher = InventoryRefresher(inside.state, [hosts, netbox])
+        await refresher.refresh()
+        assert reason(inside, rollout, "p1").since == why.since
+        netbox.nodes = dict(ALL)
+        await refresher.refresh("netbox")
+        assert admitted(inside) == ["p1"]
+
+
+HOST_A = {"ansible_host": "10.0.0.1"}
+
+CONFLICTS: dict[
+    str, tuple[dict[str, list[tuple[str, dict[str, str], dict[str, Any]]]], ConflictKind | None]
+] = {
+    "the rack differs": (
+        {"n1": [("a", {"rack": "r1"}, {}), ("b", {"rack": "r2"}, {})]},
+        ConflictKind.POOLS_DIFFER,
+    ),
+    "one source has no rack": ({"n1": [("a", {"rack": "r1"}, {}), ("b", {}, {})]}, None),
+    "a label that makes no pool differs": ({"n1": [("a", {"os": "x"}, {}), ("b", {"os": "y"}, {})]}, None),
+    "the machine id is another": ({"old": [("a", {}, {"machine_id": "new"})]}, ConflictKind.IDENTITY_CHANGED),
+    "the host key is another": ({"old": [("a", {}, {"host_key": "new"})]}, ConflictKind.IDENTITY_CHANGED),
+    "two sources see two machines": (
+        {"n1": [("a", {}, {"machine_id": "m1"}), ("b", {}, {"machine_id": "m2"})]},
+        ConflictKind.IDENTITY_CHANGED,
+    ),
+    "the address has two names": (
+        {"n1": [("a", {}, HOST_A)], "n2": [("b", {}, HOST_A)]},
+        ConflictKind.ADDRESS_SHARED,
+    ),
+    "the address is another node's name": (
+        {"n1": [("a", {}, {"ansible_host": "n2"})], "n2": [("a", {}, {})]},
+        ConflictKind.ADDRESS_SHARED,
+    ),
+    "the ports differ": (
+        {"n1": [("a", {}, HOST_A)], "n2": [("a", {}, HOST_A | {"ansible_port": 2222})]},
+        None,
+    ),
+    "no port and port 22 are one": (
+        {"n1": [("a", {}, HOST_A)], "n2": [("a", {}, HOST_A | {"ansible_port": 22})]},
+        ConflictKind.ADDRESS_SHARED,
+    ),
+    "the jump hosts differ": (
+        {
+            "n1": [("a", {}, HOST_A | {"ansible_ssh_common_args": "-J ams"})],
+            "n2": [("a", {}, HOST_A | {"ansible_ssh_common_args": "-J ber"})],
+        },
+        None,
+    ),
+    "both run on this machine": (
+        {name: [("a", {}, HOST_A | {"ansible_connection": "local"})] for name in ("n1", "n2")},
+        None,
+    ),
+    "the machine is planned": ({"n1": [("a", {"status": "Planned"}, {})]}, ConflictKind.OUT_OF_SERVICE),
+    "a variable says offline": ({"n1": [("a", {}, {"status": "offline"})]}, ConflictKind.OUT_OF_SERVICE),
+    "the machine is active": ({"n1": [("a", {"status": "active"}, {})]}, None),
+    "clones share a machine id": (
+        {name: [("a", {}, {"machine_id": "m1"})] for name in ("n1", "n2")},
+        ConflictKind.MACHINE_ID_SHARED,
+    ),
+    "an expected source lacks it": ({"n1": [("ams", {"role": "worker"}, {})]}, ConflictKind.NOT_REPORTED),
+    "no node of the expectation": ({"n1": [("ams", {"role": "spare"}, {})]}, None),
+    "the expected source has it": (
+        {"n1": [("ams", {"role": "worker"}, {}), ("netbox", {}, {})]},
+        None,
+    ),
+    "the expected source never answered": ({"n1": [("ber", {"role": "worker"}, {})]}, None),
+}
+
+
+@pytest.mark.parametrize("case", CONFLICTS)
+def test_contradiction_quarantines_its_nodes(case: str) -> None:
+    records, expected = CONFLICTS[case]
+    by_node = {
+        name: [
+            DiscoveredNode(name, source, labels=labels, connection=variables)
+            for source, labels, variables in each
+        ]
+        for name, each in records.items()
+    }
+    nodes = {
+        name: Node(name, sources=tuple(each.source for each in found), labels=found[0].labels)
+        for name, found in by_node.items()
+    }
+    known = {"old": Node("old", identity={"machine_id": "old", "host_key": "old"})}
+    worker = parse_selector("role=worker")
+    expectations = {"ams": {"netbox": worker}, "ber": {"silent": worker}}
+    reports = SourceReports(by_node, frozenset({"a", "b", "ams", "ber", "netbox"}), expectations)
+    found = reconcile(nodes, known, reports, ("team", "rack"), 5.0)
+    kinds = [[each.kind for each in conflicts] for _, conflicts in found.values()]
+    assert kinds == [[] if expected is None else [expected]] * len(nodes)
+    quarantined = [Node(name, conflicts=conflicts).quarantined for name, (_, conflicts) in found.items()]
+    assert quarantined == [expected not in (None, ConflictKind.MACHINE_ID_SHARED)] * len(nodes)
+
+
+async def test_pinned_identity_outlasts_agreement_until_an_admin_accepts(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL), {"p1": {"machine_id": "m1"}})
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        hosts.variables = {"p1": {"machine_id": "m2"}}
+        await refresher.refresh()
+        assert inside.state.index.nodes["p1"].quarantined
+        rollout = await inside.start()
+        remedy = reason(inside, rollout, "p1").remedy
+        assert remedy is not None
+        assert (remedy.kind, remedy.args) == ("pin-identity", {"node": "p1"})
+        with pytest.raises(ApiError, match="ask an admin"):
+            await inside.request("olga", "post", "/v1/inventory/p1/pin", {"reason": "reinstalled"})
+        await refresher.pin_identity("p1", ADAM, "reinstalled")
+        assert inside.state.index.nodes["p1"].identity == {"machine_id": "m2"}
+        assert admitted(inside) == ["p1"]
+        last = await inside.state.store.read_audit(event="IdentityPinned")
+        assert len(last) == 1
+
+
+# -- a quarantined node blocks no other ----------------------------------------------
+
+
+async def test_quarantined_node_holds_neither_wave_nor_rollout_for_ever(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts, netbox = Source("hosts", dict(ALL)), Source("netbox", {"p1": {"team": "search"}})
+        rules = SourceRules(stale_after_s=1e9)
+        await InventoryRefresher(inside.state, [hosts, netbox], {"hosts": rules, "netbox": rules}).refresh()
+        rollout = await inside.start()
+        index = inside.state.index
+        assert not index.is_wave_over(rollout, "canary"), "no canary has shown anything yet"
+        await inside.finish(rollout, "s1")
+        assert index.is_wave_over(rollout, "canary")
+        inside.clock.advance(HOUR_S)
+        for who in ("olga", "paul", "sara"):
+            await inside.vote(who, rollout, "continue")
+        opened = decision(inside).gate_openings
+        await inside.commit(*(GateOpened(e.rollout, e.gate, e.wave, inside.clock.now()) for e in opened))
+        assert sorted(admitted(inside)) == ["p2", "s2"]
+        for node in ("p2", "s2"):
+            await inside.finish(rollout, node)
+        waiting = decision(inside)
+        assert waiting.reasons[rollout].code == "quarantined"
+        assert not waiting.quarantine_skips
+        assert waiting.wake_at is not None
+        inside.clock.advance(QUARANTINE_SKIP_S)
+        (skip,) = decision(inside).quarantine_skips
+        target = index.target(rollout, skip.node)
+        await inside.commit(transition(target, Trigger.SKIPPED, inside.clock.now(), outcome=Outcome.SKIPPED))
+        inside.clock.advance(600)  # the soak
+        assert decision(inside).ended_rollouts == (rollout,)
+
+
+async def test_rollback_of_quarantined_node_is_refused(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts, netbox = Source("hosts", dict(ALL)), Source("netbox", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts, netbox])
+        await refresher.refresh()
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        netbox.nodes = ALL | {"p1": {"team": "search"}}
+        await refresher.refresh()
+        path = f"/v1/rollouts/{rollout}/nodes/p1/rollback"
+        with pytest.raises(ApiError, match="p1 is quarantined: its owner differs"):
+            await inside.request("olga", "post", path, {"reason": "because"})
+
+
+# -- staleness -----------------------------------------------------------------------
+
+
+async def test_stale_source_starts_nothing_until_it_answers_again(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        answered_at = inside.clock.now()
+        rollout = await inside.start()
+        hosts.nodes = None
+        inside.clock.advance(HOUR_S - 1)
+        await refresher.refresh()
+        assert admitted(inside) == ["p1"], "its last answer is good enough for an hour"
+        inside.clock.advance(1)
+        assert admitted(inside) == []
+        why = reason(inside, rollout, "p1")
+        assert (why.code, why.subject) == ("inventory-stale", "hosts")
+        assert why.params == {"refreshed_at": answered_at, "stale_after_s": HOUR_S}
+        await refresher.refresh()
+        assert "inventory hosts: it last answered at" in "".join(inside.state.problems())
+        (shown,) = (await inside.request("olga", "get", "/v1/inventory"))["sources"]
+        assert (shown["stale"], shown["age_s"], shown["error"]) == (True, HOUR_S, "hosts is silent")
+        hosts.nodes = dict(ALL)
+        await refresher.refresh()
+        assert admitted(inside) == ["p1"]
+        assert not inside.state.problems()
+
+
+async def test_age_of_an_answer_counts_across_a_restart(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL), {"p1": {"ansible_host": "10.0.0.1", "db_password": "hunter2"}})
+        await InventoryRefresher(inside.state, [hosts]).refresh()
+        await inside.start()
+        hosts.nodes = None
+        forget_as_a_restart_does(inside.state)
+        inside.clock.advance(HOUR_S - 1)
+        await InventoryRefresher(inside.state, [hosts]).refresh()
+        assert admitted(inside) == ["p1"]
+        shown = await inside.request("olga", "get", "/v1/inventory/p1")
+        assert shown["reports"][0]["address"] == "10.0.0.1"
+        (stored,) = await inside.state.store.load_source_answers()
+        assert "db_password" not in stored.nodes[0].connection
+        forget_as_a_restart_does(inside.state)
+        inside.clock.advance(1)
+        await InventoryRefresher(inside.state, [hosts]).refresh()
+        assert admitted(inside) == []
+
+
+async def test_source_without_any_answer_is_stale(tmp_path: Path) -> None:
+    """After an upgrade its nodes are known, and their age is not."""
+    async with control_environment(tmp_path) as inside:
+        await InventoryRefresher(inside.state, [Source("hosts", None)]).refresh()
+        rollout = await inside.start()
+        assert admitted(inside) == []
+        assert reason(inside, rollout, "p1").params["refreshed_at"] is None
+
+
+async def test_each_source_has_its_own_schedule(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        fast, slow = Source("fast", dict(ALL)), Source("slow", dict(ALL))
+        scheduler = FakeScheduler(inside.clock)
+        daemon = Daemon(
+            inside.state,
+            adapters_of(inside, tmp_path),
+            inventories=[fast, slow],
+            observers=[],
+            scheduler=scheduler,
+            source_rules={"fast": SourceRules(refresh_s=60.0)},
+        )
+        running = asyncio.create_task(daemon.run())
+        await loop_iterations(50)
+        for _ in range(int(inside.state.settings.inventory_refresh_s / 60)):
+            inside.clock.advance(60)
+            scheduler.run_due()
+            await loop_iterations(50)
+        running.cancel()
+        await asyncio.wait({running})
+        assert (fast.calls, slow.calls) == (6, 2)
+
+
+# -- held answers ----------------------------------------------------------------------
+
+
+def fleet(count: int) -> dict[str, dict[str, str]]:
+    return {f"n{number}": {"team": "idle"} for number in range(count)}
+
+
+async def test_answer_that_removes_too_many_nodes_waits_for_an_admin(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", fleet(20))
+        refresher = InventoryRefresher(
+            inside.state, [hosts], {"hosts": SourceRules(max_removed=Budget(count=None, percent=10))}
+        )
+        hosts.nodes = ALL | fleet(20)
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(18)
+        await refresher.refresh()
+        assert len(inside.state.index.nodes) == 22, "two of 24 are not more than a tenth"
+        hosts.nodes = ALL | fleet(15)
+        await refresher.refresh()
+        assert len(inside.state.index.nodes) == 22
+        (shown,) = (await inside.request("olga", "get", "/v1/inventory"))["sources"]
+        assert shown["held"]["removed"] == ["n15", "n16", "n17"]
+        (problem,) = inside.state.problems()
+        assert "would remove 3 of 22 nodes" in problem
+        rollout = await inside.start()
+        inside.clock.advance(HOUR_S)
+        assert admitted(inside) == [], "the answer in effect is an hour old"
+        remedy = reason(inside, rollout, "p1").remedy
+        assert remedy is not None
+        assert (remedy.kind, remedy.args) == ("accept-inventory", {"source": "hosts"})
+        body = {"source": "hosts", "reason": "rack r9 is gone"}
+        with pytest.raises(ApiError, match="ask an admin"):
+            await inside.request("olga", "post", "/v1/inventory/accept", body)
+        await refresher.refresh()
+        await refresher.accept("hosts", ADAM, "rack r9 is gone")
+        assert len(inside.state.index.nodes) == 19
+        assert not inside.state.problems()
+        assert "p1" in admitted(inside)
+        (entry,) = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+        assert '"removed":3' in entry.text
+        assert "rack r9 is gone" in entry.text
+
+
+async def test_answer_that_returns_to_normal_is_not_held(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        hosts.nodes = {"p1": ALL["p1"]}
+        await refresher.refresh()
+        assert inside.state.sources["hosts"].held is not None
+        hosts.nodes = dict(ALL)
+        await refresher.refresh()
+        assert inside.state.sources["hosts"].held is None
+        assert not inside.state.problems()
+
+
+async def test_answer_that_moves_a_node_at_work_is_held_until_it_is_done(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        hosts.nodes = ALL | {
+            "p1": {"team": "payments", "rack": "r9"},
+            "p2": {"team": "payments", "rack": "r9"},
+        }
+        await refresher.refresh()
+        held = inside.state.sources["hosts"].held
+        assert held is not None
+        assert (held.removed, held.moved) == ((), ("p1",))
+        assert inside.state.index.nodes["p2"].labels["rack"] == "r2"
+        target = inside.state.index.target(rollout, "p1")
+        await inside.commit(transition(target, Trigger.LEFT, inside.clock.now(), outcome=Outcome.LEFT))
+        await refresher.refresh()
+        assert inside.state.index.nodes["p1"].labels["rack"] == "r9"
+
+
+# -- joiners and leavers -----------------------------------------------------------------
+
+
+async def refresh_with_pause(inside: ControlEnvironment, refresher: InventoryRefresher) -> None:
+    """Refresh, and let the time pass after which a source is queried again."""
+    refreshing = asyncio.create_task(refresher.refresh())
+    await loop_iterations(20)
+    inside.clock.advance(CONFIRM_DELAY_S)
+    await refreshing
+
+
+async def test_leaver_in_flight_is_cancelled_once_confirmed_twice(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        without = {name: labels for name, labels in ALL.items() if name != "p1"}
+        hosts.answers = [without]  # once only
+        await refresh_with_pause(inside, refresher)
+        assert inside.phase(rollout, "p1") is Phase.MAINTAINING
+        assert "p2" not in admitted(inside)
+        hosts.nodes = without
+        await refresh_with_pause(inside, refresher)
+        target = inside.state.index.target(rollout, "p1")
+        assert (target.phase, target.outcome) == (Phase.DONE, Outcome.LEFT)
+        assert not inside.state.index.pool("team/payments").down, "its slot is free"
+
+
+async def test_joiner_of_any_source_is_enrolled_last_within_one_refresh(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts, other = Source("hosts", dict(ALL)), Source("other", {"p1": dict(ALL["p1"])})
+        refresher = InventoryRefresher(inside.state, [hosts, other])
+        await refresher.refresh()
+        rollout = await inside.start()
+        other.nodes = {"p1": dict(ALL["p1"]), "a0": {"team": "search", "rack": "r3"}}
+        await refresher.refresh("other")
+        target = inside.state.index.target(rollout, "a0")
+        assert (target.wave, target.joined) == ("fleet", True)
+        assert "a0" not in admitted(inside), "canaries go first"
