@@ -95,7 +95,7 @@ class NetboxSession:
     def _request(self, method: str, path: str, **arguments: Any) -> JSON:
         try:
             response = self.http.request(method, self._url + path, allow_redirects=False, **arguments)
-        except _OtherOrigin:
+        except OtherOrigin:
             raise self.error("the server leads to another host", "set `url` to its final address") from None
         # The exceptions hold the request with its token, so neither they nor their texts are passed on.
         except requests.exceptions.SSLError:
@@ -153,7 +153,7 @@ class NetboxSession:
         return f" ({' '.join(text[:MAX_DETAIL_LENGTH].rstrip('.').split())})"
 
 
-class _OtherOrigin(requests.exceptions.RequestException):
+class OtherOrigin(requests.exceptions.RequestException):
     """A redirect or a `next` link leads to another origin, which must not get the token."""
 
 
@@ -185,7 +185,7 @@ class _GuardedAdapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *_: Any, **arguments: Any) -> requests.Response:
         if _origin(str(request.url)) != self._origin:
-            raise _OtherOrigin("another origin")
+            raise OtherOrigin("another origin")
         arguments["timeout"] = (self._limits.connect_s, min(self._limits.read_s, self._remaining_s()))
         response = super().send(request, **{**arguments, "stream": True})
         response._content = self._read(response)

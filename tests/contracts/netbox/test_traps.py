@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
+from rolloutd.adapters.netbox.http import NetboxSession, OtherOrigin
 from rolloutd.adapters.netbox.registration import NetboxInventoryParams
 from rolloutd.errors import SourceFailed
-from tests.contracts.netbox.backends import Server, answer_always, failure, fake_of, open_fake
+from tests.contracts.netbox.backends import SHORT, Server, answer_always, failure, fake_of, open_fake
 from tests.support.fake_netbox import FakeNetbox, Fleet
 from tests.support.fake_netbox.server import V1, V2
 
@@ -289,6 +291,21 @@ async def test_next_link_of_other_origin_is_not_followed(large: Server) -> None:
         fake_of(large).page_host = url
         assert len(await large.inventory(graphql=False).refresh()) == 1100
         assert requests == []
+
+
+async def test_session_sends_to_no_other_origin(server: Server) -> None:
+    """Also for a library that follows links by itself."""
+    session = NetboxSession("netbox/x", server.url, server.token_file, None, SHORT)
+    async with other_origin() as (url, requests):
+        for address in (
+            url,
+            server.url.replace("http:", "https:"),
+            server.url.replace("127.0.0.1", "localhost"),
+        ):
+            with pytest.raises(OtherOrigin):
+                await asyncio.to_thread(session.http.get, address + DEVICES)
+        assert requests == fake_of(server).requests == []
+    session.close()
 
 
 async def test_netrc_and_proxy_of_environment_are_not_used(
