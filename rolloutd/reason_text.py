@@ -454,7 +454,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
         f"{r.args['node']}, when it is returned{f', as {r.who} has ordered' if r.who else ''}"
     ),
     RemedyKind.WAIT_FOR_HEALTH: lambda r: f"{r.args['node']}, when it is observed up",
-    RemedyKind.WAIT_FOR_WAVE: lambda r: f"wave {r.args['wave']}",
+    RemedyKind.WAIT_FOR_WAVE: lambda r: f"the end of wave {r.args['wave']}",
     RemedyKind.FREE_DISK: lambda _: "free space on the disk of the state directory",
     RemedyKind.WAIT_FOR_CAPACITY: lambda _: "the next node that is done",
     RemedyKind.WAIT_FOR_IDLE: lambda r: f"the end of that traffic{_about(r.until)}",

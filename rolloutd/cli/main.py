@@ -52,6 +52,16 @@ _MODULES = (
 )
 """The modules with commands, in the order of the help."""
 
+_DESCRIPTION = """\
+Show what rolloutd does and why, and control it.
+
+A plan describes one change.  Submitting it opens a rollout, which changes the
+plan's nodes in waves, the canaries first.  At a gate the rollout waits for
+people's votes.  A pool limits how many of its nodes may be out of service at
+once: each of these takes a slot.  A hold takes a node's slots for other work;
+a freeze lets no node start.
+"""
+
 _EPILOG = """\
 exit codes: 0 done; 1 refused; 2 wrong usage; 3 no daemon; 4 not allowed
 stdout is data, stderr is messages; every reading command takes --json
@@ -87,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = Parser(
         prog="rolloutctl",
-        description="Show what rolloutd does and why, and control it.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[shared := shared_options()],

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
 
 _ROLLOUT_ACTIONS = {
-    "pause": ("start no node of a rollout until it is resumed", "paused"),
-    "resume": ("lift a person's pause", "resumed"),
-    "cancel": ("end a rollout: none of its nodes starts again", "cancelled"),
+    "pause": ("start no more nodes of a rollout until it is resumed", "paused"),
+    "resume": ("end a user's pause of a rollout", "resumed"),
+    "cancel": ("end a rollout for good: none of its nodes starts again", "cancelled"),
 }
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {

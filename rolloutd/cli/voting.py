@@ -83,7 +83,12 @@ def _register_tokens(group: CommandGroup) -> None:
 
 def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     add_rollout_argument(parser)
-    parser.add_argument("gate", metavar="GATE", choices=GATES, help="pilot, start, continue or proceed")
+    parser.add_argument(
+        "gate",
+        metavar="GATE",
+        choices=GATES,
+        help="pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)",
+    )
     parser.add_argument("--wave", metavar="WAVE", help="wave before the gate, if there are several")
     add_reason_option(parser)
 
@@ -171,11 +176,24 @@ def use_token(call: Invocation) -> int:
 
 def format_gate(gate: Gate) -> str:
     """Return a gate's state and its missing votes, in one line."""
-    missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
-    state = "not needed yet" if gate["state"] == "not-asked" else gate["state"]
     team = f" of {gate['team']}" if gate["team"] else ""
     wave = f" after {gate['wave']}" if gate["wave"] else ""
-    return f"{gate['gate']}{team}{wave} is {state}{missing}"
+    name = f"{gate['gate']}{team}{wave}"
+    if gate["state"] == "not-asked":
+        return f"{name} is not needed yet{_later_votes(gate)}"
+    missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
+    return f"{name} is {gate['state']}{missing}"
+
+
+def _later_votes(gate: Gate) -> str:
+    """Return the votes that a gate will need; `proceed` needs some only after a failure."""
+    needs = gate["needs"]
+    wanted = ["the owner"] if needs["owner"]["want"] > needs["owner"]["have"] else []
+    wanted += [need["team"] for need in needs["teams"] if need["want"] > need["have"]]
+    if not wanted:
+        return ""
+    when = "after a failure" if gate["gate"] == "proceed" else "later"
+    return f"; {when} it needs votes of {', '.join(wanted)}"
 
 
 def _report(call: Invocation, gate: Gate) -> int:

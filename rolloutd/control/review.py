@@ -23,7 +23,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.planfile import written_content
 from rolloutd.ports import PinnedSource, SourceStore
-from rolloutd.text import describe_source
+from rolloutd.text import describe_source, pluralize
 
 PLAYBOOK_KEYS = frozenset({"playbook", "repair"})
 """Plan keys whose values name a playbook."""
@@ -158,4 +158,4 @@ def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[s
     own = Counter(step.team for step in resolved.rollout.plan.verify if step.team is not None)
     for team in sorted(resolved.index.counters(resolved.rollout.id).teams):
         if own[team]:
-            yield f"team {team}: {own[team]} of its own"
+            yield f"team {team}: {pluralize(own[team], 'check')} of its own"

@@ -45,7 +45,8 @@ def describe_approval(effect: ApprovalEffect, owner: str) -> str:
         return f"your approval would be refused: {effect['refused']}"
     given = [f"{owner} (owner)"] if effect["owner"] else []
     given += effect["teams"]
-    votes = f"gives the missing vote of {_join(given)}" if given else "gives no vote that is missing"
+    noun = "vote" if len(given) == 1 else "votes"
+    votes = f"gives the missing {noun} of {_join(given)}" if given else "gives no vote that is missing"
     return f"your approval {votes}; then {'the gate opens' if effect['opens'] else 'other votes are missing'}"
 
 

@@ -9,6 +9,7 @@ from tests.tui.harness import (
     list_text,
     run_console,
     running_fleet,
+    screen_text,
     start_gate_fleet,
     wait_for_text,
     wait_until,
@@ -21,6 +22,8 @@ async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
         # The plan and the review are requests of their own, so they arrive after the votes.
         await wait_until(pilot, lambda: DIGEST in list_text(app, "#content"))
         await wait_until(pilot, lambda: "THE PLAN" in list_text(app, "#content"))
+        # The digest stands at the right edge of the gate's line, and is not cut off.
+        assert screen_text(app).splitlines()[1].endswith(DIGEST[:12])
         text = list_text(app, "#content")
         order = ("CHANGE", "sysctl.yml, 2 lines", "- hosts: all", "TARGETS", "CHECKS", "NOT PROBED", "DIGEST")
         places = [text.index(each) for each in (*order, "THE PLAN", "VOTES")]

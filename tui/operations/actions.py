@@ -68,7 +68,13 @@ def _action(
 _move, _decide, _app = (partial(_action, group) for group in ("move", "decide", "app"))
 
 ACTIONS: tuple[Action, ...] = (
-    _move("open", "enter", "open", "open what is under the cursor", "fleet rollout nodes gates audit locks"),
+    _move(
+        "open",
+        "enter",
+        "open",
+        "open what is under the cursor",
+        "fleet rollout nodes gates audit locks handover comparison",
+    ),
     _move(
         "back", "escape,backspace", "back", "return to the page before", _ALL_SCREENS.removeprefix("fleet ")
     ),

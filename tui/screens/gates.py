@@ -43,8 +43,10 @@ class GatesPage(TwoPanes):
     screen_name = "gates"
     panes = ("list", "content")
     DEFAULT_CSS = """
-    GatesPage #list { height: 1fr; width: 2fr; }
-    GatesPage #content { height: 3fr; width: 3fr; }
+    GatesPage #list { height: 1fr; width: 100%; }
+    GatesPage #content { height: 3fr; width: 100%; }
+    GatesPage.-wide #list { width: 2fr; }
+    GatesPage.-wide #content { width: 3fr; }
     """
 
     def __init__(self, initial_gate: str = "") -> None:

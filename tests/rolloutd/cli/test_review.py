@@ -8,9 +8,11 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rolloutd.cli.voting import format_gate
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 from tests.support.replayed_fleet import ReplayedFleet, comparison_of, review_of
@@ -28,6 +30,13 @@ def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.
     assert out.splitlines()[1].strip() == "proceed after fleet is waiting: 1 vote of infra"
     code, out, _ = run(capsys, "gates", "--json")
     assert json.loads(out) == [{"rollout": "somaxconn-abcde", **GATE}]
+
+
+def test_gate_of_later_names_the_votes_it_will_need() -> None:
+    needs = {"owner": {"want": 1, "have": 0}, "teams": [{"team": "media", "want": 1, "have": 0}]}
+    later: Any = {**GATE, "gate": "continue", "wave": "canary", "state": "not-asked", "needs": needs}
+    text = "continue after canary is not needed yet; later it needs votes of the owner, media"
+    assert format_gate(later) == text
 
 
 def test_why_of_a_rollout_groups_its_nodes(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
