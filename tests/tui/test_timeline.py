@@ -159,7 +159,10 @@ async def test_wide_screen_shows_the_timeline_beside_the_nodes(socket_dir: Path,
         rows = text.splitlines()
         assert any("FAILED 1" in row and "POOLS 4, most urgent first" in row for row in rows)
         assert re.findall(r"team/\w+", text) == [f"team/{name}" for name in ("search", *CALM)]
-        await pilot.press("t")
+        assert "sea001-00   ··········◔◔◑◑◕◕◕■■■" in text
+        await pilot.press("tab", "down", "enter")
+        await wait_for_text(pilot, "▸ sea001-00", "ATTEMPT 1")
+        await pilot.press("escape", "t")
         await wait_for_text(pilot, "■✗·")
         await pilot.press("t", "o")
         await wait_for_text(pilot, "by name, 15s a column")

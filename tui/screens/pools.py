@@ -5,15 +5,16 @@ Rows are drawn only where they are visible, so that five hundred pools scroll li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tui.formatting import lines
 from tui.formatting.glyphs import legend, node_strip
-from tui.formatting.lines import Line, fit, justify
-from tui.screens.page import heading
+from tui.formatting.lines import Line, fit, fit_line, justify
+from tui.screens.page import Item, heading, static_line
 from tui.state.history import History
-from tui.state.values import PoolState
+from tui.state.values import NodeState, PoolState
 from tui.widgets import timeline
 from tui.widgets.timeline import BarCache, TimeScale
 
@@ -23,36 +24,13 @@ SIDE_WIDTH = 17
 """Cells for a pool's slots and progress."""
 
 
-class PoolRows:
-    """Header rows, then a row per pool."""
-
-    def __init__(
-        self,
-        header: Sequence[Callable[[int], Line]],
-        pools: Sequence[PoolState],
-        draw_pool: Callable[[PoolState, int], Line],
-    ) -> None:
-        self._header = header
-        self._pools = pools
-        self._draw_pool = draw_pool
-
-    def __len__(self) -> int:
-        return len(self._header) + len(self._pools)
-
-    def key(self, row: int) -> str:
-        number = row - len(self._header)
-        return "" if number < 0 else f"pool:{self._pools[number].pool}"
-
-    def draw(self, row: int, width: int) -> Line:
-        if row < len(self._header):
-            return self._header[row](width)
-        return self._draw_pool(self._pools[row - len(self._header)], width)
-
-
-def strip_rows(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> PoolRows:
+def strip_items(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> list[Item]:
     """Return rows in which a cell is a node."""
-    header = [heading("POOLS", f"{len(pools)}, {order}")[1], lambda width: [(" ", ""), *legend(width - 1)]]
-    return PoolRows(header, pools, lambda pool, width: _strip_line(pool, width, nodes_known=nodes_known))
+    return [
+        heading("POOLS", f"{len(pools)}, {order}"),
+        ("", lambda width: [(" ", ""), *legend(width - 1)]),
+        *((f"pool:{pool.pool}", partial(_strip_line, pool, nodes_known=nodes_known)) for pool in pools),
+    ]
 
 
 def _strip_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
@@ -85,28 +63,39 @@ class TimelineRows:
     starts: Line
     bars: BarCache
 
-    def rows(self, pools: Sequence[PoolState], order: str) -> PoolRows:
-        """Return rows in which a cell is an interval."""
+    def items(self, pools: Sequence[PoolState], order: str, height: int) -> list[Item]:
+        """Return rows in which a cell is an interval; below each pool its nodes, if all fit into `height`."""
         width = name_width(pools)
         note = f"{len(pools)}, {order}, {timeline.describe_scale(self.scale)}"
-        header = [
-            heading("POOLS", note)[1],
-            lambda room: [(" ", ""), *legend(room - 1)],
-            lambda _: [(" ", ""), *timeline.MARKS_LEGEND],
-            lambda _: [(fit("time", width) + " ", "dim"), *timeline.axis(self.scale, self.moment)],
-            lambda _: [(fit("gates", width) + " ", "dim"), *self.marks],
+        found = [
+            heading("POOLS", note),
+            ("", lambda room: [(" ", ""), *legend(room - 1)]),
+            ("", static_line([(" ", ""), *timeline.MARKS_LEGEND])),
+            ("", static_line([(fit("time", width) + " ", "dim"), *timeline.axis(self.scale, self.moment)])),
+            ("", static_line([(fit("gates", width) + " ", "dim"), *self.marks])),
         ]
         if self.starts:
-            header.append(lambda _: [(fit("starts", width) + " ", "dim"), *self.starts])
-        return PoolRows(header, pools, lambda pool, room: self._line(pool, width, room))
+            found.append(("", static_line([(fit("starts", width) + " ", "dim"), *self.starts])))
+        with_nodes = len(found) + sum(1 + len(pool.nodes) for pool in pools) <= height
+        for pool in pools:
+            found.append((f"pool:{pool.pool}", partial(self._pool_line, pool, width)))
+            found.extend(
+                (f"node:{pool.pool}/{node.node}", partial(self._node_line, pool, node, width))
+                for node in (pool.nodes if with_nodes else ())
+            )
+        return found
 
-    def _line(self, pool: PoolState, width: int, room: int) -> Line:
+    def _pool_line(self, pool: PoolState, width: int, room: int) -> Line:
         counts = (pool.used, pool.failed, pool.done)
         if self.moment is not None:
             in_flight, failed, done = timeline.past_pool(self.history, pool, self.moment)
             counts = (in_flight + failed, failed, done)
-        bar = self.bars.bar(self.history, pool, self.scale, self.moment)
-        return justify([(fit(pool.pool, width) + " ", ""), *bar], _side(pool, counts), room)
+        bar = self.bars.pool_bar(self.history, pool, self.scale, self.moment)
+        return justify([(fit(pool.pool, width) + " ", "bold"), *bar], _side(pool, counts), room)
+
+    def _node_line(self, pool: PoolState, node: NodeState, width: int, room: int) -> Line:
+        bar = self.bars.node_bar(self.history, pool, node, self.scale, self.moment)
+        return fit_line([(fit(f"  {node.node}", width) + " ", "dim"), *bar], room)
 
 
 def name_width(pools: Sequence[PoolState]) -> int:

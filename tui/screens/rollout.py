@@ -30,7 +30,7 @@ from tui.screens.page import (
     static_line,
     vote_lines,
 )
-from tui.screens.pools import PoolRows, TimelineRows, strip_rows, timeline_columns
+from tui.screens.pools import TimelineRows, strip_items, timeline_columns
 from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
 from tui.state.values import (
     InFlightNode,
@@ -110,7 +110,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         items = [note_row("waiting for the daemon")] if rollout is None else list(self._items(rollout))
         self.query_one("#now", VirtualList).set_rows(ItemRows(items))
         if rollout is not None:
-            pools.set_rows(self._pool_rows(rollout, pools.scrollable_content_region.width - 1))
+            pools.set_rows(ItemRows(self._pool_items(rollout, pools)))
             pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
@@ -118,7 +118,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         kind, _, name = self.query_one(focused, VirtualList).cursor_key.partition(":")
         match kind:
             case "node":
-                self.console.open_node(self.rollout_id, name)
+                # Below a pool, a node's key names the pool too.
+                self.console.open_node(self.rollout_id, name.rpartition("/")[2])
             case "reason":
                 self.console.open_nodes(self.rollout_id, reason=name)
             case "gate":
@@ -189,14 +190,15 @@ class RolloutPage(TwoPanes, RolloutScreen):
             self.timeline.zoom(by, self._scale)
             self.update_view()
 
-    def _pool_rows(self, rollout: RolloutState, width: int) -> PoolRows:
+    def _pool_items(self, rollout: RolloutState, pane: VirtualList) -> list[Item]:
         pools, model = self._pools_in_order(rollout), self.console.model
         self._scale = None
         if not self._shows_timeline or rollout.nodes is None or model.last_received_seq < 0:
-            return strip_rows(pools, self.pool_order, nodes_known=rollout.nodes is not None)
+            return strip_items(pools, self.pool_order, nodes_known=rollout.nodes is not None)
         history, plan = model.history(rollout.id), model.plans.get(rollout.id)
         scale = self.timeline.scale(
-            timeline_columns(pools, width), *_duration(rollout, history, self.console.now())
+            timeline_columns(pools, pane.scrollable_content_region.width - 1),
+            *_duration(rollout, history, self.console.now()),
         )
         self._scale = scale
         self._load_history(history, scale.start)
@@ -204,7 +206,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         moment = self.timeline.moment
         marks = timeline.decision_marks(history, soaks, scale, moment)
         starts = timeline.start_marks(history, timeline.parse_windows(plan), scale, moment)
-        return TimelineRows(history, scale, moment, marks, starts, self._bars).rows(pools, self.pool_order)
+        rows = TimelineRows(history, scale, moment, marks, starts, self._bars)
+        return rows.items(pools, self.pool_order, pane.size.height)
 
     def _pools_in_order(self, rollout: RolloutState) -> list[PoolState]:
         """Return the pools in the chosen order, which changes at intervals so that rows can be read."""

@@ -17,6 +17,7 @@ from tui.formatting.formatting import format_duration, format_time
 from tui.formatting.glyphs import PHASE_GLYPHS, Glyph, phase_glyph
 from tui.formatting.lines import Line, merge_spans
 from tui.state.history import History
+from tui.state.model import COUNTER_BY_OUTCOME
 from tui.state.values import BUSY_PHASES, NodeState, PoolState
 
 STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800, 86_400)
@@ -268,26 +269,45 @@ def _with_moment(glyphs: list[Glyph], scale: TimeScale, moment: float | None) ->
 
 @dataclass(slots=True)
 class BarCache:
-    """The bars of pools, each drawn again only when its pool or the scale has changed."""
+    """The bars of pools and nodes, each drawn again only when its pool or the scale has changed."""
 
     _bars: dict[str, tuple[tuple[Any, ...], Line]] = field(default_factory=dict)
 
-    def bar(self, history: History, pool: PoolState, scale: TimeScale, moment: float | None) -> Line:
-        is_large = len(pool.nodes) >= LARGE_POOL
+    def pool_bar(self, history: History, pool: PoolState, scale: TimeScale, moment: float | None) -> Line:
+        return self._bar(pool.pool, pool.nodes, pool, (history, scale, moment))
+
+    def node_bar(
+        self, history: History, pool: PoolState, node: NodeState, scale: TimeScale, moment: float | None
+    ) -> Line:
+        return self._bar(f"{pool.pool}/{node.node}", [node], pool, (history, scale, moment))
+
+    def _bar(
+        self,
+        name: str,
+        nodes: Sequence[NodeState],
+        pool: PoolState,
+        view: tuple[History, TimeScale, float | None],
+    ) -> Line:
+        history, scale, moment = view
+        is_large = len(nodes) >= LARGE_POOL
         # Without an event, a bar changes only when the latest interval ends.
         changed = scale.now // LARGE_POOL_INTERVAL_S if is_large else (pool.version, scale.column(scale.now))
         key = (scale.start, scale.step, scale.columns, moment, history.loaded_from, changed)
-        cached = self._bars.get(pool.pool)
+        cached = self._bars.get(name)
         if cached is None or cached[0] != key:
-            cached = self._bars[pool.pool] = (key, pool_bar(history, pool.nodes, scale, moment))
+            cached = self._bars[name] = (key, pool_bar(history, nodes, scale, moment))
         return cached[1]
 
 
 def past_pool(history: History, pool: PoolState, at: float) -> tuple[int, int, int]:
-    """Return the nodes in flight, failed and done of a pool at a moment."""
-    phases = [history.phase_at(node, at).phase for node in pool.nodes]
-    in_flight = sum(phase in BUSY_PHASES for phase in phases)
-    return in_flight, phases.count("failed"), phases.count("done")
+    """Return the nodes in flight, failed and done of a pool at a moment; skipped nodes are not done."""
+    past = [history.phase_at(node, at) for node in pool.nodes]
+    in_flight = sum(each.phase in BUSY_PHASES for each in past)
+    failed = sum(each.phase == "failed" for each in past)
+    done = sum(
+        each.phase == "done" and COUNTER_BY_OUTCOME.get(each.outcome or "changed") == "done" for each in past
+    )
+    return in_flight, failed, done
 
 
 def describe_scale(scale: TimeScale) -> str:
