@@ -8,15 +8,12 @@ from typing import Any
 
 from rolloutd.adapters.netbox.registration import TEXT_PATHS
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, PROVIDER_ID, DiscoveredNode
+from rolloutd.ports import JSON, PROVIDER_ID, STATUS, DiscoveredNode
 
 MAX_LABEL_LENGTH = 253
 """Limit of a label's value, as the settings have it."""
 
 CUSTOM_FIELDS, CONFIG_CONTEXT, TAGS = "custom_fields", "config_context", "tags"
-
-STATUS = "status"
-"""Field whose value is also a variable: a machine that is planned or offline must not be maintained."""
 
 OBJECT_TYPES = {"devices": "dcim.device", "virtual_machines": "virtualization.virtualmachine"}
 """What NetBox calls each kind of object in custom fields and webhooks."""
