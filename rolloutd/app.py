@@ -156,6 +156,7 @@ async def _run_services(
         state,
         runner,
         daemon.check_mode,
+        daemon.drift,
         sources,
         state.now(),
         __version__,

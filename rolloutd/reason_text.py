@@ -403,6 +403,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.MAINTAINING: lambda node, _: f"{node} is maintaining",
     ReasonCode.VERIFYING: lambda node, _: f"{node} is verifying",
     ReasonCode.FAILED: lambda node, p: _failure(node, p) if p else f"{node} failed",
+    ReasonCode.DRIFTED: lambda node, p: (
+        f"{node} has drifted: check mode would change {', '.join(p['tasks'])}"
+    ),
     ReasonCode.DONE: lambda node, _: f"{node} is done",
     ReasonCode.CHANGED: lambda node, _: f"{node} is done: changed",
     ReasonCode.ALREADY_CURRENT: lambda node, _: f"{node} is done: already-current",

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from machines.model import events
 from machines.model.plan import Plan
-from machines.model.rollout import GateOpening, Interruption, Rollout, Target
+from machines.model.rollout import Drift, GateOpening, Interruption, Rollout, Target
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 
 
@@ -39,10 +39,8 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
             return replace(target, downtime_s=event.downtime_s)
         case events.ChangeNeeded():
             return replace(target, maybe_current=False, last_text=event.text or target.last_text)
-        case events.SoakRestarted():
-            if target.phase is not Phase.DONE:
-                raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not done")
-            return replace(target, since=event.at)
+        case events.SoakRestarted() | events.DriftRecorded():
+            return _change_done_target(target, event)
         case events.NodeOrdered(order=None):
             return replace(target, order=None, order_by=None, ordered_at=0.0)
         case events.NodeOrdered():
@@ -55,6 +53,15 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
             return replace(target, team=event.team, pools=event.pools, needs_vote_of=event.needs_vote_of)
         case _:
             assert_never(event)
+
+
+def _change_done_target(target: Target, event: events.SoakRestarted | events.DriftRecorded) -> Target:
+    if target.phase is not Phase.DONE:
+        raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not done")
+    if isinstance(event, events.SoakRestarted):
+        return replace(target, since=event.at)
+    since = event.at if target.drift is None else target.drift.since
+    return replace(target, drift=Drift(since, event.tasks) if event.tasks else None)
 
 
 def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
@@ -131,4 +138,5 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         failure=event.failure,
         admitted_at=event.at if event.trigger in NEW_ATTEMPT else target.admitted_at,
         downtime_s=0.0,
+        drift=None,
     )

@@ -46,7 +46,7 @@ class RolloutCounters:
     """Counts of a rollout's targets: by phase, outcome, wave, team and pool.
 
     `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
-    change; `durations` are the sorted seconds that changed nodes took.
+    change, `drifted` those that lost it; `durations` are the sorted seconds that changed nodes took.
     """
 
     phases: Counter[Phase] = field(default_factory=Counter)
@@ -57,6 +57,7 @@ class RolloutCounters:
     in_flight: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     exceptions: set[str] = field(default_factory=set)
+    drifted: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
 
     def add_all(self, targets: Iterable[Target]) -> None:
@@ -86,6 +87,8 @@ class RolloutCounters:
                 if not self.teams[target.team]:
                     del self.teams[target.team]
             self._adjust_pools(target, delta)
+        if target.drift is not None:
+            (self.drifted.add if delta > 0 else self.drifted.discard)(target.node)
         if target.phase in IN_FLIGHT_PHASES:
             (self.in_flight.add if delta > 0 else self.in_flight.discard)(target.node)
         elif target.phase is Phase.FAILED:

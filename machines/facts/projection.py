@@ -97,6 +97,7 @@ class Projection(Index):
                 events.DeadlineExtended()
                 | events.ChangeNeeded()
                 | events.SoakRestarted()
+                | events.DriftRecorded()
                 | events.NodeOrdered()
                 | events.NodeAdvanced()
             ):
@@ -245,6 +246,8 @@ class Projection(Index):
         self._update_rollout(event.rollout, changes.apply_to_rollout(self.rollout(event.rollout), event))
 
     def _change_target(self, rollout: str, node: str, event: events.TargetEvent) -> None:
+        if isinstance(event, events.DriftRecorded) and rollout not in self.rollouts:
+            return  # a rollout that has ended, whose nodes may drift all the same
         self._store_target(changes.apply_to_target(self.target(rollout, node), event))
 
     def _add_opened_rollout(self, event: events.RolloutOpened) -> None:

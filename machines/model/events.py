@@ -175,6 +175,19 @@ class SoakRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftRecorded:
+    """Check mode would change these tasks again on a node that is done; none: the drift is gone.
+
+    The event has no diff: it could contain secrets, and the audit keeps it for ever.
+    """
+
+    rollout: str
+    node: str
+    at: float
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NodeOrdered:
     """A person gave an order that takes time; `order` None: the order is complete."""
 
@@ -414,6 +427,7 @@ TargetEvent = (
     | DeadlineExtended
     | ChangeNeeded
     | SoakRestarted
+    | DriftRecorded
     | NodeOrdered
     | NodeAdvanced
     | TargetChanged

@@ -70,6 +70,7 @@ class ReasonCode(StrEnum):
     MAINTAINING = Phase.MAINTAINING.value
     VERIFYING = Phase.VERIFYING.value
     FAILED = Phase.FAILED.value
+    DRIFTED = "drifted"
     DONE = Phase.DONE.value
     CHANGED = Outcome.CHANGED.value
     ALREADY_CURRENT = Outcome.ALREADY_CURRENT.value

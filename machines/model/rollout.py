@@ -84,6 +84,14 @@ class NodeOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Drift:
+    """What check mode would change again on a node that is done; `since` is when that was first found."""
+
+    since: float
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One node of one rollout.
 
@@ -117,6 +125,7 @@ class Target:
     maybe_current: bool = False
     admitted_at: float = 0.0
     downtime_s: float = 0.0
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True, slots=True)

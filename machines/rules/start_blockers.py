@@ -291,6 +291,8 @@ def state_reason(index: Index, target: Target) -> Reason:
         params = {} if failure is None else {"step": failure.step, "message": failure.message}
         remedy = failure_remedy(target, rollout_closed=index.rollout(target.rollout).closed)
         return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
+    if target.drift is not None:
+        return Reason(ReasonCode.DRIFTED, target.node, {"tasks": target.drift.tasks}, target.drift.since)
     outcome = target.outcome if target.phase is Phase.DONE else None
     params = {"detail": target.last_text} if outcome in EXCEPTIONS and target.last_text else {}
     return Reason(ReasonCode((outcome or target.phase).value), target.node, params, target.since)

@@ -15,10 +15,12 @@ from pathlib import Path
 from rolloutd import __version__
 from rolloutd.cli import (
     audit,
+    changes,
     exits,
     handover,
     holds,
     inventory,
+    impact,
     local,
     plans,
     queries,
@@ -38,6 +40,8 @@ from rolloutd.errors import RolloutdError
 _MODULES = (
     plans,
     queries,
+    changes,
+    impact,
     handover,
     review,
     inventory,

@@ -6,7 +6,6 @@ the directory of `source.path`: the daemon opens no path that a client names.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.impact import print_impact, read_impact
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
@@ -25,7 +25,6 @@ from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_plans import (
-        Impact,
         Preview,
         PreviewGate,
         PreviewRequirement,
@@ -102,13 +101,15 @@ def preview(call: Invocation) -> int:
     """Show what a plan would do."""
     body = _request_body(call)
     answer = _post_plan(call, "preview", body)
-    impact = _read_impact(call, body, answer["targets"]) if call.args.impact else None
+    nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
+    impact = read_impact(call, path, body, nodes) if call.args.impact else None
     if call.args.json:
         call.print_data(answer if impact is None else {**answer, "impact": impact})
         return exits.OK
     _print_preview(answer)
     if impact is not None:
-        _print_impact(impact)
+        print_line()
+        print_impact(impact, {})
     return exits.OK
 
 
@@ -177,47 +178,6 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
         if not diagnostics:
             raise
         raise _diagnostics_exit(call, body["file"], diagnostics) from answer
-
-
-def _read_impact(call: Invocation, body: Mapping[str, Any], targets: Sequence[PreviewTarget]) -> Impact:
-    """Return what check mode says of the targets, in their order."""
-    reports: dict[str, Any] = {}
-    path = api_path("plans", "impact")
-    with contextlib.closing(call.client.stream(path, method="POST", body=body)) as lines:
-        for line in lines:
-            reports[line["node"]] = line
-            print_message(f"{len(reports)} of {len(targets)}: {line['node']} {line['compliance']}")
-    in_order = [reports[target["node"]] for target in targets if target["node"] in reports]
-    return {
-        "would_change": [
-            {"node": each["node"], "changes": each["changes"], "problem": each["problem"]}
-            for each in in_order
-            if each["compliance"] == "would-change"
-        ],
-        "unknown": [
-            {"node": each["node"], "problem": each["problem"]}
-            for each in in_order
-            if each["compliance"] == "unknown"
-        ],
-        "compliant": [each["node"] for each in in_order if each["compliance"] == "compliant"],
-    }
-
-
-def _print_impact(impact: Impact) -> None:
-    print_line()
-    rows = [
-        (node["node"], "would change", change["task"])
-        for node in impact["would_change"]
-        for change in node["changes"]
-    ]
-    doubtful = [*impact["would_change"], *impact["unknown"]]
-    rows += [(node["node"], "unknown", node["problem"]) for node in doubtful if node["problem"] is not None]
-    print_table(("NODE", "IMPACT", "TASK"), rows)
-    print_line()
-    print_line(
-        f"{pluralize(len(impact['would_change']), 'node')} would change, "
-        f"{len(impact['unknown'])} unknown, {len(impact['compliant'])} compliant"
-    )
 
 
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:

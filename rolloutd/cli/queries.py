@@ -303,6 +303,7 @@ def _format_counts(rollout: Rollout) -> str:
         ("pending", rollout["pending"]),
         ("failed", rollout["failed"]),
         ("skipped", rollout["skipped"]),
+        ("drifted", rollout.get("drifted", 0)),
     ):
         if number:
             parts.append(f"{number} {name}")

@@ -108,6 +108,9 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     ),
     "ChangeNeeded": lambda f: f"checked: needs the change {f.get('text', '')}",
     "SoakRestarted": lambda _: "soaks from now: the clock was set back",
+    "DriftRecorded": lambda f: (
+        f"drifted: check mode would change {_join_names(f['tasks'])}" if f["tasks"] else "has no drift"
+    ),
     "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
     "NodeAdvanced": _with_reason("advanced"),
     "TeamRulesChanged": lambda f: (

@@ -216,6 +216,12 @@ class StatusQuery(QueryParams):
     all: bool = False
 
 
+class ChangesQuery(QueryParams):
+    """Changes of all plans, or of one."""
+
+    plan: Name | None = None
+
+
 class EventsQuery(QueryParams):
     """Entries after a sequence number; with `follow` the stream does not end.
 

@@ -14,6 +14,7 @@ from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams
+from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.ports import JSON, AuditReport, Runner, SourceStore
@@ -51,6 +52,7 @@ class Services:
     state: State
     runner: Runner
     check_mode: CheckMode
+    drift: DriftChecker
     sources: SourceStore
     started_at: float
     version: str

@@ -122,6 +122,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "done": progress.done,
         "failed": progress.failed,
         "skipped": progress.skipped,
+        "drifted": len(index.counters(current.id).drifted),
         "pending": progress.pending,
         "in_flight": [in_flight(state, target) for target in progress.in_flight],
         "pools": [cast("wire.Pool", asdict(pool)) for pool in progress.pools],
@@ -319,7 +320,7 @@ def node_reason(index: Index, target: Target, blocker: Reason | None, live: Step
     The core knows why nodes do not start (`blocker`).  A node in flight waits for its
     isolators, its checks or its next observation.
     """
-    if target.phase in (Phase.PENDING, Phase.FAILED):
+    if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None:
         found = blocker
     else:
         found = _in_flight_reason(index, target, live) if target.phase in IN_FLIGHT_PHASES else None

@@ -202,6 +202,7 @@ class Rollout(TypedDict):
     done: int
     failed: int
     skipped: int
+    drifted: int
     pending: int
     in_flight: list[InFlight]
     pools: list[Pool]

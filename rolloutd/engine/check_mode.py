@@ -14,8 +14,9 @@ from pathlib import Path
 
 from machines.model.compliance import ComplianceReport, TaskChange
 from machines.model.plan import Stage
+from machines.scheduler.progress import is_out_of_service
 from rolloutd.engine.state import State
-from rolloutd.errors import RolloutdError, SourceFailed
+from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, Runner, RunRequest, RunState, Unknown
 from rolloutd.ports.guards import adapter_errors
 
@@ -67,6 +68,8 @@ class CheckMode:
         self, node: str, tree: Path, stage: Stage, run_prefix: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
+        if is_out_of_service(self._state.index, node):
+            raise Refused("out-of-service", f"{node}: a rollout works on it or has it isolated")
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
         snapshot = self._state.inventory_snapshot()

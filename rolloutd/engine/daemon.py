@@ -23,6 +23,7 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
+from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -71,6 +72,7 @@ class Daemon:
         self._started_at = state.now()
         self._drivers: dict[tuple[str, str], Driver] = {}
         self.check_mode = CheckMode(state, adapters.runner)
+        self.drift = DriftChecker(state, adapters.tree, self.check_mode)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)

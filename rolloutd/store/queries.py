@@ -21,6 +21,7 @@ from machines.model.plan import Digest, GateName, Plan
 from machines.model.rollout import (
     Actor,
     ActorKind,
+    Drift,
     Failure,
     GateOpening,
     Hold,
@@ -63,7 +64,7 @@ _SELECT_TARGET = """
 SELECT target.rollout, target.node, team, pools, wave, position, phase, outcome, target.attempt, rolling_back,
        isolated, since, not_before, aborted_isolations, last_text, failure.id, failure.attempt, failure.step,
        failure.message, failure.at, order_kind, order_by, ordered_at, joined, needs_vote_of, maybe_current,
-       admitted_at, downtime_s
+       admitted_at, downtime_s, drift_since, drift_tasks
 FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id = target.failure"""
 
 _SELECT_CLOSED = f"""
@@ -336,7 +337,8 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
 def _decode_target(row: Sequence[Any]) -> Target:
     rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back, isolated = row[:11]
     since, not_before, aborted, last_text, *failure = row[11:20]
-    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[20:]
+    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[20:28]
+    drift_since, drift_tasks = row[28:]
     # Positional arguments: for a hundred thousand targets, keywords alone cost a tenth of a second.
     return Target(
         *(
@@ -355,6 +357,7 @@ def _decode_target(row: Sequence[Any]) -> Target:
         NodeOrder(order) if order else None,
         _decode_actor(order_by) if order_by else None,
         *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at, downtime_s),
+        None if drift_since is None else Drift(drift_since, _decode_strings(drift_tasks)),
     )
 
 

@@ -18,6 +18,7 @@ from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
     DeadlineExtended,
+    DriftRecorded,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -88,7 +89,14 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
             yield _insert_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _membership_statements(event)
-        case DeadlineExtended() | ChangeNeeded() | SoakRestarted() | NodeOrdered() | NodeAdvanced():
+        case (
+            DeadlineExtended()
+            | ChangeNeeded()
+            | DriftRecorded()
+            | SoakRestarted()
+            | NodeOrdered()
+            | NodeAdvanced()
+        ):
             yield TargetChange(event.rollout, event.node, event)
         case VoteCast() | VoteWithdrawn() | GateOpened():
             yield from mark_token_used(event)
@@ -130,6 +138,7 @@ _TARGET_COLUMNS = (
         "order_by",
     ),
     *("ordered_at", "joined", "needs_vote_of", "maybe_current", "admitted_at", "downtime_s"),
+    *("drift_since", "drift_tasks"),
 )
 
 # The values of both statements are those of _encode_target(), which begin with the key.
@@ -174,6 +183,7 @@ def _encode_target(target: Target) -> Sequence[Any]:
         ),
         *(encode_actor(target.order_by), target.ordered_at, target.joined, target.needs_vote_of),
         *(target.maybe_current, target.admitted_at, target.downtime_s),
+        *((None, "[]") if target.drift is None else (target.drift.since, encode_list(target.drift.tasks))),
     )
 
 

@@ -234,6 +234,7 @@ READING = (
         "/v1/status",
         "/v1/rollouts",
         "/v1/locks",
+        "/v1/changes",
         "/v1/events",
     ),
     *(
@@ -267,6 +268,7 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_R}/withdraw"): withdrawing,
     ("POST", f"{_R}/pause"): plain(f"{_R}/pause", REASON),
     ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", REASON),
+    ("POST", f"{_R}/drift"): plain(f"{_R}/drift", {}),
     ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", REASON),
     ("DELETE", _R): after(cancelled, _R),
     ("POST", f"{_N}/advance"): advancing,

@@ -19,6 +19,7 @@ from machines.facts import apply
 from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
+    DriftRecorded,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -183,6 +184,26 @@ async def test_orders_looks_and_amendments_are_kept(store: Store) -> None:
     await write(store, TargetsJoined("r1", (joiner,), 35.0), over)
     assert await store.load_targets("r1") == (apply.apply_to_target(expected, over), joiner)
     assert (await store.load_rollout("r1")).amendments == 2
+
+
+async def test_drift_is_kept_until_node_moves(store: Store) -> None:
+    done = target("n1", phase=Phase.DONE, outcome=Outcome.CHANGED, attempt=1)
+    await write(store, replace(rollout_opened(), targets=(done,)))
+    moved = phase_moved("n1", Trigger.DRIFTED, Phase.DONE, Phase.PENDING, attempt=1)
+    expected = done
+    for event, since in (
+        (DriftRecorded("r1", "n1", 30.0, ("set the limit",)), 30.0),
+        (DriftRecorded("r1", "n1", 31.0, ("set the limit", "restart")), 30.0),
+        (DriftRecorded("r1", "n1", 32.0, ()), None),
+        (DriftRecorded("r1", "n1", 33.0, ("restart",)), 33.0),
+        (moved, None),
+    ):
+        await write(store, event)
+        expected = apply.apply_to_target(expected, event)
+        assert await the_target(store) == expected
+        assert (expected.drift and expected.drift.since) == since
+    with pytest.raises(Conflict):
+        await write(store, DriftRecorded("r1", "n1", 41.0, ("restart",)))
 
 
 async def test_votes_gates_and_pauses_are_kept(store: Store) -> None:

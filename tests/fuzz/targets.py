@@ -374,6 +374,7 @@ REQUESTS = encoded(
     ),
     asked("POST", "/v1/rollouts/R/nodes/p1/skip", {**REASON, "put_back": "leave"}),
     asked("POST", "/v1/nodes/p1/return", REASON),
+    asked("POST", "/v1/rollouts/R/drift", {}),
     asked("PUT", "/v1/holds", {"node": "p1", "id": "x", "until": "2030-01-01T00:00:00Z", **REASON}),
     asked("DELETE", "/v1/holds", {"node": "p1"}),
     asked("POST", "/v1/freezes", {"scope": "team/infra", **REASON}),

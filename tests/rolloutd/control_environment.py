@@ -32,6 +32,7 @@ from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.ports import Store
@@ -298,7 +299,12 @@ async def control_environment(
 
     runner = FakeRunner(run_host)
     check_mode, refresh = CheckMode(state, runner), lambda: refreshed.append(1)
-    services = Services(state, runner, check_mode, sources, clock.now(), "0.test", refresh, observe)
+
+    async def tree(rollout: str) -> Path:
+        return tmp_path
+
+    drift = DriftChecker(state, tree, check_mode)
+    services = Services(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe)
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)

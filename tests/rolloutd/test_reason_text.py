@@ -183,6 +183,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.CHECKING_COMPLIANCE: ("n1", {}, "n1 is checked for whether it needs the change"),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
+    ReasonCode.DRIFTED: (
+        "n1",
+        {"tasks": ("set the limit", "restart")},
+        "n1 has drifted: check mode would change set the limit, restart",
+    ),
     ReasonCode.ISOLATING: ("n1", {}, "n1 is isolating"),
     ReasonCode.MAINTAINING: ("n1", {}, "n1 is maintaining"),
     ReasonCode.VERIFYING: ("n1", {}, "n1 is verifying"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolloutd.control.handlers import audit, commands, plans, queries, streams, teams
+from rolloutd.control.handlers import audit, changes, commands, drift, plans, queries, streams, teams
 from rolloutd.control.routes import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -10,6 +10,8 @@ ROUTES: tuple[Route, ...] = (
     *streams.routes,
     *plans.routes,
     *commands.routes,
+    *drift.routes,
     *teams.routes,
+    *changes.routes,
     *audit.routes,
 )

@@ -9,7 +9,7 @@ from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.control import requests, rights, wire_plans
-from rolloutd.control.impact import impact_lines
+from rolloutd.control.node_reports import report_lines
 from rolloutd.control.preview import preview
 from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
@@ -17,6 +17,9 @@ from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
+
+IMPACT_RUN_PREFIX = "impact"
+"""Begins the names of the runs; a rollout's id ends in a hyphen and five characters."""
 
 routes = RouteTable()
 
@@ -55,7 +58,11 @@ async def plan_impact(services: Services, request: Request) -> AsyncGenerator[wi
     draft = await submit.resolve_plan(
         services.state, services.sources, body.file, body.text.encode(), body.upload
     )
-    return impact_lines(services, draft, services.sources.tree_path(draft.pinned))
+    tree = services.sources.tree_path(draft.pinned)
+    return report_lines(
+        services.check_mode.check(target.node, tree, draft.plan.stages, run_prefix=IMPACT_RUN_PREFIX)
+        for target in draft.targets
+    )
 
 
 @routes.add(

@@ -21,6 +21,7 @@ from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
     DeadlineExtended,
+    DriftRecorded,
     Event,
     FreezeLifted,
     FreezeStarted,
@@ -318,7 +319,14 @@ class MemoryStore:
                 self._apply_transition(memory, event)
             case StepRecorded():
                 _record(memory, event)
-            case DeadlineExtended() | ChangeNeeded() | NodeOrdered() | NodeAdvanced() | TargetChanged():
+            case (
+                DeadlineExtended()
+                | ChangeNeeded()
+                | DriftRecorded()
+                | NodeOrdered()
+                | NodeAdvanced()
+                | TargetChanged()
+            ):
                 _apply_to_target(memory, event.rollout, event.node, event)
                 if isinstance(event, TargetChanged):
                     _change(memory, event)

@@ -1,0 +1,16 @@
+"""Handler of the matrix of changes and nodes."""
+
+from __future__ import annotations
+
+from rolloutd.control import requests, wire_changes
+from rolloutd.control.changes import change_matrix
+from rolloutd.control.routes import Request, RouteTable, Services
+
+routes = RouteTable()
+
+
+@routes.add("GET", "/v1/changes", query_model=requests.ChangesQuery)
+async def changes(services: Services, request: Request) -> wire_changes.Changes:
+    """Show which node has which change, across rollouts."""
+    query: requests.ChangesQuery = request.query
+    return await change_matrix(services.state, query.plan)
