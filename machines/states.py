@@ -12,6 +12,7 @@ path:
 - `isolation-aborted` leads from isolating back to pending.  Nothing was changed on the node yet, so this is
   no failure; the node waits a little longer after each abort.
 - `left` leads to done from every phase, because the inventory can lose a node at any time.
+- `drifted` leads from done back to pending, for plans that keep their change only.
 
 MACHINE below is the only place where a transition is defined.  Legality, the next phase, the outcomes that a
 transition may end with, and the diagram in ARCHITECTURE.md all come from it; a transition that it does not

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import (
+    DEFAULT_DRIFT_EVERY_S,
     DEFAULT_POLL_S,
     PILOT_WAVE,
     Capability,
@@ -89,6 +90,8 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         pilot=_compile_pilot(spec.get("pilot")),
         skip_compliant=bool(spec.get("skip_compliant", False)),
+        keep=bool(spec.get("keep", False)),
+        drift_every_s=_compile_drift_interval(spec),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
     )
 
@@ -199,6 +202,12 @@ def _compile_waves(spec: Mapping[str, JSON]) -> tuple[WaveDef, ...]:
     if (spec.get("pilot") or {}).get("node") is None:
         return waves
     return (WaveDef(name=PILOT_WAVE, max_parallel=1, gate=GateName.START), *waves)
+
+
+def _compile_drift_interval(spec: Mapping[str, JSON]) -> float | None:
+    if spec.get("every") is not None:
+        return float(spec["every"])
+    return DEFAULT_DRIFT_EVERY_S if spec.get("keep") else None
 
 
 def _compile_pilot(pilot: Mapping[str, JSON] | None) -> Pilot | None:

@@ -124,6 +124,16 @@ def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
 # -- transitions -------------------------------------------------------------------
 
 
+def _requeue_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) -> str | None:
+    """Return why a done node must not be changed again: only a plan that keeps its change may do that."""
+    rollout, name = facts.rollouts[event.rollout], f"{event.node} of {event.rollout}"
+    if not rollout.plan.keep or rollout.closed:
+        return f"{name} must not start again: its plan does not keep the change, or the rollout is closed"
+    if target.drift is None and target.outcome is not Outcome.LEFT:
+        return f"{name} must not start again: no drift is recorded"
+    return None
+
+
 def _transition_violation(
     facts: InvariantFacts, event: PhaseMoved, now: float, earlier: Sequence[Event]
 ) -> str | None:
@@ -137,6 +147,8 @@ def _transition_violation(
         return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {reached}"
     if event.trigger is Trigger.ADMITTED:
         return _admission_violation(facts, event, target, now, earlier)
+    if event.trigger is Trigger.DRIFTED:
+        return _requeue_violation(facts, event, target)
     if event.trigger is Trigger.ROLLBACK_ORDERED:
         for other in facts.targets_on(event.node):
             if other.rollout != event.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):

@@ -43,6 +43,14 @@ class ProbeTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Requeue:
+    """Change a done node again, because it has drifted and its plan keeps the change."""
+
+    rollout: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class AbortIsolation:
     rollout: str
     node: str
@@ -93,6 +101,7 @@ class Decision:
 
     admissions: tuple[Admit, ...] = ()
     current_checks: tuple[CheckIfCurrent, ...] = ()
+    requeued: tuple[Requeue, ...] = ()
     dry_runs: tuple[DryRun, ...] = ()
     traffic_probes: tuple[ProbeTraffic, ...] = ()
     isolation_aborts: tuple[AbortIsolation, ...] = ()

@@ -16,6 +16,9 @@ from machines.model.selector import Selector
 from machines.model.windows import Window
 
 DEFAULT_EXPECTED_S = 15 * 60.0
+DEFAULT_DRIFT_EVERY_S = 3600.0
+"""Interval of the drift checks of a plan that keeps its change: each is a run on every node."""
+
 DEFAULT_POLL_S = 15.0
 """Interval between probes of a candidate: a long request takes some seconds."""
 
@@ -154,6 +157,8 @@ class Plan:
     A node starts once its traffic probes, each `poll_s`, have said idle for `idle_for_s` in a row.
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
     With `skip_compliant` check mode decides before a node's first start whether it needs the change.
+    With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
+    `keep` a drifted one is changed again.
     """
 
     name: str
@@ -180,6 +185,8 @@ class Plan:
     vote_ttl_s: float | None = None
     pilot: Pilot | None = None
     skip_compliant: bool = False
+    keep: bool = False
+    drift_every_s: float | None = None
 
     @property
     def pilot_node(self) -> str | None:

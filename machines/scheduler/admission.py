@@ -26,6 +26,7 @@ from machines.model.decision import (
     DryRun,
     OpenGate,
     ProbeTraffic,
+    Requeue,
     RestartSoak,
     SkipQuarantined,
 )
@@ -52,6 +53,7 @@ class DecisionBuilder:
     capacity: start_blockers.Capacity = field(default_factory=start_blockers.Capacity)
     admissions: list[Admit] = field(default_factory=list)
     current_checks: list[CheckIfCurrent] = field(default_factory=list)
+    requeued: list[Requeue] = field(default_factory=list)
     dry_runs: list[DryRun] = field(default_factory=list)
     traffic_probes: list[ProbeTraffic] = field(default_factory=list)
     probe_budget: traffic.ProbeBudget = field(default_factory=traffic.ProbeBudget)

@@ -21,8 +21,10 @@ from machines.model.decision import (
     DeferMaintenance,
     OpenGate,
     ProbeTraffic,
+    Requeue,
     SkipQuarantined,
 )
+from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
@@ -52,6 +54,7 @@ def decide(index: Index, now: float) -> Decision:
         _collect_gate_openings(index, rollout, now, builder)
         if gates.needs_pilot_evidence(index, rollout):
             builder.pilots_to_document.append(rollout.id)
+        _requeue_drifted(index, rollout, builder)
         if index.all_done(rollout.id):
             _end_rollout(index, rollout, now, builder)
             continue
@@ -64,6 +67,7 @@ def decide(index: Index, now: float) -> Decision:
     return Decision(
         admissions=tuple(builder.admissions),
         current_checks=tuple(builder.current_checks),
+        requeued=tuple(builder.requeued),
         dry_runs=tuple(builder.dry_runs),
         traffic_probes=tuple(builder.traffic_probes),
         isolation_aborts=tuple(builder.isolation_aborts),
@@ -184,12 +188,21 @@ def _pending_targets(index: Index, rollout: Rollout, specs: Iterable[WaveDef]) -
 
 def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """End a rollout whose nodes are all done after its last soak: a check may still fail a canary."""
+    if rollout.plan.drift_every_s is not None:
+        return  # it stays open: its nodes are checked for drift, and joiners get the change
     soaks = (waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves if spec.soak_s)
     until = max(soaks, default=now)
     if now >= until:
         builder.ended_rollouts.append(rollout.id)
     else:
         builder.wake_by(until)
+
+
+def _requeue_drifted(index: Index, rollout: Rollout, builder: DecisionBuilder) -> None:
+    """Change drifted nodes again; they start by the same rules as any other."""
+    if rollout.plan.keep and builder.dry_reason is None:
+        drifted = sorted(index.counters(rollout.id).drifted, key=natural_sort_key)
+        builder.requeued += (Requeue(rollout.id, node) for node in drifted)
 
 
 def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:

@@ -28,6 +28,7 @@ def membership_events(index: Index, now: float) -> tuple[Event, ...]:
     for rollout in index.rollouts.values():
         events += _removed_targets(index, rollout, now)
         if not rollout.closed:
+            events += _returned_targets(index, rollout, now)
             events += _changed_targets(index, rollout, now)
             events += _joined_targets(index, rollout, now)
     return tuple(events)
@@ -45,6 +46,15 @@ def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
             continue
         text = "the inventory no longer has this node"
         yield transition(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=text)
+
+
+def _returned_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+    """Yield the requeue of every target that left and is back, if the plan keeps its change."""
+    if not rollout.plan.keep:
+        return
+    for target in index.targets(rollout.id):
+        if target.outcome is Outcome.LEFT and target.node in index.nodes:
+            yield transition(target, Trigger.DRIFTED, now, text="the inventory has this node again")
 
 
 def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:

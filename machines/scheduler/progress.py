@@ -189,6 +189,8 @@ def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: flo
         return RolloutState.AWAITING_APPROVAL if is_new else RolloutState.PAUSED
     if wave_progress.soak_ends_at is not None:
         return RolloutState.SOAKING
+    if rollout.plan.drift_every_s is not None and index.all_done(rollout.id):
+        return RolloutState.DONE
     return RolloutState.RUNNING if wave_progress.blocker is None else RolloutState.AWAITING_APPROVAL
 
 

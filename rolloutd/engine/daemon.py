@@ -23,7 +23,7 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
-from rolloutd.engine.background.drift_checks import DriftChecker
+from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor, drift_text
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.hold_release import HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -73,6 +73,7 @@ class Daemon:
         self._drivers: dict[tuple[str, str], Driver] = {}
         self.check_mode = CheckMode(state, adapters.runner)
         self.drift = DriftChecker(state, adapters.tree, self.check_mode)
+        self._drift_monitor = DriftMonitor(state, self.drift)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
@@ -111,6 +112,8 @@ class Daemon:
             self.reschedule()
             check_soaking = partial(self._soak_monitor.start_checks, tasks)
             self._scheduler.call_every("soak", self._soak_monitor.interval_s, check_soaking)
+            check_drift = partial(self._drift_monitor.start_due, tasks)
+            self._scheduler.call_every("drift", POLL_S, check_drift)
             self._wakeup.set()
             try:
                 await self._iterate_for_ever()
@@ -225,6 +228,11 @@ class Daemon:
                     text="by rolloutd, after a day in quarantine",
                 )
                 for each in decision.quarantine_skips
+            ]
+            events += [
+                transition(target, Trigger.DRIFTED, now, text=drift_text(target))
+                for each in decision.requeued
+                for target in (self._state.index.target(each.rollout, each.node),)
             ]
             events += [RolloutEnded(rollout, now) for rollout in decision.ended_rollouts]
             # Check the invariants at the time of the decision: an observation may have expired since then.

@@ -24,7 +24,7 @@ CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 
-OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant")
+OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant", "keep", "every")
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
 

@@ -274,6 +274,14 @@ class Spec(Params):
         description="Run `maintain` in check mode on a node before it starts, and record a node that needs "
         "nothing as done, without an isolation.",
     )
+    keep: bool = Field(
+        default=False,
+        description="Change a done node again once it has drifted; the rollout stays open for that.",
+    )
+    every: PositiveDuration = Field(
+        default=ABSENT,
+        description="Interval of the drift checks after the last node; 1h with `keep`, else none.",
+    )
     isolate: list[IsolateStep] = Field(
         default=[],
         max_length=MAX_STEPS,

@@ -72,6 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["handover"]:
                 fleet.asked_since.append(query["since"])
                 self._send_json(fleet.handover(query["since"]))
+            case ["changes"]:
+                self._send_json(fleet.changes)
             case ["rollouts", _, "comparison"]:
                 self._send_json(fleet.comparison)
             case ["rollouts", _, "review"]:

@@ -41,6 +41,7 @@ class ReplayedFleet:
         self.pilot_evidence: JSON | None = None
         self.review = review_of(self.id)
         self.comparison = comparison_of(self.id)
+        self.changes = CHANGES
         self.asked_since: list[str] = []
         self.state = "awaiting-approval"
         self.reason: JSON | None = None
@@ -567,6 +568,26 @@ def review_of(rollout: str) -> JSON:
         "plan": [{"path": "maintain[0].vars.somaxconn", "value": "65535"}],
         "plan_differences": [],
     }
+
+
+CHANGES: JSON = {
+    "changes": [
+        {
+            "plan": "limits",
+            "change": "0123456789abcdef",
+            "rollouts": ["limits-abcde"],
+            "percent": 33.33,
+            "nodes": [
+                {"node": "n1", "state": "done"},
+                {"node": "n2", "state": "drifted"},
+                {"node": "n3", "state": "never"},
+            ],
+            "groups": [{"group": "team/a", "total": 3, "done": 1, "percent": 33.33}],
+            "never": ["n3"],
+        }
+    ]
+}
+"""The matrix of one change: a node that has it, one that drifted, one that never had it."""
 
 
 def comparison_of(rollout: str) -> JSON:

@@ -49,7 +49,7 @@ _KEY_LABELS = {
 }
 
 
-_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover comparison"
+_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover comparison changes"
 _NODE_SCREENS = "rollout node nodes"
 
 
@@ -83,6 +83,7 @@ ACTIONS: tuple[Action, ...] = (
     _move("locks", "3", "locks", "show slots, holds and freezes"),
     _move("audit", "4", "audit", "show who did what"),
     _move("teams", "5", "teams", "show teams, members and limits"),
+    _move("changes", "m", "changes", "show which node has which change, across rollouts", "fleet"),
     _move("handover", "d", "handover", "show what changed since you last looked, and what waits", "fleet"),
     _move("compare", "c", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),

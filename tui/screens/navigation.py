@@ -65,6 +65,11 @@ class NavigationApp(App[None]):
 
         self._switch_to(TeamsPage)
 
+    def do_changes(self) -> None:
+        from tui.screens.changes import ChangesPage
+
+        self._switch_to(ChangesPage)
+
     def open_comparison(self, rollout: str) -> None:
         from tui.screens.comparison import ComparisonPage
 

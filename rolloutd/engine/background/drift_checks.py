@@ -5,6 +5,7 @@ A report is recorded when it differs from the last one; what check mode cannot s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,15 +13,20 @@ from machines.facts.index import Index
 from machines.model.compliance import Compliance, ComplianceReport
 from machines.model.events import DriftRecorded
 from machines.model.plan import Plan
-from machines.model.rollout import Actor, Target
+from machines.model.rollout import DAEMON, Actor, Target
 from machines.scheduler.progress import is_out_of_service
 from machines.states import CARRIES_CHANGE
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import Conflict, RolloutdError
 
 MAX_TASK_CHARS = 200
 """Characters of a task's name in the record: the audit keeps it for ever."""
+
+
+POLL_S = 60.0
+"""Interval of looking for rollouts whose drift check is due."""
 
 
 class DriftChecker:
@@ -66,3 +72,42 @@ class DriftChecker:
                 await commit([DriftRecorded(target.rollout, target.node, report.at, tasks)], cause)
             except Conflict:
                 return  # the closed rollout was deleted, or another check recorded first
+
+
+class DriftMonitor:
+    """The scheduled drift checks of rollouts that stay open."""
+
+    def __init__(self, state: State, checker: DriftChecker) -> None:
+        self._state = state
+        self._checker = checker
+        self._checked_at: dict[str, float] = {}
+        self._jobs: BackgroundJobs[str] = BackgroundJobs()
+
+    def start_due(self, tasks: asyncio.TaskGroup) -> None:
+        """Check every rollout whose nodes are done and whose interval has passed, also over a restart."""
+        index, now = self._state.index, self._state.now()
+        self._checked_at = {key: at for key, at in self._checked_at.items() if key in index.rollouts}
+        for rollout in index.rollouts.values():
+            every_s = rollout.plan.drift_every_s
+            if every_s is None or rollout.closed or not index.all_done(rollout.id):
+                continue
+            done_at = max((target.since for target in index.targets(rollout.id)), default=now)
+            if now >= max(done_at, self._checked_at.get(rollout.id, 0.0)) + every_s:
+                self._jobs.start(tasks, self._check_rollout, rollout.id, name=f"drift {rollout.id}")
+
+    async def _check_rollout(self, rollout_id: str) -> None:
+        index = self._state.index
+        rollout = index.rollouts.get(rollout_id)
+        if rollout is None:
+            return
+        self._checked_at[rollout_id] = self._state.now()
+        checks = (
+            self._checker.check(rollout.plan, target, DAEMON, "drift checked on schedule")
+            for target in self._checker.targets(index, rollout_id)
+        )
+        await asyncio.gather(*checks)
+
+
+def drift_text(target: Target) -> str:
+    """Return why a drifted node is changed again."""
+    return "drifted" if target.drift is None else f"drifted: {', '.join(target.drift.tasks)}"

@@ -102,6 +102,7 @@ class FakeRunHost:
     runs: dict[str, FakeRun] = field(default_factory=dict)
     started_runs: list[str] = field(default_factory=list)
     fences: dict[str, Fence] = field(default_factory=dict)
+    checked_runs: list[str] = field(default_factory=list)
     compliant: set[str] = field(default_factory=set)
     """Nodes on which a playbook has nothing left to change."""
 
@@ -159,7 +160,9 @@ class FakeRunner:
             kind = "unchecked" if script is Script.UNCHECKED and check_only else kind
             run.add_event("task", task, 0.0)
             run.add_event(kind, task, 50.0)
-        if script in {Script.OK, Script.CHANGE} and not check_only:
+        if check_only:
+            self._world.checked_runs.append(run.request.run_id)
+        elif script in {Script.OK, Script.CHANGE}:
             self._world.started_runs.append(run.request.run_id)
             self._world.compliant.add(node)
         run.end(_ENDINGS[script](run.request))

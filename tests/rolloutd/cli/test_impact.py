@@ -64,7 +64,10 @@ def test_changes_of_a_plan_list_groups_and_nodes(
     }
     daemon.answer("GET", "changes", {"changes": [change]})
     code, out, _ = run(capsys, "changes")
-    assert (code, out.splitlines()[1].split()) == (0, ["limits", "0123456789ab", "50%", "1", "1"])
+    assert (code, out.splitlines()[1].split()) == (
+        0,
+        ["limits", "0123456789ab", "50", "%", "1", *"-----", "1"],
+    )
     code, out, _ = run(capsys, "changes", "limits")
     assert daemon.requests[-1][2] == {"plan": "limits"}
     assert "team/a" in out

@@ -62,6 +62,8 @@ spec:
     - kubernetes: {pods: "app.kubernetes.io/component=job", namespaces: [batch], timeout: 20s}
   idle_for: 30s
   skip_compliant: true
+  keep: true
+  every: 2h
   poll: 20s
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}

@@ -1,0 +1,76 @@
+"""Plans that keep their change: a drifted node is changed again, by the rules for any node."""
+
+from __future__ import annotations
+
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.decision import Requeue
+from machines.model.events import DriftRecorded, FreezeStarted, NodesDiscovered, NodesRemoved, PhaseMoved
+from machines.model.windows import Freeze
+from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.membership import membership_events
+from machines.scheduler.progress import RolloutState, rollout_progress
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow import phase_transitions
+from tests.machines.builders import T0, finish, index_of, nodes_of, submit, transition
+
+NODES = nodes_of({"a": ("n1", "n2")})
+
+
+def finished(*, keep: bool, every_s: float | None = 3600.0) -> Projection:
+    """Return an index with a rollout whose nodes are done."""
+    index = index_of(NODES)
+    submit(index, keep=keep, drift_every_s=every_s)
+    for node in ("n1", "n2"):
+        finish(index, node)
+    return index
+
+
+def test_rollout_with_drift_checks_stays_open_and_done() -> None:
+    index = finished(keep=False)
+    assert decide(index, T0).ended_rollouts == ()
+    assert rollout_progress(index, "R", T0).state is RolloutState.DONE
+    assert decide(finished(keep=False, every_s=None), T0).ended_rollouts == ("R",)
+
+
+def test_drifted_node_is_requeued_if_plan_keeps_change() -> None:
+    for keep, requeued in ((True, (Requeue("R", "n2"),)), (False, ())):
+        index = finished(keep=keep)
+        index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
+        assert decide(index, T0).requeued == requeued
+        assert explain_node(index, "R", "n2", T0).code == "drifted"
+
+
+def test_requeued_node_starts_by_the_same_rules() -> None:
+    index = finished(keep=True)
+    index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
+    transition(index, "n2", Trigger.DRIFTED)
+    assert (index.target("R", "n2").drift, index.target("R", "n2").outcome) == (None, None)
+    assert [start.node for start in decide(index, T0).admissions] == ["n2"]
+    index.apply(FreezeStarted(Freeze("f1", "all", "month's end", "alice", T0)))
+    assert decide(index, T0).admissions == ()
+    assert explain_node(index, "R", "n2", T0).code == "freeze"
+
+
+def test_requeue_without_keep_or_drift_is_a_violation() -> None:
+    for keep, drifted in ((False, True), (True, False)):
+        index = finished(keep=keep)
+        if drifted:
+            index.apply(DriftRecorded("R", "n1", T0, ("set the limit",)))
+        moved = phase_transitions.transition(index.target("R", "n1"), Trigger.DRIFTED, T0)
+        assert "must not start again" in (violation(index, moved, T0) or "")
+
+
+def test_node_that_left_pending_is_requeued_on_return() -> None:
+    for keep, expected in ((True, [("n1", Trigger.DRIFTED, Phase.PENDING)]), (False, [])):
+        index = index_of(NODES)
+        submit(index, keep=keep, drift_every_s=3600.0)
+        finish(index, "n2")
+        index.apply(NodesRemoved(("n1",)))
+        for event in membership_events(index, T0):
+            index.apply(event)
+        assert index.target("R", "n1").outcome is Outcome.LEFT
+        index.apply(NodesDiscovered((NODES[0],)))
+        moved = [event for event in membership_events(index, T0) if isinstance(event, PhaseMoved)]
+        assert [(event.node, event.trigger, event.target) for event in moved] == expected
+        assert [violation(index, event, T0) for event in moved] == [None for _ in expected]
