@@ -23,6 +23,7 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     begin      rollout, node              the node's isolation begins (rollback: True when going back)
     isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
     put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
+    drift      rollout, node              a done node is to be changed again, which the plan must allow (keep)
 
 `check_log(log)` returns sentences; none means that nothing forbidden happened.
 """
@@ -262,6 +263,14 @@ class Oracle:
     def on_retry(self, entry: Entry) -> None:
         self.failed.pop(entry["node"], None)
         self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
+
+    def on_drift(self, entry: Entry) -> Iterator[str]:
+        place = entry["rollout"], entry["node"]
+        if not self.plans[entry["rollout"]].get("keep"):
+            yield f"{entry['node']} is to be changed again, and the plan does not keep its change"
+        if self.target_states[place][0] not in ("over", "left"):
+            yield f"{entry['node']} is to be changed again and was not done"
+        self.target_states[place] = ("waiting", entry["at"])
 
     def on_skip(self, entry: Entry) -> None:
         self._end_attempt(entry, "over")

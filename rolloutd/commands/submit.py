@@ -244,7 +244,7 @@ def _already_changed(state: State, superseded: Sequence[Rollout], change: str) -
         for rollout in superseded
         if rollout.digest.change == change
         for target in state.index.targets(rollout.id)
-        if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+        if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT) and target.drift is None
     }
 
 

@@ -56,6 +56,7 @@ _EFFECT_KINDS = {
     Trigger.RETRIED: "retry",
     Trigger.ROLLBACK_ORDERED: "begin",
     Trigger.SOAK_CHECK_FAILED: "redden",
+    Trigger.DRIFTED: "drift",
 }
 
 NOT_SEEN_UP = "without having been seen up"
@@ -264,8 +265,9 @@ class Checker:
         machine = self.nodes[event.node]
         if event.outcome is Outcome.CHANGED and machine.version != "new":
             self.report_violation(f"{event.node} is said to be changed and is not")
-        is_current = event.outcome is Outcome.ALREADY_CURRENT and self.plans[event.rollout].skip_compliant
-        if is_current and machine.version != "new":
+        # A node that a superseded rollout finished is taken over without a check, and may have drifted since.
+        is_checked = event.outcome is Outcome.ALREADY_CURRENT and event.text.startswith("check mode")
+        if is_checked and machine.version != "new":
             self.report_violation(f"{event.node} is said to need nothing and is not current")
         if event.trigger is Trigger.VERIFIED and event.rollout in machine.isolating_rollouts:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
@@ -349,6 +351,7 @@ class Checker:
             targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
             probed=bool(plan.traffic),
             pilot=plan.pilot_node,
+            keep=plan.keep,
         )
 
 

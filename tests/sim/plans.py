@@ -108,8 +108,10 @@ def with_random_check_options(options: random.Random, spec: dict[str, Any]) -> d
 
 
 def with_random_compliance(compliance: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec, sometimes one that skips the nodes that need nothing."""
-    return {**spec, "skip_compliant": True} if compliance.random() < 0.3 else spec
+    """Return the spec, sometimes one that skips the nodes that need nothing, or keeps its change."""
+    if compliance.random() < 0.3:
+        spec = {**spec, "skip_compliant": True}
+    return {**spec, "keep": True, "every": "10m"} if compliance.random() < 0.3 else spec
 
 
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:

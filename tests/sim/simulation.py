@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from machines.states import IN_FLIGHT_PHASES
+from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.settings import Settings
@@ -40,6 +40,9 @@ RECOVERY_LIMIT_S = 4 * 86_400.0
 
 RECOVERY_INTERVAL_S = 120.0
 """How often somebody tidies up, in virtual time."""
+
+DRIFT_INTERVAL_S = 900.0
+"""Between two changes that somebody makes by hand, about."""
 
 TRAFFIC_INTERVAL_S = 20.0
 """How often traffic comes to some node: often enough that it comes between a look and an isolation."""
@@ -166,6 +169,8 @@ class Simulation:
             )
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
             self.loop.create_task(self._generate_traffic())
+        if any(spec.get("keep") for spec in self._scenario.specs):
+            self.loop.create_task(self._let_nodes_drift())
         fault_period = self.loop.create_task(self._run_fault_period())
         recovery = self.loop.create_task(self._recover_periodically())
         await fault_period
@@ -268,7 +273,8 @@ class Simulation:
         until = self.loop.time() + self._scenario.fault_period_s
         if self._scenario.action_interval_s:
             await FaultSchedule(self).run(until, self._scenario.fault_probability)
-        while self.loop.time() < until and self._unfinished():
+        keeps = any(spec.get("keep") for spec in self._scenario.specs)
+        while self.loop.time() < until and (keeps or self._unfinished()):
             await asyncio.sleep(30.0)
 
     async def _generate_traffic(self) -> None:
@@ -283,6 +289,25 @@ class Simulation:
             name = "traffic_unknown" if blind else "traffic"
             setattr(machine, name, True)
             self.loop.call_from_world(length_s, lambda m=machine, n=name: setattr(m, n, False))  # type: ignore[misc]
+
+    async def _let_nodes_drift(self) -> None:
+        """Undo the change on nodes here and there, where no rollout waits for one or works."""
+        compliance = self.world.streams.compliance
+        while not self.faults_stopped:
+            await asyncio.sleep(compliance.expovariate(1.0 / DRIFT_INTERVAL_S))
+            life = self.newest_daemon()
+            if self.faults_stopped or life is None or life.state is None:
+                continue
+            index = life.state.index
+            settled = [
+                machine
+                for machine in self.world.machines.values()
+                if not machine.runs and all(t.phase is Phase.DONE for t in index.targets_on(machine.name))
+            ]
+            if settled:
+                machine = compliance.choice(settled)
+                machine.version = "old"
+                self.world.record(f"{machine.name} drifts")
 
     # -- peace
 
@@ -319,7 +344,11 @@ class Simulation:
         if self.world.is_forged:
             return ["the forged rows are not settled"]
         index = life.state.index
-        found = [f"{name} has not ended" for name, rollout in index.rollouts.items() if not rollout.closed]
+        found = [
+            f"{name} has not ended"
+            for name, rollout in index.rollouts.items()
+            if not rollout.closed and not (rollout.plan.keep and index.all_done(name))
+        ]
         for rollout in index.rollouts:
             found += [
                 f"{target.node} of {rollout} is {target.phase}, isolated: {target.isolated}"
