@@ -38,13 +38,11 @@ class DriftChecker:
         self._check_mode = check_mode
 
     def targets(self, index: Index, rollout: str) -> list[Target]:
-        """Return the nodes of a rollout that can have drifted: they have the change and are in service."""
+        """Return the nodes of a rollout that can have drifted: they have the change."""
         return [
             target
             for target in index.targets(rollout)
-            if target.outcome in CARRIES_CHANGE
-            and target.node in self._state.index.nodes
-            and not is_out_of_service(self._state.index, target.node)
+            if target.outcome in CARRIES_CHANGE and target.node in self._state.index.nodes
         ]
 
     async def check(self, plan: Plan, target: Target, actor: Actor, cause: str) -> ComplianceReport:
