@@ -5,8 +5,10 @@ Only the daemon's user can read it, because host variables may hold passwords.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +32,17 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The end of a run: `ended` is exit, limit or cancelled, `code` is negative for a signal."""
+    """The end of a run: `ended` is exit, limit or cancelled, `code` is negative for a signal.
+
+    `cpu_s` is the CPU time on this machine.
+    """
 
     ended: str
     code: int
     began_at: float
     duration_s: float
     left: int
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,19 @@ class RunDirectory:
             return  # the wrapper was first, and its status is the true one
         finally:
             draft.unlink()
+
+    def read_environment(self) -> dict[str, str]:
+        """Return the environment that write_command() wrote."""
+        count, *rest = (self.path / "command").read_text().split("\0")[5:]
+        return dict(line.split("=", 1) for line in rest[int(count) :])
+
+    def append_event(self, kind: str, text: str) -> None:
+        """Append an event of the runner's own; on a full disk the log lacks it."""
+        line = json.dumps({"at": round(time.time(), 3), "kind": kind, "text": text}) + "\n"
+        with contextlib.suppress(OSError):
+            fd = os.open(self.events_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                file.write(line)
 
     def events_size(self) -> int:
         try:

@@ -8,6 +8,7 @@ wrapper is gone without a status is Unknown, after its other processes on this m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import shutil
@@ -29,6 +30,7 @@ from rolloutd.adapters.ansible import (
     wrapper,
 )
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
+from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.run_directory import RunDirectory
@@ -94,6 +96,7 @@ class AnsibleRunner:
         user: str | None = None,
         key_file: Path | None = None,
         tree_cache: TreeCache | None = None,
+        warm: bool = True,
     ) -> None:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,6 +104,7 @@ class AnsibleRunner:
         self._artifacts = RunArtifactStore(self._runs_dir)
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
+        self._fork_servers = ForkServers(self._binary, enabled=warm)
         self._inventory_cache = InventoryCache(self._runs_dir)
         self._run_slots = asyncio.Semaphore(parallel)
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
@@ -184,12 +188,17 @@ class AnsibleRunner:
             host, keep=keep, timeout_s=timeout_s, grace_share=stale_processes.GRACE_SHARE
         )
 
+    def fork_server_pids(self) -> list[int]:
+        """Return the processes that have imported Ansible and wait for runs."""
+        return self._fork_servers.pids()
+
     async def close(self) -> None:
         """Stop following the runs, which continue."""
         for run in self._tracked.values():
             if run.process_exit is not None:
                 run.process_exit.close()
         self._tracked.clear()
+        self._fork_servers.close()
 
     # -- starting ----------------------------------------------------------
 
@@ -236,11 +245,25 @@ class AnsibleRunner:
                 tree_cache=self._tree_cache,
             )
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
-            self._watch_process(run, launcher.spawn_wrapper(directory, request.run_id))
+            pid = await self._start_wrapper(directory, request)
+            with contextlib.suppress(ProcessLookupError):  # a fork that is over is not our child
+                self._watch_process(run, pid)
         except BaseException:
             self._release_slot(run)
             raise
         self._tracked[handle] = run
+        if run.process_exit is None:
+            self._release_slot(run)
+
+    async def _start_wrapper(self, directory: RunDirectory, request: RunRequest) -> int:
+        """Start the run in a fork of Ansible or, if that cannot be, as a new process; return its pid."""
+        try:
+            pid = await self._fork_servers.fork(directory, request.tree)
+        except NotForked as reason:
+            directory.append_event("process", f"Ansible started as a new process: {reason}")
+            return launcher.spawn_wrapper(directory, request.run_id)
+        directory.append_event("process", "Ansible started as a fork")
+        return pid
 
     async def _prepare_when_possible(
         self, directory: RunDirectory, request: RunRequest, **options: Any

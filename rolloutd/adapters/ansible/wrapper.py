@@ -26,8 +26,11 @@ import sys
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the modules would be imported by every run
     from collections.abc import Callable
+    from typing import NoReturn
+
+    Execute = Callable[[bytes, list[bytes], list[bytes]], None]
 
 HEAD_BYTES = 4 * 1024 * 1024
 """Bytes kept of the beginning of the output, which has a run's first error."""
@@ -53,8 +56,8 @@ MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
 """Pause between two searches for processes that are being ended; it doubles from MIN to MAX."""
 
 
-def main() -> int:
-    """Run the command of the directory named on the command line."""
+def main(execute: "Execute | None" = None) -> int:
+    """Run the command of the directory named on the command line, by exec unless `execute` becomes it."""
     os.chdir(sys.argv[1])
     if not wait_for_space(lambda: take_claim("claim", "run", os.getpid())):
         return 3
@@ -68,7 +71,9 @@ def main() -> int:
     arguments, environment = rest[: int(count)], rest[int(count) :]
     began, began_at = time.monotonic(), time.time()
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
-    pid = spawn(cwd, binary, arguments, environment, output_write)
+    pid = spawn(cwd, output_write)
+    if not pid:
+        (execute or execute_program)(binary, arguments, environment)
     os.close(output_write)
     ended, code = supervise(pid, output_read, wake_read, began + float(limit))
     exited_normally = ended == "exit" and code >= 0
@@ -132,8 +137,8 @@ def read_proc_file(path: str) -> bytes:
         return b""
 
 
-def spawn(cwd: bytes, binary: bytes, arguments: list[bytes], environment: list[bytes], output: int) -> int:
-    """Start the command with /dev/null as stdin and the pipe as stdout and stderr; return its pid."""
+def spawn(cwd: bytes, output: int) -> int:
+    """Fork with /dev/null as stdin and the pipe as stdout and stderr; return the pid, and 0 in the fork."""
     pid = os.fork()
     if pid:
         return pid
@@ -145,11 +150,23 @@ def spawn(cwd: bytes, binary: bytes, arguments: list[bytes], environment: list[b
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(cwd)
+    except OSError as error:
+        fail(cwd, error)
+    return 0
+
+
+def execute_program(binary: bytes, arguments: list[bytes], environment: list[bytes]) -> None:
+    """Become the program."""
+    try:
         os.execve(binary, arguments, dict(line.split(b"=", 1) for line in environment if line))  # noqa: S606 - a list
     except OSError as error:
-        os.write(2, f"rolloutd: {os.fsdecode(binary)}: {error.strerror}\n".encode())
-    finally:
-        os._exit(127)
+        fail(binary, error)
+
+
+def fail(path: bytes, error: OSError) -> "NoReturn":
+    """End the process that could not become the command."""
+    os.write(2, f"rolloutd: {os.fsdecode(path)}: {error.strerror}\n".encode())
+    os._exit(127)
 
 
 def supervise(pid: int, output: int, wake: int, deadline: float) -> tuple[str, int]:
@@ -294,9 +311,10 @@ def is_alive(pid: int) -> bool:
 
 def write_status(ended: str, code: int, began_at: float, duration_s: float, left: int) -> None:
     """Write the status atomically; after this the run is over."""
+    cpu_s = sum(os.times()[:4])  # of this process and of the command, which has been waited for
     text = (
         f'{{"ended": "{ended}", "code": {code}, "began_at": {began_at:.6f}, '
-        f'"duration_s": {duration_s:.6f}, "left": {left}}}\n'
+        f'"duration_s": {duration_s:.6f}, "left": {left}, "cpu_s": {cpu_s:.3f}}}\n'
     )
     draft = f"status.{os.getpid()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

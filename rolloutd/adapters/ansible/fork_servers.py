@@ -1,0 +1,228 @@
+"""Fork servers of the daemon: one for each tree, configuration and environment of runs.
+
+A fork costs a third of a new process, most of whose CPU time imports Ansible.  A server ends when it has not
+been used for a while, after many runs, when there are too many, or when the machine is short of memory.
+Runs do not notice its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rolloutd.adapters.ansible.processes import ProcessExit
+from rolloutd.adapters.ansible.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("fork_server.py")
+MAX_ANSWER_BYTES = 1024
+
+START_TIMEOUT_S = 30.0
+"""Limit of a server's import of Ansible, which takes half a second of CPU time."""
+
+FORK_TIMEOUT_S = 5.0
+"""Limit of one fork, which takes some milliseconds."""
+
+IDLE_S = 120.0
+"""A server ends after so long without a run: it holds some 50 MB."""
+
+RUNS_PER_SERVER = 500
+"""A server is replaced after so many runs, so that nothing can grow in it."""
+
+MAX_SERVERS = 4
+"""The least recently used server ends when there is one more."""
+
+MIN_AVAILABLE_MEMORY = 0.1
+"""Share of the machine's memory below which runs are new processes."""
+
+RETRY_REFUSED_S = 300.0
+"""Time after which a server that refused is tried again: the reason is mostly in the tree's ansible.cfg."""
+
+ROOM = "x" * 8192
+"""Memory in which a fork shows its own environment."""
+
+PER_RUN_VARIABLES = frozenset(
+    {
+        "ANSIBLE_LOCAL_TEMP",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR",
+        "ANSIBLE_SSH_EXECUTABLE",
+        "ROLLOUTD_EVENTS",
+        "ROLLOUTD_RUN",
+        "ROLLOUTD_RUN_DIR",
+    }
+)
+"""Variables of the environment that differ from run to run."""
+
+
+class NotForked(Exception):  # noqa: N818 - it is an answer, not an error
+    """The run is to be started as a new process; the message says why."""
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    channel: socket.socket
+    exit: ProcessExit
+    pid: int
+    is_ready: bool = False
+    runs: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def ask(self, message: bytes, timeout_s: float) -> str:
+        """Send a message unless it is empty, and return the answer; raises NotForked."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                if message:
+                    await loop.sock_sendall(self.channel, message)
+                answer = (await loop.sock_recv(self.channel, MAX_ANSWER_BYTES)).decode()
+        except TimeoutError:
+            raise NotForked(f"the fork server did not answer in {timeout_s:g} s") from None
+        except OSError as error:
+            raise NotForked(f"the fork server ended ({error.strerror})") from None
+        if not answer:
+            raise NotForked("the fork server ended")
+        if answer.startswith("refused "):
+            raise NotForked(answer.removeprefix("refused "))
+        return answer
+
+
+class ForkServers:
+    """The fork servers of one runner."""
+
+    def __init__(self, binary: str, *, enabled: bool = True) -> None:
+        """`binary` is the ansible-playbook command of the runs."""
+        self._binary = binary
+        own = Path(sys.executable).with_name("ansible-playbook")
+        self._disabled = (
+            "settings: ansible.warm is off"
+            if not enabled
+            else ""
+            if Path(binary) == own
+            else f"{binary} is not the command of rolloutd's Python"
+        )
+        self._servers: dict[str, _Server] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._start_lock = asyncio.Lock()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def fork(self, directory: RunDirectory, tree: Path) -> int:
+        """Start the run's wrapper in a fork and return its pid; raises NotForked."""
+        if self._disabled:
+            raise NotForked(self._disabled)
+        environment = await asyncio.to_thread(directory.read_environment)
+        key = await asyncio.to_thread(_server_key, tree, environment)
+        refused_at, reason = self._refusals.get(key, (0.0, ""))
+        if reason and time.monotonic() - refused_at < RETRY_REFUSED_S:
+            raise NotForked(reason)
+        try:
+            server = await self._find_or_start(key, tree, environment)
+            async with server.lock:
+                server.used_at = time.monotonic()
+                server.runs += 1
+                return int(await server.ask(os.fsencode(directory.path), FORK_TIMEOUT_S))
+        except NotForked as refusal:
+            server = self._end(key)
+            if server is not None and not server.is_ready:
+                self._refusals[key] = (time.monotonic(), str(refusal))
+                _log.warning("runs in %s start as new processes: %s", tree, refusal)
+            raise
+
+    def close(self) -> None:
+        """End all servers."""
+        for key in list(self._servers):
+            self._end(key)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    def pids(self) -> list[int]:
+        """Return the processes of the servers."""
+        return [server.pid for server in self._servers.values()]
+
+    async def _find_or_start(self, key: str, tree: Path, environment: Mapping[str, str]) -> _Server:
+        async with self._start_lock:
+            server = self._servers.get(key)
+            if server is not None and (server.exit.has_exited or server.runs >= RUNS_PER_SERVER):
+                self._end(key)
+                server = None
+            if server is None:
+                if _available_memory() < MIN_AVAILABLE_MEMORY:
+                    raise NotForked("the machine is short of memory")
+                while len(self._servers) >= MAX_SERVERS:
+                    self._end(min(self._servers, key=lambda each: self._servers[each].used_at))
+                server = self._servers[key] = self._start(tree, environment)
+                self._end_idle_servers()
+                await server.ask(b"", START_TIMEOUT_S)
+                server.is_ready = True
+            return server
+
+    def _start(self, tree: Path, environment: Mapping[str, str]) -> _Server:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        own = {name: value for name, value in environment.items() if name not in PER_RUN_VARIABLES}
+        # Ansible makes a directory there as it is imported; the server removes it at once.
+        own["ANSIBLE_LOCAL_TEMP"] = environment["ANSIBLE_LOCAL_TEMP"]
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(theirs.fileno()), self._binary, str(tree), ROOM],
+                cwd=tree,
+                env={**own, "ROLLOUTD_ROOM": ROOM},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        process.returncode = 0  # ProcessExit reaps it
+        return _Server(ours, ProcessExit(process.pid, lambda: None), process.pid)
+
+    def _end(self, key: str) -> _Server | None:
+        server = self._servers.pop(key, None)
+        if server is not None:
+            server.channel.close()
+        return server
+
+    def _end_idle_servers(self) -> None:
+        """End the servers that are idle, or all if memory is short; look again later."""
+        now, is_short = time.monotonic(), _available_memory() < MIN_AVAILABLE_MEMORY
+        for key, server in list(self._servers.items()):
+            if is_short or now - server.used_at > IDLE_S:
+                self._end(key)
+        self._idle_timer = None
+        if self._servers:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(IDLE_S / 4, self._end_idle_servers)
+
+
+def _server_key(tree: Path, environment: Mapping[str, str]) -> str:
+    """Return what runs that share a server have in common."""
+    release = Path(sys.prefix)
+    common = [f"{name}={value}" for name, value in sorted(environment.items()) if name not in PER_RUN_VARIABLES]
+    files = [environment.get("ANSIBLE_CONFIG", ""), str(SCRIPT), str(release)]
+    return hashlib.sha256("\0".join([str(tree), *common, *map(_version, files)]).encode()).hexdigest()
+
+
+def _version(path: str) -> str:
+    """Return what changes when a file is replaced."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116 - the path may be empty
+        return f"{path} {found.st_ino} {found.st_mtime_ns} {found.st_size}"
+    return path
+
+
+def _available_memory() -> float:
+    """Return the share of the machine's memory that is available."""
+    with Path("/proc/meminfo").open() as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])
