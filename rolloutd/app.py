@@ -229,6 +229,8 @@ def _make_runner(settings: Settings, shell: SshShell, tree_cache: TreeCache) -> 
         shell,
         ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
         parallel=settings.ansible.parallel,
+        warm=settings.ansible.warm == "auto",
+        pipelining=settings.ansible.pipelining == "on",
         known_hosts=settings.ssh.known_hosts,
         user=settings.ssh.user,
         key_file=settings.ssh.key_file,

@@ -189,6 +189,16 @@ class Ansible(Params):
     bin: OptionalPath = Field(
         default=None, description="The ansible-playbook command; by default the one of the daemon's Python."
     )
+    warm: Literal["auto", "off"] = Field(
+        default="auto",
+        description="`auto` forks a run from a process that has imported Ansible, if the run is the same"
+        " as in a new process; `off` starts a new process for each run.",
+    )
+    pipelining: Literal["as-configured", "on"] = Field(
+        default="as-configured",
+        description="`on` turns Ansible's pipelining on for all runs, which saves ssh connections; sudo on"
+        " the nodes must not require a terminal (`requiretty`).",
+    )
     fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
         default="/var/lib/rolloutd-fence",
         description="Directory on the nodes that remembers the newest run there; if the user on the node"

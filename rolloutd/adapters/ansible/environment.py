@@ -141,6 +141,7 @@ class RunPaths:
     ssh_wrapper: Path | None
     requirements: Path | None = None
     module_cache: Path | None = None
+    pipelining: bool = False
 
 
 def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
@@ -169,6 +170,8 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH_OPTION.sub("", ssh_args).strip()
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)
+    if paths.pipelining:
+        own["ANSIBLE_PIPELINING"] = "1"
     if paths.ssh_wrapper is not None:
         own["ANSIBLE_SSH_EXECUTABLE"] = str(paths.ssh_wrapper)
     if paths.module_cache is not None:

@@ -1,9 +1,9 @@
 """Ansible's own plugins and their documentation, imported by the fork server before the forks.
 
-A tree may have a plugin of the same name as Ansible's own, and the first one that is asked for is the one that
-Python keeps.  So the imported modules are taken out of sys.modules again, and a fork gets one back only when it
-asks for the same name and the same file.  The YAML of the documentation, whose options Ansible reads, costs more
-than the import: what was parsed is handed out once for the same text.
+A tree may have a plugin of the same name as Ansible's own, and Python keeps the first one that is imported.
+So the imported modules are taken out of sys.modules again, and a fork gets one back only when it asks for the
+same name and the same file.  Ansible reads a plugin's options from the YAML of its documentation, which costs
+more than the import: a parsed document is handed out once for the same text.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def _import_plugin(kind: str, name: str) -> None:
     # Files of filters and tests get their path's hash, which a fork inherits, so that names cannot clash.
     path = os.path.join(os.path.dirname(str(package.__file__)), f"{name}.py")  # noqa: PTH118, PTH120
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{kind}.{name}_{abs(hash(path))}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
@@ -199,4 +200,9 @@ def _document_key(stream: Any, loader: Any) -> tuple[Any, ...]:
         return ()
     origin = _tags.Origin.get_tag(stream)
     trusted = _tags.TrustedAsTemplate.is_tagged_on(stream)
-    return loader, bytes(stream) if isinstance(stream, bytes) else str(stream), origin and origin.path, trusted
+    return (
+        loader,
+        bytes(stream) if isinstance(stream, bytes) else str(stream),
+        origin and origin.path,
+        trusted,
+    )

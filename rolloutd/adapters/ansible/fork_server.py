@@ -2,13 +2,15 @@
 
 The daemon starts it as a script (`python fork_server.py FD BINARY TREE ROOM`) with the environment of a run,
 except what differs from run to run.  ROOM, and the variable ROLLOUTD_ROOM, are memory that a fork overwrites
-with its own command line and environment, by which people and rolloutd recognize a run's processes.  It answers on the socket FD, one message for each run: the run's
-directory, answered by the wrapper's pid.  It ends when the daemon closes the socket.  A run needs nothing of
-it after the fork: the wrapper has its own session, and its command is Ansible in a fork of the wrapper.
+with its own command line and environment, by which people and rolloutd recognize a run's processes.
 
-A fork must behave as `ansible-playbook` does.  So nothing of a run is in the server: it parses no command line,
-no inventory and no playbook, and initializes no plugin loader.  What Ansible decides at its import is decided
-again in the fork where the run's environment differs.  If anything is unusual, the server answers with
+On the socket FD it gets one message for each run, the run's directory, and answers with the wrapper's pid.
+It ends when the daemon closes the socket.  A run needs nothing of it after the fork: the wrapper has its own
+session, and its command is Ansible in a fork of the wrapper.
+
+A fork must behave as `ansible-playbook` does.  So nothing of a run is in the server: it parses no command
+line, no inventory and no playbook, and initializes no plugin loader.  What Ansible decides at its import is
+decided again in the fork where the run's environment differs.  If anything is unusual, the server answers
 `refused REASON`, and the daemon starts the run as a new process.
 """
 
@@ -99,7 +101,7 @@ def preload(plugins: fork_plugins.PluginCache) -> str:
         plugins.fill()
     except SystemExit as error:
         return f"Ansible did not start (exit {error.code})"
-    except Exception as error:  # whatever it is, a new process meets it too and reports it
+    except Exception as error:  # noqa: BLE001 - whatever it is, a new process reports it
         return f"Ansible could not be imported ({type(error).__name__})"
     finally:
         with contextlib.suppress(Exception):
@@ -123,7 +125,7 @@ def preload(plugins: fork_plugins.PluginCache) -> str:
 def remove_local_tmp(constants: Any) -> None:
     """Remove the temporary directory that the import has made, and Ansible's note to remove it at exit."""
     manager = sys.modules["ansible.config.manager"]
-    atexit.unregister(manager.cleanup_tmp_file)  # type: ignore[attr-defined]
+    atexit.unregister(manager.cleanup_tmp_file)
     shutil.rmtree(constants.DEFAULT_LOCAL_TMP, ignore_errors=True)
 
 
@@ -140,7 +142,11 @@ def run_wrapper(directory: str, initial: dict[str, str], plugins: fork_plugins.P
     os.environ.clear()
     run_id = os.path.basename(directory).partition("~")[0]  # noqa: PTH119
     show_as(sys.argv, {"ROLLOUTD_RUN": run_id, "ROLLOUTD_RUN_DIR": directory})
-    code = wrapper.main(lambda *command: become_ansible(*command, initial, plugins))
+    code = wrapper.main(
+        lambda binary, arguments, environment: become_ansible(
+            binary, arguments, environment, initial, plugins
+        )
+    )
     os._exit(code)
 
 
@@ -155,7 +161,7 @@ def become_ansible(
     try:
         _prepare_fork(arguments, environment, initial)
         plugins.install()
-    except Exception:  # of another version of Ansible: what is unusual is a new process
+    except Exception:  # noqa: BLE001 - another version of Ansible may have anything else here
         wrapper.execute_program(binary, arguments, environment)
     cli: Any = sys.modules["ansible.cli.playbook"]
     cli.PlaybookCLI.cli_executor(sys.argv)

@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ PER_RUN_VARIABLES = frozenset(
 """Variables of the environment that differ from run to run."""
 
 
-class NotForked(Exception):  # noqa: N818 - it is an answer, not an error
+class NotForked(Exception):
     """The run is to be started as a new process; the message says why."""
 
 
@@ -133,8 +134,8 @@ class ForkServers:
                 server.runs += 1
                 return int(await server.ask(os.fsencode(directory.path), FORK_TIMEOUT_S))
         except NotForked as refusal:
-            server = self._end(key)
-            if server is not None and not server.is_ready:
+            ended = self._end(key)
+            if ended is not None and not ended.is_ready:
                 self._refusals[key] = (time.monotonic(), str(refusal))
                 _log.warning("runs in %s start as new processes: %s", tree, refusal)
             raise
@@ -207,9 +208,11 @@ class ForkServers:
 
 def _server_key(tree: Path, environment: Mapping[str, str]) -> str:
     """Return what runs that share a server have in common."""
-    release = Path(sys.prefix)
-    common = [f"{name}={value}" for name, value in sorted(environment.items()) if name not in PER_RUN_VARIABLES]
-    files = [environment.get("ANSIBLE_CONFIG", ""), str(SCRIPT), str(release)]
+    common = [
+        f"{name}={value}" for name, value in sorted(environment.items()) if name not in PER_RUN_VARIABLES
+    ]
+    # The directory of Python's packages changes when Ansible is upgraded.
+    files = [environment.get("ANSIBLE_CONFIG", ""), str(SCRIPT), sysconfig.get_path("purelib")]
     return hashlib.sha256("\0".join([str(tree), *common, *map(_version, files)]).encode()).hexdigest()
 
 

@@ -44,13 +44,23 @@ def prepare_run(
     interpreter: str | None,
     inventories: InventoryCache,
     tree_cache: TreeCache | None,
+    pipelining: bool,
 ) -> None:
     """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
     directory.create()
     sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_socket_parent()))
     try:
         _write_files(
-            directory, request, sockets, binary, marker, defaults, interpreter, inventories, tree_cache
+            directory,
+            request,
+            sockets,
+            binary,
+            marker,
+            defaults,
+            interpreter,
+            inventories,
+            tree_cache,
+            pipelining,
         )
     except BaseException:
         wrapper.remove_scratch(os.fsencode(sockets))
@@ -67,6 +77,7 @@ def _write_files(
     interpreter: str | None,
     inventories: InventoryCache,
     tree_cache: TreeCache | None,
+    pipelining: bool,
 ) -> None:
     config = TreeConfig.load(request.tree)
     host = request.inventory[request.node]
@@ -113,6 +124,7 @@ def _write_files(
         ssh_wrapper,
         None if tree_cache is None else tree_cache.requirements_of(request.tree),
         None if tree_cache is None else tree_cache.modules_of(request.tree),
+        pipelining,
     )
     directory.write_command(
         run_id=request.run_id,

@@ -97,6 +97,7 @@ class AnsibleRunner:
         key_file: Path | None = None,
         tree_cache: TreeCache | None = None,
         warm: bool = True,
+        pipelining: bool = False,
     ) -> None:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,6 +106,7 @@ class AnsibleRunner:
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
         self._fork_servers = ForkServers(self._binary, enabled=warm)
+        self._pipelining = pipelining
         self._inventory_cache = InventoryCache(self._runs_dir)
         self._run_slots = asyncio.Semaphore(parallel)
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
@@ -243,6 +245,7 @@ class AnsibleRunner:
                 interpreter=python if isinstance(python, str) else None,
                 inventories=self._inventory_cache,
                 tree_cache=self._tree_cache,
+                pipelining=self._pipelining,
             )
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
             pid = await self._start_wrapper(directory, request)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - playbooks, as they are
 """Playbooks and source trees on which a forked Ansible must do what a new process does."""
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ PLAYBOOKS = {
     "set-fact": _tasks("- set_fact: {x: '{{ 2 + 3 }}', cacheable: true}\n- debug: {var: x}"),
     "handlers": "- hosts: all\n  gather_facts: false\n  handlers: [{name: h, debug: {msg: handled}}]\n"
     "  tasks:\n    - {command: echo x, notify: h}\n    - meta: flush_handlers\n    - {command: echo y, notify: h}\n",
-    "end-play": _tasks("- meta: end_play\n- fail: {msg: not reached}") + LOCAL + "    - debug: {msg: second}\n",
+    "end-play": _tasks("- meta: end_play\n- fail: {msg: not reached}")
+    + LOCAL
+    + "    - debug: {msg: second}\n",
     "end-host": _tasks("- meta: end_host\n- fail: {msg: not reached}"),
     "no-hosts": "- hosts: others\n  tasks: [{debug: {msg: never}}]\n",
     "other-group": "- hosts: web:!db\n  gather_facts: false\n  tasks: [{debug: {var: groups}}]\n",
     "facts": "- hosts: all\n  gather_facts: true\n  gather_subset: [min]\n  tasks:\n"
     "    - {debug: {msg: '{{ ansible_facts.system }} {{ ansible_facts.user_id }}'}}\n",
-    "include": _tasks("- include_tasks: included.yml\n  vars: {x: 1}\n- import_tasks: included.yml\n  vars: {x: 2}"),
+    "include": _tasks(
+        "- include_tasks: included.yml\n  vars: {x: 1}\n- import_tasks: included.yml\n  vars: {x: 2}"
+    ),
     "import-playbook": "- import_playbook: imported.yml\n",
     "role": "- hosts: all\n  gather_facts: false\n  roles: [r1]\n",
     "include-role": _tasks("- include_role: {name: r1, tasks_from: other.yml}"),
@@ -65,7 +70,9 @@ PLAYBOOKS = {
         "- slurp: {src: '{{ t.path }}/f'}\n  register: s\n- debug: {msg: '{{ s.content | b64decode }}'}\n"
         "- file: {path: '{{ t.path }}', state: absent}"
     ),
-    "check-mode": _tasks("- command: 'true'\n  check_mode: true\n- file: {path: /nowhere/x, state: touch}\n  check_mode: true"),
+    "check-mode": _tasks(
+        "- command: 'true'\n  check_mode: true\n- file: {path: /nowhere/x, state: touch}\n  check_mode: true"
+    ),
     "script": _tasks("- script: script.sh one two"),
     "raw": _tasks("- raw: echo raw words"),
     "async": _tasks("- command: echo late\n  async: 20\n  poll: 1"),
@@ -120,7 +127,7 @@ _FILES = {
     "roles/r1/tasks/other.yml": "- debug: {msg: other}\n  notify: role handler\n",
     "roles/r1/handlers/main.yml": "- {name: role handler, debug: {msg: handled}}\n",
     "roles/r1/defaults/main.yml": "of_role: a default\n",
-    "roles/r1/library/role_module.py": "#!/usr/bin/python\nprint('{\"changed\": true, \"role\": 1}')\n",
+    "roles/r1/library/role_module.py": '#!/usr/bin/python\nprint(\'{"changed": true, "role": 1}\')\n',
     "library/own_module.py": "from ansible.module_utils.basic import AnsibleModule\n"
     "module = AnsibleModule({'word': {'type': 'str'}})\nmodule.exit_json(word=module.params['word'])\n",
     "filter_plugins/core.py": "class FilterModule:\n"

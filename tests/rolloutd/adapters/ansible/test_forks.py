@@ -36,7 +36,9 @@ async def runner(tmp_path: Path) -> AsyncIterator[AnsibleRunner]:
 
 
 def request(tree: Path, playbook: str, run: str) -> RunRequest:
-    return RunRequest(run, "n0", tree, f"{playbook}.yml", INVENTORY, groups=GROUPS, generation=1, timeout_s=60.0)
+    return RunRequest(
+        run, "n0", tree, f"{playbook}.yml", INVENTORY, groups=GROUPS, generation=1, timeout_s=60.0
+    )
 
 
 async def finish(runner: AnsibleRunner, asked: RunRequest) -> RunDirectory:
@@ -49,7 +51,9 @@ async def finish(runner: AnsibleRunner, asked: RunRequest) -> RunDirectory:
 
 def way(directory: RunDirectory) -> str:
     """Return how the run was started, as its log says."""
-    return next(str(line.event["text"]) for line in directory.read_events(0) if line.event["kind"] == "process")
+    return next(
+        str(line.event["text"]) for line in directory.read_events(0) if line.event["kind"] == "process"
+    )
 
 
 VARIABLE = (
