@@ -114,7 +114,7 @@ async def test_who_joins_and_leaves_changes_the_inventory(
             NODE_KEY: first,
             PROVIDER_ID: f"world:///{first}",
             MACHINE_ID: "world",
-            "ansible_host": "127.0.0.1",
+            "ansible_host": "127.0.2.1",
         }
         before = core.changes
         second = await sandbox.node("b")

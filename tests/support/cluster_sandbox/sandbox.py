@@ -105,7 +105,8 @@ class ClusterSandbox:
         }
         status = {
             "conditions": [condition],
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            # An address of its own: the daemon distrusts one that two nodes have.
+            "addresses": [{"type": "InternalIP", "address": f"127.0.2.{[*self._boot_ids].index(name) + 1}"}],
             "nodeInfo": _node_info(self._boot_ids[name]),
         }
         await self.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
