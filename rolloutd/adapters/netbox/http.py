@@ -5,11 +5,12 @@ It blocks and runs in a thread.  It does not know what it reads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 
 import requests
 import urllib3
+from pynetbox.core.query import ContentError, Request, RequestError
 from requests.adapters import HTTPAdapter
 
 from rolloutd.errors import SourceFailed
@@ -72,6 +74,7 @@ class NetboxSession:
         self._limits = limits
         self.http = requests.Session()
         self.http.trust_env = False
+        self.http.max_redirects = 0
         self.http.verify = str(ca_file) if ca_file else _system_authorities()
         self.http.headers.update(_authorization(self._token))
         adapter = _GuardedAdapter(_origin(url), limits, self._deadline)
@@ -85,6 +88,23 @@ class NetboxSession:
         """Return the JSON of a GET; a list in `params` repeats its key."""
         return self._request("GET", path, params=params)
 
+    def get_page(
+        self, path: str, filters: Mapping[str, JSON], limit: int, offset: int
+    ) -> tuple[JSON, Sequence[JSON]]:
+        """Return the count of a list and one page of it, by pynetbox.
+
+        Raises KeyError or TypeError for another answer.  The page is named by its offset, because the
+        server's `next` link may name another host.
+        """
+        request = _ListRequest(self._url + path, self.http, filters=dict(filters), limit=limit, offset=offset)
+        try:
+            with self._translated_errors():
+                found = list(request.get())
+        except (RequestError, ContentError) as error:
+            self._read_json(error.req)
+            raise TypeError("not a list") from None
+        return request.count, found
+
     def post(self, path: str, body: JSON) -> JSON:
         """Return the JSON of a POST, which is not tried again."""
         return self._request("POST", path, json=body)
@@ -93,8 +113,19 @@ class NetboxSession:
         return SourceFailed(f"{self.source}: {problem}; {remedy}")
 
     def _request(self, method: str, path: str, **arguments: Any) -> JSON:
-        try:
+        with self._translated_errors():
             response = self.http.request(method, self._url + path, allow_redirects=False, **arguments)
+        return self._read_json(response)
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise SourceFailed in place of the errors of requests."""
+        try:
+            yield
+        except requests.exceptions.TooManyRedirects as error:
+            if error.response is not None:
+                self._read_json(error.response)
+            raise self.error("it redirects", "set `url` to its final address") from None
         except OtherOrigin:
             raise self.error("the server leads to another host", "set `url` to its final address") from None
         # The exceptions hold the request with its token, so neither they nor their texts are passed on.
@@ -111,7 +142,6 @@ class NetboxSession:
             raise self.error("it cannot be reached", "check `url`, the server and the network") from None
         except requests.exceptions.RequestException as error:
             raise self.error(f"the request failed ({type(error).__name__})", "check `url`") from None
-        return self._read_json(response)
 
     def _read_json(self, response: requests.Response) -> JSON:
         status = response.status_code
@@ -151,6 +181,16 @@ class NetboxSession:
                 return ""
         text = text.replace(self._token, "***")
         return f" ({' '.join(text[:MAX_DETAIL_LENGTH].rstrip('.').split())})"
+
+
+class _ListRequest(Request):  # type: ignore[misc]  # pynetbox has no types
+    """A request of pynetbox that refuses what is no list; pynetbox would take it for one object."""
+
+    def _make_call(self, *arguments: Any, **options: Any) -> JSON:
+        body = super()._make_call(*arguments, **options)
+        if not isinstance(body["results"], list):
+            raise TypeError("not a list")
+        return body
 
 
 class OtherOrigin(requests.exceptions.RequestException):

@@ -1,4 +1,4 @@
-"""Lists of NetBox by REST: read whole, counted, or not at all."""
+"""Lists of NetBox by REST, through pynetbox: read whole, counted, or not at all."""
 
 from __future__ import annotations
 
@@ -47,16 +47,18 @@ def incomplete_list(session: NetboxSession, path: str, came: int, count: int) ->
 
 
 def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Page:
-    """Return one page of a list."""
-    body = session.get(path, params)
+    """Return one page of a list; `params` may have `limit` and `offset`."""
+    filters = dict(params)
+    limit, offset = filters.pop("limit", PAGE_SIZE), filters.pop("offset", 0)
 
-    def convert() -> Page:
-        records = [dict(record) for record in body["results"]]
+    def read() -> Page:
+        count, found = session.get_page(path, filters, limit, offset)
+        records = [dict(record) for record in found]
         if not all(isinstance(record["id"], int) for record in records):
             raise TypeError("an object has no id")
-        return Page(int(body["count"]), records)
+        return Page(int(count), records)
 
-    page: Page = read_shape(convert, session.source)
+    page: Page = read_shape(read, session.source)
     return page
 
 
