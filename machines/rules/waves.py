@@ -8,7 +8,7 @@ This file does not know pools, windows and other rollouts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Final
 
@@ -127,6 +127,10 @@ def _blocked_after(index: Index, rollout: Rollout, spec: WaveDef, now: float) ->
     wave = "" if is_start else spec.name
     if gates.is_open(index, rollout, spec.gate, wave, now):
         return None
+    if is_start and (blocker := gates.voting_blocker(index, rollout, spec.gate, wave, now)) is not None:
+        # The pilot is done and its evidence, which votes are for, is not attached yet.
+        attached = Remedy(RemedyKind.WAIT_FOR_NODE, {"node": str(rollout.plan.pilot_node)})
+        return WaveProgress(spec, replace(blocker, since=until, remedy=attached))
     missing = gates.gate_view(index, rollout, spec.gate, wave, now).missing
     remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": spec.gate.value})
     votes: Params = {"wave": spec.name, **missing}

@@ -88,6 +88,8 @@ def test_start_not_asked_before_evidence() -> None:
     index = pilot_done()
     assert decide(index, T0).pilots_to_document == ("R",)
     assert gate_state(index, GateName.START) == "not-asked"
+    waits = explain_node(index, "R", "n1", T0)
+    assert (waits.code, waits.remedy and waits.remedy.kind) == ("not-asked", "wait-for-node")
     index.apply(attach(index, "with-evidence"))
     assert decide(index, T0).pilots_to_document == ()
     assert gate_state(index, GateName.START) == "waiting"
