@@ -19,8 +19,8 @@ DEMO ?=
 TESTS ?= tests
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
-# Tests mostly wait for ssh and Ansible, so one more worker than there are cores
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Tests wait for ssh and Ansible a third of the time, so there are more workers than cores
+WORKERS ?= $(shell expr $$(nproc) + 2)
 
 help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
@@ -51,7 +51,7 @@ test: .venv-dev/installed
 KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux
-	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n auto --dist worksteal --durations=15 -rP -m long $(TESTS)
+	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rP -m long $(TESTS)
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed

@@ -22,10 +22,10 @@ MUTANT_SEEDS = 400
 
 MUTANTS = (
     Mutant(
-        "deadline-counts-downtime",
-        Driver._elapsed_s,
-        "max(target.since, self._counts_from)",
-        "target.since",
+        "deadline-extended-by-more-than-downtime",
+        Driver._leave_out_downtime,
+        "self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S",
+        "self._started_at - target.since",
     ),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
     Mutant(
