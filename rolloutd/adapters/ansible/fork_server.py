@@ -67,6 +67,8 @@ def main() -> None:
     channel = socket.socket(fileno=descriptor)
     del os.environ["ROLLOUTD_ROOM"]
     initial, plugins = dict(os.environ), fork_plugins.PluginCache()
+    # What the import makes there is removed, so each fork makes its own, also the first with the same value.
+    del initial["ANSIBLE_LOCAL_TEMP"]
     problem = preload(plugins) or show_as(["rolloutd fork server of", tree], initial)
     channel.send(f"refused {problem}".encode() if problem else b"ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the wrappers

@@ -53,7 +53,9 @@ def list_objects(
         # A server with a smaller page limit returns shorter pages, so a short one alone is not the end.
         if not page or (len(page) < PAGE_SIZE and len(records) >= count):
             break
-        next_start = max(int(record["id"]) for record in page) + 1
+        next_start = (
+            read_shape(lambda page=page: max(int(record["id"]) for record in page), session.source) + 1
+        )
         if next_start <= start:
             raise session.error("GraphQL pages do not follow the ids", "read REST")
         start = next_start

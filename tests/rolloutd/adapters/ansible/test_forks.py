@@ -178,6 +178,13 @@ async def test_run_outlives_killed_fork_server(runner: AnsibleRunner, tree: Path
         assert isinstance(state.result, Ok)
 
 
+async def test_first_run_of_server_has_its_temporary_directory(runner: AnsibleRunner, tree: Path) -> None:
+    """The server starts with the variables of its first run."""
+    (tree / "copy.yml").write_text(playbook_corpus.PLAYBOOKS["copy"])
+    directory = await finish(runner, request(tree, "copy", "r1"))
+    assert isinstance((await runner.get_state("r1")).result, Ok), directory.read_output_tail()
+
+
 async def test_processes_of_fork_show_run(runner: AnsibleRunner, tree: Path) -> None:
     """By its environment a run is found after a crash, and by its command line people know it."""
     directory = await start(runner, tree)
