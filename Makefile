@@ -19,8 +19,8 @@ DEMO ?=
 TESTS ?= tests
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
-# Tests wait for ssh and Ansible a third of the time, so there are more workers than cores
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Tests mostly wait for ssh and Ansible, so one more worker than there are cores
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"

@@ -90,8 +90,9 @@ def _assert_all_was_seen(screens: Sequence[Sample]) -> None:
 
 
 def _differences(screens: Sequence[Sample], statuses: Sequence[Sample]) -> list[str]:
-    """Return each figure that the command line did not say within a second of the console."""
+    """Return each figure that the console showed for over a second and the command line did not say."""
     found = []
+    wrong: dict[tuple[str, object], tuple[float, float]] = {}  # since when, and when it was last seen
     for screen in screens:
         slack = _slack(statuses, screen)
         recent = [
@@ -106,7 +107,13 @@ def _differences(screens: Sequence[Sample], statuses: Sequence[Sample]) -> list[
             )
         for name in sorted(names):
             shown, said = screen.figures.get(name), [each.get(name) for each in recent]
-            if not _agrees(name, shown, said):
+            if _agrees(name, shown, said):
+                continue
+            first, last = wrong.get((name, shown), (screen.began, screen.began))
+            if screen.began - last > LIMIT_S:
+                first = screen.began
+            wrong[name, shown] = first, screen.began
+            if screen.began - first > LIMIT_S:
                 found.append(f"{screen.began - statuses[0].began:.1f} s: {name}: {shown}, not {said}")
     return found
 
@@ -123,9 +130,10 @@ def _agrees(name: str, shown: object, said: Sequence[object]) -> bool:
     numbers = [each for each in said if isinstance(each, float)]
     if not isinstance(shown, float) or not numbers:
         return False
-    # A run's percentage begins again with each step.
+    # A run's percentage begins again with each step, and is absent without a run.
+    of_run = [each if isinstance(each, float) else 0.0 for each in said]
     has_restarted = name.startswith("percent of") and any(
-        after < before for before, after in pairwise(numbers)
+        after < before for before, after in pairwise(of_run)
     )
     return min(numbers) <= shown <= (100.0 if has_restarted else max(numbers))
 

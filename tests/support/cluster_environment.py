@@ -38,6 +38,9 @@ WORK_PLAYBOOK = """\
 """One task and no module: what is walked here is the cluster."""
 
 
+MAX_ADDRESSES = 16
+"""Addresses on which one sshd listens at most, a constant of OpenSSH."""
+
 TEAMS = 4
 POOLS = tuple(f"t{number}" for number in range(1, TEAMS + 1))
 
@@ -135,14 +138,16 @@ async def cluster_environment(
             labels = {"example.com/team": POOLS[number % TEAMS], "role": "worker"}
             labels["kubernetes.io/hostname"] = f"{cluster.prefix}-{name}"
             made.nodes.append(await cluster.node(name, labels))
-        # One server is all nodes, and each node has an address of its own.
+        # One server is many nodes, and each node has an address of its own.
         addresses = {node: f"127.0.1.{number}" for number, node in enumerate(made.nodes, 1)}
-        sshd = await asyncio.to_thread(Sshd(tuple(addresses.values())).start, directory / "sshd")
-        stack.push_async_callback(asyncio.to_thread, sshd.stop)
-        listed: dict[str, dict[str, JSON]] = {
-            node: dict(sshd.connection(address)) for node, address in addresses.items()
-        }
-        known_hosts = [sshd.known_hosts]
+        listed: dict[str, dict[str, JSON]] = {}
+        known_hosts = []
+        for first in range(0, nodes, MAX_ADDRESSES):
+            part = dict([*addresses.items()][first : first + MAX_ADDRESSES])
+            sshd = await asyncio.to_thread(Sshd(tuple(part.values())).start, directory / f"sshd{first}")
+            stack.push_async_callback(asyncio.to_thread, sshd.stop)
+            listed |= {node: dict(sshd.connection(address)) for node, address in part.items()}
+            known_hosts.append(sshd.known_hosts)
         for name, labels in made.hosts.items():
             own = await asyncio.to_thread(Sshd().start, directory / "nodes" / name)
             stack.push_async_callback(asyncio.to_thread, own.stop)

@@ -53,15 +53,17 @@ def list_objects(
         # A server with a smaller page limit returns shorter pages, so a short one alone is not the end.
         if not page or (len(page) < PAGE_SIZE and len(records) >= count):
             break
-        next_start = (
-            read_shape(lambda page=page: max(int(record["id"]) for record in page), session.source) + 1
-        )
+        next_start = _greatest_id(session, page) + 1
         if next_start <= start:
             raise session.error("GraphQL pages do not follow the ids", "read REST")
         start = next_start
     if len(records) != count:
         raise session.error(f"GraphQL has {len(records)} of {count} objects", "read REST")
     return records
+
+
+def _greatest_id(session: NetboxSession, page: Sequence[Mapping[str, JSON]]) -> int:
+    return int(read_shape(lambda: max(int(record["id"]) for record in page), session.source))
 
 
 def _query(session: NetboxSession, query: str) -> Sequence[Mapping[str, JSON]]:
