@@ -1,4 +1,4 @@
-"""The mark of the latest commit, a small file beside the database.
+"""The mark of the latest commit, a small file next to the database.
 
 A database that lost its `-wal`, or was replaced by an older copy, is sound and does not know it.  The mark
 does: it has the term and the audit entry of the latest commit.  It is written after the commit and without
@@ -37,7 +37,7 @@ def mark_path(path: Path) -> Path:
 
 
 def read_mark(path: Path) -> Position | None:
-    """Return the mark beside a database, None when there is none that can be read."""
+    """Return the mark next to a database, None when there is none that can be read."""
     try:
         epoch, seq = mark_path(path).read_text().split()
         return int(epoch), int(seq)

@@ -1,4 +1,4 @@
-"""The console beside the command line, for a whole faulted rollout: every figure agrees within a second."""
+"""The console and the command line, for a whole faulted rollout: every figure agrees within a second."""
 
 from __future__ import annotations
 
