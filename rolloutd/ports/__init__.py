@@ -27,6 +27,20 @@ from rolloutd.ports.nodes import (
     SupportsPreflight,
     Watch,
 )
+from rolloutd.ports.preparation import (
+    Checkpoint,
+    Checkpoints,
+    NodeSnapshots,
+    Staged,
+    StagedArtifact,
+    Stager,
+    StagingRequest,
+    TakeBytes,
+    staged_artifact,
+    staged_directory,
+    staged_file,
+    unpacked_directory,
+)
 from rolloutd.ports.runs import RunEvent, Runner, RunRequest, RunState
 from rolloutd.ports.sources import Anchor, Notifier, PinnedSource, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
@@ -75,6 +89,8 @@ __all__ = [
     "AuditReport",
     "Busy",
     "Check",
+    "Checkpoint",
+    "Checkpoints",
     "Clock",
     "ClosedRollout",
     "ConnectionDefaults",
@@ -85,6 +101,7 @@ __all__ = [
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
+    "NodeSnapshots",
     "Notifier",
     "Observer",
     "Ok",
@@ -103,6 +120,10 @@ __all__ = [
     "SourceAnswer",
     "SourceRules",
     "SourceStore",
+    "Staged",
+    "StagedArtifact",
+    "Stager",
+    "StagingRequest",
     "StepContext",
     "StepResult",
     "Store",
@@ -111,7 +132,12 @@ __all__ = [
     "SupportsHoldRelease",
     "SupportsPreflight",
     "SupportsProgressReports",
+    "TakeBytes",
     "TrafficProbe",
     "Unknown",
     "Watch",
+    "staged_artifact",
+    "staged_directory",
+    "staged_file",
+    "unpacked_directory",
 ]

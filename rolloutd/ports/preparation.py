@@ -1,0 +1,122 @@
+"""Ports of preparation: stagers of artifacts, snapshots of nodes, checkpoints on them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from machines.model.preparation import ManifestEntry
+from rolloutd.ports.nodes import Host
+from rolloutd.ports.steps import Failed
+
+TakeBytes = Callable[[int], Awaitable[None]]
+"""Waits until this many bytes may be sent: the rate limit that all transfers of a rollout share."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedArtifact:
+    """An artifact as a checkpoint names it: `path` on the node, `unpacked` the directory of an archive."""
+
+    version: str
+    sha256: str
+    path: str
+    unpacked: str = ""
+
+
+def staged_directory(to: str, artifact: ManifestEntry) -> str:
+    """Return the directory on a node that holds exactly this artifact: other content has another one."""
+    return f"{to.rstrip('/')}/{artifact.sha256}"
+
+
+def staged_file(to: str, artifact: ManifestEntry) -> str:
+    """Return the path of a staged artifact on the node."""
+    name = (artifact.path or artifact.url.partition("?")[0]).rstrip("/").rpartition("/")[2]
+    return f"{staged_directory(to, artifact)}/{name or artifact.name}"
+
+
+def unpacked_directory(to: str, artifact: ManifestEntry) -> str:
+    """Return the directory on the node with what was in an unpacked archive."""
+    return f"{staged_directory(to, artifact)}/unpacked"
+
+
+def staged_artifact(to: str, artifact: ManifestEntry) -> StagedArtifact:
+    """Return where a stage puts an artifact, for its checkpoint and for playbooks."""
+    unpacked = unpacked_directory(to, artifact) if artifact.unpack else ""
+    return StagedArtifact(artifact.version, artifact.sha256, staged_file(to, artifact), unpacked)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingRequest:
+    """One artifact for one node; `directory` has the manifest and the files that it names.
+
+    `to` is a directory on the node.  `url` is the base of a mirror, for artifacts without a URL of their own.
+    """
+
+    host: Host
+    artifact: ManifestEntry
+    to: str
+    directory: Path
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The artifact is on the node, complete and unaltered; `bytes` were sent now."""
+
+    bytes: int
+    text: str = ""
+
+
+class Stager(Protocol):
+    """Brings artifacts to nodes; all methods are idempotent."""
+
+    async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
+        """Bring one artifact to one node, or confirm by its digest that it is there.
+
+        An interrupted transfer is resumed by the next call.  Failed if the artifact was altered, here or on
+        the node: the text has its name and both digests.  Raises NodeUnreachable and TimeoutError.
+        """
+
+    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
+        """Remove all artifacts under `to` but those whose sha256 is in `keep`; raises like stage()."""
+
+
+class NodeSnapshots(Protocol):
+    """Measures what a prepare stage must not change."""
+
+    async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
+        """Return values by key, with one command on the node; raises NodeUnreachable and TimeoutError.
+
+        machines.model.node_snapshot names the keys and compares two snapshots.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A finished stage, as its node remembers it; `plan` is the plan's name, `at` epoch seconds."""
+
+    plan: str
+    stage: str
+    content: str
+    change: str
+    rollout: str
+    at: float
+    artifacts: Mapping[str, StagedArtifact] = field(default_factory=dict)
+
+
+class Checkpoints(Protocol):
+    """The local fact `rolloutd` of a node: `ansible_local.rolloutd` in playbooks."""
+
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
+        """Return the checkpoints by (plan, stage); a fact that is not as written has none.
+
+        Raises NodeUnreachable and TimeoutError.
+        """
+
+    async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+        """Add or replace one checkpoint, and keep the others; raises like read(), and AdapterFailed."""
+
+    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
+        """Remove the checkpoints of a plan; raises like write()."""
