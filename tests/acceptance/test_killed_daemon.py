@@ -1,4 +1,4 @@
-"""The real daemon, killed again and again in the middle of a rollout over real sshd nodes.
+"""The real daemon and its fork servers, killed again and again in a rollout over real sshd nodes.
 
 The log that the playbooks write says what really ran: each node exactly once.
 ROLLOUTD_TEST_KILLS says how often the daemon is killed (50 in CI's own run of
@@ -28,7 +28,10 @@ pytestmark = [pytest.mark.servers, pytest.mark.long]
 KILLS = int(os.environ.get("ROLLOUTD_TEST_KILLS", "8"))
 SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 LONGEST_LIFE_S = 2.5
+LOOK_S = 0.05
+SERVER_DIES = 0.1  # at each look, if there is one
 MAX_RUN_PROCESSES = 4
+FORKED = "Ansible started as a fork"
 WORK_PER_KILL_S = 0.55  # five rounds of nodes then last about as long as all the lives and restarts
 NODES, TEAMS = 24, 6
 
@@ -39,9 +42,9 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
     with daemon_environment(tmp_path, fleet_labels(NODES, TEAMS, 2), ansible={"parallel": TEAMS}) as made:
         rollout = submit(made, work_s=KILLS * WORK_PER_KILL_S)
         made.vote(rollout, "start")
-        crowded = 0
+        crowded = servers_killed = 0
         for number in range(KILLS):
-            live(made, rollout, draw.uniform(0.0, LONGEST_LIFE_S))
+            servers_killed += live(made, rollout, draw)
             in_flight = len(unfinished(made))
             crowded += in_flight >= MAX_RUN_PROCESSES
             made.kill_daemon()
@@ -58,11 +61,15 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         assert len(votes) == 2, "no vote is lost or doubled"
         made.wait_until(lambda: made.run_processes() == [], "no process is left")
         print(
-            f"{KILLS} kills, {crowded} of them with {MAX_RUN_PROCESSES} or more runs in flight: "
-            "0 lost, 0 doubled"
+            f"{KILLS} kills, {crowded} of them with {MAX_RUN_PROCESSES} or more runs in flight, "
+            f"and {servers_killed} of fork servers: 0 lost, 0 doubled"
         )
+        ways = [ways_of(run) for run in (tmp_path / "state" / "runs").iterdir()]
+        print(f"{sum(FORKED in way for way in ways)} of {len(ways)} runs were forks")
         if KILLS >= 50:
             assert crowded >= 5
+            assert servers_killed >= 1
+            assert any(FORKED in way for way in ways)
 
 
 def submit(made: DaemonEnvironment, *, work_s: float) -> str:
@@ -75,12 +82,22 @@ def submit(made: DaemonEnvironment, *, work_s: float) -> str:
     )
 
 
-def live(made: DaemonEnvironment, rollout: str, seconds: float) -> None:
-    """Let the daemon work for a while, voting when it asks."""
-    until = time.monotonic() + seconds
+def live(made: DaemonEnvironment, rollout: str, draw: random.Random) -> int:
+    """Let the daemon work for a while, voting when it asks; return how many fork servers were killed."""
+    until = time.monotonic() + draw.uniform(0.0, LONGEST_LIFE_S)
+    killed = 0
     while (left := until - time.monotonic()) > 0:
         vote_if_asked(made, rollout)
-        time.sleep(min(0.05, left))
+        if draw.random() < SERVER_DIES:
+            killed += made.kill_fork_servers()
+        time.sleep(min(LOOK_S, left))
+    return killed
+
+
+def ways_of(run: Path) -> str:
+    """Return what a run's log says about its start."""
+    events = run / "events.jsonl"
+    return events.read_text() if events.exists() else ""
 
 
 def finish(made: DaemonEnvironment, rollout: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -182,7 +182,9 @@ class FakeBackend:
 
 
 class AnsibleBackend:
-    """A real sshd, a real tree, real Ansible."""
+    """A real sshd, a real tree, real Ansible, which starts as a fork of a fork server."""
+
+    settings: Mapping[str, Any] = {}
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -199,7 +201,8 @@ class AnsibleBackend:
 
     def runner(self, **settings: Any) -> AnsibleRunner:
         """See World."""
-        runner = AnsibleRunner(self.runs_dir, self.shell, known_hosts=self.node.known_hosts, **settings)
+        settings = {"known_hosts": self.node.known_hosts, **self.settings, **settings}
+        runner = AnsibleRunner(self.runs_dir, self.shell, **settings)
         self._runners.append(runner)
         return runner
 
@@ -271,3 +274,9 @@ class AnsibleBackend:
         for directory in self.runs_dir.glob("*"):
             wrapper.kill_processes(directory.name.encode(), os.fsencode(directory), b"")
         self.node.stop()
+
+
+class NewProcessBackend(AnsibleBackend):
+    """The same, with each run a new process."""
+
+    settings: Mapping[str, Any] = {"warm": False}

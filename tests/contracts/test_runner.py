@@ -1,4 +1,4 @@
-"""The contract of the Runner port: the fake and AnsibleRunner against a real sshd pass it alike."""
+"""The contract of the Runner port: the fake passes it, and AnsibleRunner by forks and by new processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ import pytest
 
 from rolloutd.errors import NotFound
 from rolloutd.ports import Failed, Ok, Runner, RunRequest, RunState, Unknown
-from tests.contracts.runner_backends import AnsibleBackend, FakeBackend, RunnerBackend, wait_until
+from tests.contracts.runner_backends import (
+    AnsibleBackend,
+    FakeBackend,
+    NewProcessBackend,
+    RunnerBackend,
+    wait_until,
+)
 
 
-@pytest.fixture(params=[FakeBackend, pytest.param(AnsibleBackend, marks=pytest.mark.servers)])
+@pytest.fixture(
+    params=[
+        FakeBackend,
+        pytest.param(AnsibleBackend, marks=pytest.mark.servers),
+        pytest.param(NewProcessBackend, marks=[pytest.mark.servers, pytest.mark.long]),
+    ]
+)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RunnerBackend]:
     """One backend per test."""
     made = request.param(tmp_path)

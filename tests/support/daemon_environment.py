@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,21 +141,22 @@ class DaemonEnvironment:
         """Let playbooks end their work."""
         self._pause_file.unlink()
 
+    def kill_fork_servers(self) -> int:
+        """SIGKILL the processes that fork runs of this daemon; return their number."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        servers = [int(pid) for pid in set(children) & set(map(str, find_processes(_is_fork_server)))]
+        for pid in servers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(servers)
+
     def run_processes(self) -> list[int]:
         """Return the processes on this machine that belong to runs of this world's daemon."""
         runs = str(self.directory / "state" / "runs").encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal():
-                continue
-            try:
-                environ = (entry / "environ").read_bytes()
-                cmdline = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"ROLLOUTD_RUN=" in environ and (runs in environ or runs in cmdline):
-                found.append(int(entry.name))
-        return found
+        return find_processes(
+            lambda command, environ: b"ROLLOUTD_RUN=" in environ and (runs in environ or runs in command)
+        )
 
     # -- what people do
 
@@ -255,6 +256,22 @@ class DaemonEnvironment:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def find_processes(is_wanted: Callable[[bytes, bytes], bool]) -> list[int]:
+    """Return the processes of this machine whose command line and environment are wanted."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with suppress(OSError):
+            if is_wanted((entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()):
+                found.append(int(entry.name))
+    return found
+
+
+def _is_fork_server(command: bytes, environ: bytes) -> bool:
+    return command.startswith(b"rolloutd fork server of\0") or b"/fork_server.py\0" in command
 
 
 @contextmanager
