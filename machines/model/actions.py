@@ -7,6 +7,7 @@ from typing import Any
 
 from machines.model.events import StepRecord
 from machines.model.plan import Stage, StepDef
+from machines.model.rollout import FailureCode
 from machines.states import Outcome, Trigger
 
 
@@ -77,13 +78,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Take an edge; `step` and `text` say where and why a failure happened."""
+    """Take an edge; `step`, `text` and `code` say where, why and how a failure happened."""
 
     trigger: Trigger
     outcome: Outcome | None = None
     step: str = ""
     text: str = ""
     not_before: float = 0.0
+    code: FailureCode = FailureCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)

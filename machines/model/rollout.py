@@ -52,6 +52,25 @@ class Actor:
 DAEMON = Actor(ActorKind.DAEMON, "rolloutd")
 
 
+class FailureCode(StrEnum):
+    """What sort of failure it is, for parts that must not read its message."""
+
+    FAILED = "failed"
+    """The change or a check failed on the node."""
+    NEVER_STARTED = "never-started"
+    """The node failed before its run began."""
+    UNREACHABLE = "unreachable"
+    """The node did not answer before its run began."""
+    LOST = "lost"
+    """The node was lost to another cause during the attempt: it is gone, or not ready."""
+    UNKNOWN = "unknown"
+    """Nothing shows how the run or the check ended."""
+    RESTORED_ITSELF = "restored-itself"
+    """The node undid the change, because the change was not confirmed in time."""
+    DISTURBED = "disturbed"
+    """Another rollout, a user or another tool changed the node during the attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure of one node; `step` and `message` make its signature.
@@ -66,6 +85,7 @@ class Failure:
     step: str
     message: str
     at: float
+    code: FailureCode = FailureCode.FAILED
 
     @property
     def signature(self) -> str:

@@ -36,7 +36,7 @@ from machines.model.actions import (
 )
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDef
-from machines.model.rollout import NodeOrder, Target
+from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
@@ -248,7 +248,8 @@ class _Reconciler:
             case Purpose.CONFIRM_RETURN, StepDef() as spec:
                 return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
             case _:
-                return Transition(Trigger.FAILED, step=step.id, text=latest.text)
+                code = FailureCode.UNKNOWN if latest.state is StepState.UNKNOWN else FailureCode.FAILED
+                return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
 
     # isolating
 
@@ -313,7 +314,8 @@ class _Reconciler:
     def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
-            return Transition(Trigger.FAILED, step=stage.step, text=latest.text)
+            code = FailureCode.UNKNOWN
+            return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=code)
         if self.has_unfinished_run:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
@@ -323,7 +325,7 @@ class _Reconciler:
                 return None if verdict is True else verdict
         if latest.number > 1:
             text = f"{latest.text}; the rerun ended the same way"
-            return Transition(Trigger.FAILED, step=stage.step, text=text)
+            return Transition(Trigger.FAILED, step=stage.step, text=text, code=FailureCode.UNKNOWN)
         return self._required_before(step) or self._start(step, latest.number + 1)
 
     def _judge_run(self, run: int) -> Action | bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machines.model.events import PhaseMoved
-from machines.model.rollout import Failure, Target
+from machines.model.rollout import Failure, FailureCode, Target
 from machines.states import NEW_ATTEMPT, Outcome, Phase, Trigger, next_phase
 
 
@@ -16,6 +16,7 @@ def transition(
     step: str = "",
     text: str = "",
     not_before: float = 0.0,
+    code: FailureCode = FailureCode.FAILED,
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
 
@@ -26,9 +27,11 @@ def transition(
     if target_phase is Phase.FAILED:
         # A canary that fails during the soak fails a second time in one attempt; failure ids must differ.
         suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else ""
-        failure = Failure(
-            f"{target.node}#{target.attempt}{suffix}", target.node, target.attempt, step, text, at
-        )
+        id_ = f"{target.node}#{target.attempt}{suffix}"
+        # Nothing runs on a node before it is isolated.
+        if target.phase is Phase.ISOLATING and code is FailureCode.FAILED:
+            code = FailureCode.NEVER_STARTED
+        failure = Failure(id_, target.node, target.attempt, step, text, at, code)
     keeps_rolling_back = target_phase is not Phase.DONE and trigger is not Trigger.RETRIED
     return PhaseMoved(
         rollout=target.rollout,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from machines.model.actions import Action, CompleteOrder, StopRun, Transition
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.rollout import Target
+from machines.model.rollout import FailureCode, Target
 from machines.states import IN_FLIGHT_PHASES, Trigger
 
 REISOLATE_TIMEOUT_S = 30.0
@@ -63,4 +63,5 @@ def on_isolation_lost(
     text = f"{target.node} lost its isolation and could not be isolated again: {latest.text}"
     if run_record is not None:
         return StopRun(run_record, f"{text}; its playbook was stopped")
-    return Transition(Trigger.FAILED, step=latest.step, text=f"{text}; no playbook was started")
+    text = f"{text}; no playbook was started"
+    return Transition(Trigger.FAILED, step=latest.step, text=text, code=FailureCode.NEVER_STARTED)

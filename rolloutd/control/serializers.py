@@ -362,6 +362,7 @@ def failure(found: Failure | None) -> wire.Failure | None:
         "step": found.step,
         "message": found.message,
         "at": format_timestamp(found.at),
+        "code": found.code.value,
     }
 
 

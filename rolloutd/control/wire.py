@@ -285,13 +285,14 @@ class Nodes(TypedDict):
 
 
 class Failure(TypedDict):
-    """The step that failed, and its message."""
+    """The step that failed, and its message; `code` is the sort of failure."""
 
     id: str
     attempt: int
     step: str
     message: str
     at: str
+    code: str
 
 
 class Step(TypedDict):

@@ -23,6 +23,7 @@ from machines.model.rollout import (
     ActorKind,
     Drift,
     Failure,
+    FailureCode,
     GateOpening,
     Hold,
     Interruption,
@@ -63,8 +64,8 @@ FROM rollout"""
 _SELECT_TARGET = """
 SELECT target.rollout, target.node, team, pools, wave, position, phase, outcome, target.attempt, rolling_back,
        isolated, since, not_before, aborted_isolations, last_text, failure.id, failure.attempt, failure.step,
-       failure.message, failure.at, order_kind, order_by, ordered_at, joined, needs_vote_of, maybe_current,
-       admitted_at, downtime_s, drift_since, drift_tasks
+       failure.message, failure.at, failure.code, order_kind, order_by, ordered_at, joined, needs_vote_of,
+       maybe_current, admitted_at, downtime_s, drift_since, drift_tasks
 FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id = target.failure"""
 
 _SELECT_CLOSED = f"""
@@ -294,7 +295,8 @@ def _decode_rollout(
     id_, content, *digest, by, at, approved, amendments = row[:10]
     opened = connection.execute("SELECT gate, wave, at FROM opened WHERE rollout = ? ORDER BY number", (id_,))
     failures = connection.execute(
-        "SELECT id, node, attempt, step, message, at FROM failure WHERE rollout = ? ORDER BY number", (id_,)
+        "SELECT id, node, attempt, step, message, at, code FROM failure WHERE rollout = ? ORDER BY number",
+        (id_,),
     )
     return Rollout(
         id=id_,
@@ -307,7 +309,7 @@ def _decode_rollout(
             map(_decode_vote, connection.execute(f"{_SELECT_VOTE} WHERE rollout = ? ORDER BY number", (id_,)))
         ),
         opened=tuple(GateOpening(GateName(gate), wave, at) for gate, wave, at in opened),
-        failures=tuple(Failure(*failure) for failure in failures),
+        failures=tuple(map(_decode_failure, failures)),
         paused=_decode_pause(*row[10:13]),
         cancelled=_decode_pause(*row[13:16]),
         ended_at=row[16],
@@ -336,9 +338,9 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
 
 def _decode_target(row: Sequence[Any]) -> Target:
     rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back, isolated = row[:11]
-    since, not_before, aborted, last_text, *failure = row[11:20]
-    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[20:28]
-    drift_since, drift_tasks = row[28:]
+    since, not_before, aborted, last_text = row[11:15]
+    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[21:29]
+    drift_since, drift_tasks = row[29:]
     # Positional arguments: for a hundred thousand targets, keywords alone cost a tenth of a second.
     return Target(
         *(
@@ -353,12 +355,17 @@ def _decode_target(row: Sequence[Any]) -> Target:
             attempt,
         ),
         *(bool(rolling_back), bool(isolated), since, not_before, aborted, last_text),
-        Failure(failure[0], node, *failure[1:]) if failure[0] else None,
+        _decode_failure((row[15], node, *row[16:21])) if row[15] else None,
         NodeOrder(order) if order else None,
         _decode_actor(order_by) if order_by else None,
         *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at, downtime_s),
         None if drift_since is None else Drift(drift_since, _decode_strings(drift_tasks)),
     )
+
+
+def _decode_failure(row: Sequence[Any]) -> Failure:
+    id_, node, attempt, step, message, at, code = row
+    return Failure(id_, node, attempt, step, message, at, FailureCode(code))
 
 
 def _decode_step(row: Sequence[Any]) -> StepRecord:

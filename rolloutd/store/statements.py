@@ -121,9 +121,8 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
 
 # -- nodes in rollouts ----------------------------------------------------------
 
-_INSERT_FAILURE = (
-    "INSERT INTO failure (rollout, id, node, attempt, step, message, at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT_FAILURE = """
+INSERT INTO failure (rollout, id, node, attempt, step, message, at, code) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _TARGET_COLUMNS = (
     *("rollout", "node", "team", "pools", "wave", "position", "phase", "outcome", "attempt", "rolling_back"),
@@ -157,7 +156,7 @@ def _transition_statements(event: PhaseMoved) -> Iterator[Statement | TargetChan
     if failure is not None:
         row = (
             *(event.rollout, failure.id, failure.node, failure.attempt, failure.step),
-            *(failure.message, failure.at),
+            *(failure.message, failure.at, failure.code),
         )
         yield Statement(
             _INSERT_FAILURE, (row,), 1, f"failure {failure.id} of {event.rollout} is known already"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from machines.model.events import Event, PhaseMoved, RolloutOpened, StepAction, StepRecord, StepState
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName, Plan
-from machines.model.rollout import DAEMON, Actor, ActorKind, Failure, Target, Vote
+from machines.model.rollout import DAEMON, Actor, ActorKind, Failure, FailureCode, Target, Vote
 from machines.model.selector import Selector
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import AuditEntry, Store
@@ -102,7 +102,8 @@ def phase_moved(
     """Return a move in r1; a failure of its own if it leads to failed."""
     at = more.pop("at", 10.0)
     if to is Phase.FAILED and "failure" not in more:
-        more["failure"] = Failure(f"{node}#{attempt}", node, attempt, "verify.0", "it is broken", at)
+        code = FailureCode.UNKNOWN
+        more["failure"] = Failure(f"{node}#{attempt}", node, attempt, "verify.0", "it is broken", at, code)
     return PhaseMoved(more.pop("rollout", "r1"), node, trigger, source, to, attempt, at, **more)
 
 

@@ -180,6 +180,7 @@ class ReplayedFleet:
                     "step": "run.configure",
                     "message": failure,
                     "at": self.at,
+                    "code": "failed",
                 }
             self._count(node, 1)
             if target in BUSY:

@@ -362,6 +362,7 @@ class Driver:
             step=action.step,
             text=action.text,
             not_before=action.not_before,
+            code=action.code,
         )
         why = action.text or action.trigger.value
         await self._state.commit(
