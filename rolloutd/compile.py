@@ -26,6 +26,12 @@ from machines.model.plan import (
     VoteRequirement,
     WaveDef,
 )
+from machines.model.preparation import (
+    ArtifactKind,
+    ManifestEntry,
+    PrepareKind,
+    PrepareStage,
+)
 from machines.model.selector import parse_selector
 from machines.model.windows import DAYS, Window
 from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
@@ -93,6 +99,9 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         keep=bool(spec.get("keep", False)),
         drift_every_s=_compile_drift_interval(spec),
         vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
+        prepare=_compile_prepare(spec.get("prepare")),
+        prepare_windows=compile_windows((spec.get("prepare") or {}).get("windows", ())),
+        prepare_cleanup=_compile_cleanup(spec.get("prepare")),
     )
 
 
@@ -245,6 +254,68 @@ def _compile_rollback_checks(
     if rollback is not None and rollback["verify"] is not None:
         return compile_steps(CHECKS, rollback["verify"], "rollback.verify")
     return tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
+
+
+def _compile_prepare(prepare: Mapping[str, JSON] | None) -> tuple[PrepareStage, ...]:
+    """Return the prepare stages, with what submit resolved in the source: manifests and playbook digests."""
+    if prepare is None:
+        return ()
+    stages: list[PrepareStage] = []
+    for kind, item in ((kind, item) for each in prepare["stages"] for kind, item in each.items()):
+        built_by = next(
+            (s.name for s in stages if s.manifest_file and s.manifest_file == item.get("manifest")), ""
+        )
+        stages.append(_compile_prepare_stage(PrepareKind(kind), item, prepare, built_by))
+    return tuple(stages)
+
+
+def _compile_prepare_stage(
+    kind: PrepareKind, item: Mapping[str, JSON], prepare: Mapping[str, JSON], built_by: str
+) -> PrepareStage:
+    resolved = prepare.get("resolved", {}).get(item["name"], {})
+    tolerate = prepare["tolerate"] if item.get("tolerate") is None else item["tolerate"]
+    where = item.get("where")
+    return PrepareStage(
+        name=item["name"],
+        kind=kind,
+        playbook=item["playbook"] or "",
+        playbook_digest=resolved.get("playbook", ""),
+        host=item.get("host") or "",
+        variables=dict(item["vars"]),
+        timeout_s=float(item["timeout"]),
+        manifest_file=item.get("manifest", ""),
+        manifest=tuple(manifest_entry(each) for each in resolved.get("artifacts", ())),
+        built_by="" if "artifacts" in resolved else built_by,
+        to=item.get("to", ""),
+        method=item.get("method", ""),
+        url=item.get("url") or "",
+        rate_bps=item.get("rate"),
+        rate_by=item.get("rate_by") or "",
+        max_parallel=item.get("max_parallel", 1),
+        tolerate=_compile_budget(tolerate),
+        may_change=tuple(item.get("may_change", ())),
+        select=None if where is None else parse_selector(where),
+        force=item["name"] in prepare.get("force", ()),
+    )
+
+
+def manifest_entry(record: Mapping[str, JSON]) -> ManifestEntry:
+    """Return the entry of a record that entry_record() made."""
+    select = record["select"]
+    return ManifestEntry(
+        **{
+            **record,
+            "kind": ArtifactKind(record["kind"]),
+            "select": None if select is None else parse_selector(select),
+        }
+    )
+
+
+def _compile_cleanup(prepare: Mapping[str, JSON] | None) -> Stage | None:
+    cleanup = None if prepare is None else prepare["cleanup"]
+    if cleanup is None:
+        return None
+    return Stage("prepare-cleanup", cleanup["playbook"], dict(cleanup["vars"]), float(cleanup["timeout"]))
 
 
 def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequirement:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from machines.model.node import NodeKind
+from machines.model.preparation import PrepareStage
 from machines.model.selector import Selector
 from machines.model.windows import Window
 
@@ -158,7 +159,8 @@ class Plan:
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
     With `skip_compliant` check mode decides before a node's first start whether it needs the change.
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
-    `keep` a drifted one is changed again.
+    `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
+    `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
     """
 
     name: str
@@ -187,6 +189,9 @@ class Plan:
     skip_compliant: bool = False
     keep: bool = False
     drift_every_s: float | None = None
+    prepare: tuple[PrepareStage, ...] = ()
+    prepare_windows: tuple[Window, ...] = ()
+    prepare_cleanup: Stage | None = None
 
     @property
     def pilot_node(self) -> str | None:

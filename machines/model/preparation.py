@@ -1,11 +1,33 @@
-"""Preparation as values: artifacts of a manifest."""
+"""Preparation as values: a plan's prepare stages, their artifacts, and how far each node is.
+
+A prepare stage disturbs no node, so it needs no slot and no window.  All instants are epoch seconds.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from machines.model.limits import Budget
+from machines.model.node import Node
 from machines.model.selector import Selector
+
+DEFAULT_PREPARE_TIMEOUT_S = 30 * 60.0
+DEFAULT_PREPARE_PARALLEL = 100
+"""Nodes that a stage prepares at once: a connection each, and the bandwidth has a limit of its own."""
+
+NO_FAILURE = Budget(count=0)
+DEFAULT_TOLERATE = Budget(count=None, percent=10)
+
+
+class PrepareKind(StrEnum):
+    BUILD = "build"
+    STAGE = "stage"
+    INSTALL = "install"
 
 
 class ArtifactKind(StrEnum):
@@ -32,3 +54,111 @@ class ManifestEntry:
     mode: str = ""
     owner: str = ""
     unpack: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStage:
+    """One prepare stage of a plan.
+
+    `playbook_digest` is over the playbook and what it imports.  `manifest_file` names the manifest inside the
+    source; `method` is the adapter that brings its artifacts; `built_by` is the build stage that makes it, ""
+    if `manifest` was known at submit.  `tolerate` is how many nodes may fail.  `may_change` are globs over
+    the keys of a node's snapshot.  `force`: run also where the node's checkpoint says that it is done.
+    """
+
+    name: str
+    kind: PrepareKind
+    playbook: str = ""
+    playbook_digest: str = ""
+    host: str = ""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = DEFAULT_PREPARE_TIMEOUT_S
+    manifest_file: str = ""
+    manifest: tuple[ManifestEntry, ...] = ()
+    built_by: str = ""
+    to: str = ""
+    method: str = ""
+    url: str = ""
+    rate_bps: int | None = None
+    rate_by: str = ""
+    max_parallel: int = DEFAULT_PREPARE_PARALLEL
+    tolerate: Budget = DEFAULT_TOLERATE
+    may_change: tuple[str, ...] = ()
+    select: Selector | None = None
+    force: bool = False
+
+    def applies_to(self, node: Node) -> bool:
+        return self.select is None or self.select.matches(selector_labels(node))
+
+    def artifacts_for(self, node: Node) -> tuple[ManifestEntry, ...]:
+        """Return the artifacts whose selectors match the node."""
+        labels = selector_labels(node)
+        return tuple(each for each in self.manifest if each.select is None or each.select.matches(labels))
+
+    def content_for(self, node: Node) -> str:
+        """Return the digest of what the stage does on this node: its playbook, variables and artifacts."""
+        what = {
+            "kind": self.kind,
+            "run": [self.playbook, self.playbook_digest],
+            "variables": self.variables,
+            "to": self.to,
+            "method": self.method,
+            "url": self.url,
+            "artifacts": [entry_record(each) for each in self.artifacts_for(node)],
+        }
+        text = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class PreparationState(StrEnum):
+    """How far a stage is on a node. The values are documented and do not change."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    DISTURBED = "disturbed"
+
+
+PREPARED = frozenset({PreparationState.DONE, PreparationState.SKIPPED})
+"""States after which the node's next stage may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """One stage on one node, or of the whole rollout for a build (`node` "").
+
+    `attempt` counts from 1 within the rollout.  `handle` is the runner's, `before` the node's snapshot before
+    the stage: both let a restarted daemon finish what another began.  `not_before`: when a failed one may be
+    tried again.
+    """
+
+    rollout: str
+    node: str
+    stage: str
+    attempt: int
+    state: PreparationState
+    content: str
+    at: float
+    began_at: float
+    bytes: int = 0
+    text: str = ""
+    handle: str = ""
+    before: Mapping[str, str] | None = None
+    not_before: float = 0.0
+
+
+def selector_labels(node: Node) -> Mapping[str, str]:
+    """Return the labels that a selector of a plan sees; `kind` is the node's kind."""
+    return {**node.labels, "kind": node.kind.value}
+
+
+def entry_record(entry: ManifestEntry) -> dict[str, Any]:
+    """Return an entry as JSON: as it is hashed, stored and shown."""
+    select = None if entry.select is None else entry.select.canonical()
+    return {**asdict(entry), "kind": entry.kind.value, "select": select}
+
+
+def total_bytes(entries: Iterable[ManifestEntry]) -> int:
+    return sum(each.size for each in entries)

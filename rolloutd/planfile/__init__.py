@@ -23,7 +23,7 @@ from rolloutd.planfile.content import (
 )
 from rolloutd.planfile.diagnostic_text import Path, format_path, truncate
 from rolloutd.planfile.document import Value, read_document
-from rolloutd.planfile.model import RESERVED, PlanDocument
+from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.schema import schema_of_model, values_of_format
 from rolloutd.planfile.validation import FileFormat, validate_document
 from rolloutd.plugin import CHECKS, ISOLATORS, PROBES
@@ -60,10 +60,11 @@ FORMAT = FileFormat(
         rules.names_are_unique,
         rules.expected_fits_timeout,
         rules.windows_are_not_empty,
+        lambda root: rules.windows_are_not_empty(root, ("spec", "prepare", "windows")),
+        rules.prepare_stages_are_well_formed,
         rules.work_fits_a_window,
         rules.text_is_not_blank,
     ),
-    reserved=RESERVED,
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
@@ -28,6 +29,11 @@ OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant", "keep", "
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
 
+PREPARE_CHANGE_KEYS = ("stages", "cleanup", "resolved")
+PREPARE_POLICY_KEYS = ("windows", "tolerate", "force")
+"""The parts of `prepare`: `resolved` and `force` are added at submit, the one from the source."""
+
+
 def plan_content(document: PlanDocument) -> dict[str, JSON]:
     content = document.model_dump(mode="json", by_alias=True)
     stages = content["spec"]["maintain"]
@@ -39,6 +45,10 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     for key in OPTIONAL_POLICY_KEYS:
         if content["spec"][key] is None or content["spec"][key] is False:
             del content["spec"][key]
+    if content["spec"]["prepare"] is None:
+        del content["spec"]["prepare"]  # so that a plan without it keeps its digest
+    else:
+        _name_prepare_stages(content["spec"]["prepare"]["stages"])
     if "pilot" not in content["spec"]:
         del content["spec"]["gates"]["pilot"]
     rollback = content["spec"]["rollback"]
@@ -58,6 +68,16 @@ def written_content(content: Content) -> dict[str, JSON]:
         if stage["expected"] == min(DEFAULT_EXPECTED_S, stage["timeout"]):
             kept.pop("expected", None)
     return written
+
+
+def _name_prepare_stages(items: Sequence[Mapping[str, JSON]]) -> None:
+    """Name each prepare stage that has no name by its kind and, of several, its number."""
+    kinds = [kind for item in items for kind in item]
+    seen: Counter[str] = Counter()
+    for kind, stage in ((kind, stage) for item in items for kind, stage in item.items()):
+        seen[kind] += 1
+        if stage["name"] is None:
+            stage["name"] = kind if kinds.count(kind) == 1 else f"{kind}-{seen[kind]}"
 
 
 def _default_stage_name(number: int, count: int) -> str:
@@ -111,7 +131,12 @@ def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
     `pin` holds `kind` and `pin`, as the source was resolved at submit.
     """
     spec = content["spec"]
-    return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **{key: spec[key] for key in CHANGE_KEYS}}
+    prepare = _part_of_prepare(spec, PREPARE_CHANGE_KEYS)
+    return {
+        "pin": {"kind": pin["kind"], "pin": pin["pin"]},
+        **{key: spec[key] for key in CHANGE_KEYS},
+        **prepare,
+    }
 
 
 def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:
@@ -126,7 +151,13 @@ def policy_content(content: Content) -> dict[str, JSON]:
     canary = spec["canary"] and {"max_parallel": spec["canary"]["max_parallel"]}
     policy = {key: spec[key] for key in POLICY_KEYS}
     optional = {key: spec[key] for key in OPTIONAL_POLICY_KEYS if key in spec}
+    optional |= _part_of_prepare(spec, PREPARE_POLICY_KEYS)
     return {"owner": content["metadata"]["owner"], "canary": canary, "waves": waves, **policy, **optional}
+
+
+def _part_of_prepare(spec: Mapping[str, JSON], keys: Sequence[str]) -> dict[str, JSON]:
+    prepare = spec.get("prepare")
+    return {} if prepare is None else {"prepare": {key: prepare[key] for key in keys if key in prepare}}
 
 
 def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from rolloutd.planfile.prepare import Cleanup, PrepareItem
 from rolloutd.planfile.steps import IsolateStep, TrafficStep, VerifyStep
 from rolloutd.plugin import ABSENT, Params, duration_field, field_types
 from rolloutd.plugin.field_types import MAX_ITEMS, Duration, Playbook, PositiveDuration, SelectorText
@@ -26,11 +27,6 @@ MAX_STEPS = 50
 
 MAX_PARALLEL = 10_000
 """Nodes at once: the largest fleet the daemon is measured with."""
-
-RESERVED = {
-    "spec.prepare": "`prepare` is reserved for a later version: put its tasks at the beginning of `maintain`",
-}
-"""Keys that are known but cannot be used yet, with the alternative."""
 
 
 class Metadata(Params):
@@ -106,6 +102,28 @@ class WindowSpec(Params):
         default="24:00", description="End; when it is not after `from`, it lies on the following day."
     )
     zone: field_types.TimeZone = Field(default="UTC", description="IANA time zone of the hours.")
+
+
+class Prepare(Params):
+    """What is done on every node before its slot, without disturbing it; a list stands for its `stages`."""
+
+    stages: list[PrepareItem] = Field(
+        min_length=1, max_length=MAX_ITEMS, description="The prepare stages, in order."
+    )
+    windows: list[WindowSpec] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="When nodes are prepared; from the start gate on if none is given.",
+    )
+    tolerate: field_types.NodeBudget = Field(
+        default="10%",
+        description="Nodes that may fail a stage before the rollout pauses; of canaries always none.",
+    )
+    cleanup: Cleanup = Field(
+        default=ABSENT,
+        description="What removes the preparation when the rollout is cancelled; if not given, the staged "
+        "artifacts are removed.",
+    )
 
 
 class Stage(Params):
@@ -206,6 +224,19 @@ def _stages_schema(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [items, many]
 
 
+def _list_as_stages(value: object) -> object:
+    """Accept a list of stages as a section that says nothing else."""
+    return {"stages": value} if isinstance(value, list) else value
+
+
+def _prepare_schema(schema: dict[str, Any]) -> None:
+    """Let the schema accept the list of stages alone."""
+    section = dict(schema)
+    schema.clear()
+    schema["description"] = section.pop("description")
+    schema["anyOf"] = [section, section["properties"]["stages"]]
+
+
 def _source_schema(schema: dict[str, Any]) -> None:
     """Make git and path exclude each other in the schema."""
     schema["anyOf"] = [
@@ -214,9 +245,12 @@ def _source_schema(schema: dict[str, Any]) -> None:
     ]
 
 
+Prepare.model_config["json_schema_extra"] = _prepare_schema
+Prepare.model_rebuild(force=True)
 Source.model_config["json_schema_extra"] = _source_schema
 Source.model_rebuild(force=True)
 
+PrepareStages = Annotated[Prepare, BeforeValidator(_list_as_stages)]
 Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
 
 
@@ -286,6 +320,10 @@ class Spec(Params):
         default=[],
         max_length=MAX_STEPS,
         description="How a node is taken out of service, in order; undone in reverse.",
+    )
+    prepare: PrepareStages = Field(
+        default=ABSENT,
+        description="What is done on every node before its slot, everywhere at once; nothing if not given.",
     )
     maintain: Stages = Field(
         min_length=1,

@@ -15,10 +15,13 @@ from machines.model.windows import DAYS, Window, longest_opening
 from rolloutd.planfile.diagnostic_text import Path, describe_value
 from rolloutd.planfile.document import Value, walk
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S
+from rolloutd.planfile.prepare import PrepareItem
 from rolloutd.planfile.steps import usable_adapters
 from rolloutd.planfile.validation import RuleViolation
 from rolloutd.plugin import field_types
 from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, parse_duration
+
+PREPARE_KINDS = tuple(PrepareItem.model_fields)
 
 RESERVED_WAVES = ("canary", "fleet")
 """Waves that every plan has."""
@@ -122,6 +125,49 @@ def gates_need_votes(root: Value) -> Iterator[RuleViolation]:
                 "owner or each_team of at least 1",
                 message,
             )
+
+
+def prepare_items(root: Value) -> tuple[Path, list[Value]]:
+    """Return the prepare stages as written, with the path of their list."""
+    prepare = value_at(root, "spec", "prepare")
+    stages = value_at(root, "spec", "prepare", "stages")
+    if prepare is not None and isinstance(prepare.children, list):
+        return ("spec", "prepare"), as_list(prepare)
+    is_list = stages is not None and isinstance(stages.children, list)
+    return ("spec", "prepare", "stages"), as_list(stages) if is_list else []
+
+
+def prepare_stages_are_well_formed(root: Value) -> Iterator[RuleViolation]:
+    """Each has one kind, and a name that no other has; an artifact comes to a node in one way."""
+    path, items = prepare_items(root)
+    names: set[str] = set()
+    for index, item in enumerate(items):
+        if not isinstance(item.children, dict):
+            continue
+        kinds = [key for key in item.children if key in PREPARE_KINDS]
+        if len(item.children) != 1:
+            message = "an item has one kind; begin another item with `- `"
+            found = ", ".join(map(str, item.children)) or "an empty mapping"
+            yield RuleViolation((*path, index), found, "one of: " + ", ".join(PREPARE_KINDS), message)
+        for kind in kinds:
+            name = value_at(item, kind, "name")
+            text = kind if name is None else str(name.data)
+            if name is not None and text in names:
+                place = (*path, index, kind, "name")
+                yield RuleViolation(place, text, "another name", "the name is taken already")
+            names.add(text)
+        yield from _method_fits_keys(item, (*path, index))
+
+
+def _method_fits_keys(item: Value, path: Path) -> Iterator[RuleViolation]:
+    method, playbook = value_at(item, "stage", "method"), value_at(item, "stage", "playbook")
+    runs = method is not None and method.data == "playbook"
+    if runs and playbook is None:
+        message = "`method: playbook` names no playbook"
+        yield RuleViolation((*path, "stage", "method"), "playbook", "a `playbook` too", message)
+    if playbook is not None and not runs:
+        message = "only `method: playbook` runs a playbook"
+        yield RuleViolation((*path, "stage", "playbook"), str(playbook.data), "`method: playbook`", message)
 
 
 def names_are_unique(root: Value) -> Iterator[RuleViolation]:

@@ -71,7 +71,8 @@ def resolve_reference(schema: dict[str, JSON], node: dict[str, JSON]) -> dict[st
 
 def known_keys(schema: dict[str, JSON], path: Path) -> tuple[str, ...]:
     node = schema_at(schema, path)
-    return tuple(node.get("properties", ())) if node is not None else ()
+    choices = () if node is None else (node, *node.get("anyOf", ()))
+    return tuple(key for choice in choices for key in resolve_reference(schema, choice).get("properties", ()))
 
 
 def value_schema(node: dict[str, JSON]) -> dict[str, JSON] | None:

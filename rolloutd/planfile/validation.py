@@ -171,7 +171,7 @@ class _DiagnosticBuilder:
         key, place = str(path[-1]), self._key_location(path)
         names = tuple(part for part in path if isinstance(part, str))
         parent = self._schema_at(path[:-1]) or {}
-        known = tuple(parent.get("properties", ()))
+        known = known_keys(self._schema, path[:-1])
         allowed = "one of: " + ", ".join(known) if known else "no keys here"
         for pattern, words in self._format.reserved.items():
             if fnmatchcase(".".join(names), pattern):
@@ -191,12 +191,16 @@ class _DiagnosticBuilder:
     # -- locations --------------------------------------------------------------
 
     def _locate(self, loc: Iterable[str | int]) -> tuple[Path, Value | None, Value]:
-        """Follow a path as far as the document goes; an index into a single item means the item."""
+        """Follow a path as far as the document goes.
+
+        An index into a single item means the item, a key of a list the list: it stands for the section.
+        """
         path: list[str | int] = []
         value: Value | None = self._root
         parent = self._root
         for part in loc:
-            if isinstance(part, int) and value is not None and isinstance(value.children, dict):
+            stands_for = dict if isinstance(part, int) else list
+            if value is not None and isinstance(value.children, stands_for):
                 continue
             path.append(part)
             if value is not None:

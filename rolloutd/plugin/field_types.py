@@ -35,6 +35,12 @@ MAX_ITEMS = 100
 
 MAX_PORT = 65_535
 
+MAX_NODES = 10_000
+"""Nodes that a budget names: the largest fleet the daemon is measured with."""
+
+MAX_RATE_BPS = 1 << 40
+"""Bytes a second: a TiB, more than a network of the next years carries."""
+
 _DURATION = re.compile(r"(?=.)(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
@@ -64,6 +70,11 @@ _CONNECTION_VARIABLES = frozenset(
 
 _PASSWORD = re.compile(r"[a-z]+://[^/@\s]*:[^/@\s]+@")
 
+_PERCENT = re.compile(r"(100|[0-9]{1,2})%")
+_RATE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)/s", re.ASCII)
+_RATE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+_RATE_ALLOWED = "a rate such as 500KiB/s, 200MiB/s or 1GiB/s"
 _DURATION_ALLOWED = "a duration such as 90s, 30m, 1h30m or 2d (units d, h, m, s, largest first)"
 _CLOCK_ALLOWED = 'a time of day from "00:00" to "24:00"'
 _DAYS_ALLOWED = "days such as mon-fri, sat,sun or [mon, wed] of " + ", ".join(DAYS)
@@ -114,6 +125,26 @@ def _day_range(text: str) -> set[int]:
     start = DAYS.index(first)
     length = (DAYS.index(last) - start) % 7 if dash else 0
     return {(start + step) % 7 for step in range(length + 1)}
+
+
+def parse_rate(text: object) -> int:
+    """Return the bytes a second of a rate such as `200MiB/s`; raises InvalidValue."""
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InvalidValue("this is not a rate", _RATE_ALLOWED)
+    rate = int(match[1]) * _RATE_UNITS[match[2]]
+    if not 0 < rate <= MAX_RATE_BPS:
+        raise InvalidValue("the rate is out of range", "at least 1KiB/s and at most 1024GiB/s")
+    return rate
+
+
+def parse_node_budget(value: object) -> int | str:
+    """Return a number of nodes or a percentage; raises InvalidValue."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NODES:
+        return value
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return value
+    raise InvalidValue("this is not a budget", 'a number of nodes, 0 or more, or a percentage such as "25%"')
 
 
 def parse_clock(value: object) -> str:
@@ -290,6 +321,18 @@ SelectorText = Annotated[
     str, Field(max_length=selector.MAX_SELECTOR_LENGTH), AfterValidator(_canonical_selector)
 ]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317), AfterValidator(_parse_label_key)]
+NodeBudget = Annotated[
+    int | str,
+    PlainValidator(parse_node_budget),
+    with_json_schema(
+        anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^(100|[0-9]{1,2})%$"}]
+    ),
+]
+Rate = Annotated[
+    int,
+    BeforeValidator(parse_rate),
+    with_json_schema(type="string", pattern=r"^\d{1,9} ?(KiB|MiB|GiB)/s$", examples=["200MiB/s"]),
+]
 Days = Annotated[
     list[str],
     BeforeValidator(parse_days),

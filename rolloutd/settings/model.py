@@ -32,6 +32,7 @@ from rolloutd.plugin.field_types import (
     FilePath,
     InvalidValue,
     LabelKey,
+    NodeBudget,
     OptionalPath,
     PositiveDuration,
     ShortName,
@@ -45,15 +46,6 @@ JSON = Any
 log = logging.getLogger("rolloutd.settings")
 
 _MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
-_PERCENT = re.compile(r"(100|[0-9]{1,2})%")
-
-
-def _parse_max_unavailable(value: object) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_PARALLEL:
-        return value
-    if isinstance(value, str) and _PERCENT.fullmatch(value):
-        return value
-    raise InvalidValue("this is not a budget", 'a number of nodes, 0 or more, or a percentage such as "25%"')
 
 
 def _parse_member(text: str) -> str:
@@ -67,13 +59,6 @@ def _parse_metrics_listener(value: object) -> str | None:
     return None if value is None else parse_loopback(value, "metrics are served on this machine alone")
 
 
-MaxUnavailable = Annotated[
-    int | str,
-    PlainValidator(_parse_max_unavailable),
-    with_json_schema(
-        anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^(100|[0-9]{1,2})%$"}]
-    ),
-]
 Member = Annotated[str, AfterValidator(_parse_member)]
 Loopback = Annotated[
     str | None,
@@ -97,7 +82,7 @@ class _SourceKeys(Params):
     stale_after: PositiveDuration = duration_field(
         "1h", "Age of its last answer from which no node of it starts."
     )
-    max_removed: MaxUnavailable = Field(
+    max_removed: NodeBudget = Field(
         default="10%",
         description="How many of its nodes one answer may remove, as a number or a percentage; one that"
         " removes more is held for an admin.",
@@ -123,7 +108,7 @@ else:
 class PoolValue(Params):
     """The budget of one pool."""
 
-    max_unavailable: MaxUnavailable = Field(
+    max_unavailable: NodeBudget = Field(
         default=1,
         description='How many nodes may be down: a number, or a percentage such as "25%"; 0 closes the pool.',
     )

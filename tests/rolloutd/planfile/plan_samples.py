@@ -68,6 +68,19 @@ spec:
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}
     - playbook: {file: isolate.yml, undo: deisolate.yml, timeout: 2m}
+  prepare:
+    stages:
+      - build: {name: make, playbook: build.yml, host: b1, manifest: made.yml, vars: {a: 1}, timeout: 1h}
+      - stage:
+          {
+            name: copy, manifest: made.yml, to: /srv/cache, method: playbook, playbook: copy.yml,
+            vars: {b: 1}, url: "https://mirror.example", rate: 50MiB/s, rate_by: site, max_parallel: 20,
+            tolerate: 5, may_change: ["mount/*"], where: arch=amd64, timeout: 1h,
+          }
+      - install: {name: put, playbook: install.yml, vars: {c: 1}, max_parallel: 5, tolerate: 1%, timeout: 1h}
+    windows: [{days: sat, from: "01:00", to: "02:00", zone: Europe/Amsterdam}]
+    tolerate: 2%
+    cleanup: {playbook: cleanup.yml, vars: {d: 1}, timeout: 5m}
   maintain:
     - {name: stage, playbook: stage.yml, vars: {a: [1]}, timeout: 10m, expected: 5m, on_unknown: rerun}
     - {name: configure, playbook: site.yml}

@@ -84,7 +84,8 @@ def test_every_key_is_in_exactly_one_part(path: Path) -> None:
 def test_the_sample_with_everything_has_every_key() -> None:
     """Else the test above would prove less than it says."""
     spec = content_of(FULL_PLAN)["spec"]
-    assert set(spec) | {"pilot"} == set(content_of(SMALLEST_PLAN)["spec"]) | {*OPTIONAL_POLICY_KEYS}
+    optional = {*OPTIONAL_POLICY_KEYS, "prepare"}
+    assert set(spec) | {"pilot"} == set(content_of(SMALLEST_PLAN)["spec"]) | optional
     assert all(spec[key] for key in spec)
 
 
@@ -92,6 +93,10 @@ def test_the_sample_with_everything_has_every_key() -> None:
     ("path", "part"),
     [
         (("spec", "maintain", 0, "vars"), "change"),
+        (("spec", "prepare", "stages", 0, "build", "playbook"), "change"),
+        (("spec", "prepare", "cleanup", "playbook"), "change"),
+        (("spec", "prepare", "windows"), "policy"),
+        (("spec", "prepare", "tolerate"), "policy"),
         (("spec", "probation"), "change"),
         (("spec", "targets"), "scope"),
         (("spec", "canary", "select"), "scope"),
@@ -108,6 +113,25 @@ def test_keys_are_in_the_part_people_expect(path: Path, part: str) -> None:
     content = content_of(FULL_PLAN)
     before, after = digest(content, PIN, TARGETS), digest(changed(content, path), PIN, TARGETS)
     assert [name for name in PARTS if before[name] != after[name]] == [part]
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (DESIGN_PLAN, "5421b24c0e155b73b694400895a270811f042c81ae4b5cdc244605242ec77b61"),
+        (SMALLEST_PLAN, "93b2ca7c3b4dca40d015ed593499c5a37b41f9aaef3e2e820e2833838d9e8a3d"),
+    ],
+)
+def test_digest_of_plan_without_prepare_is_that_of_earlier_versions(text: str, whole: str) -> None:
+    assert digest(content_of(text), PIN, TARGETS)["whole"] == whole
+
+
+def test_list_of_prepare_stages_is_the_section_without_options() -> None:
+    stages = "[{stage: {}}, {install: {playbook: a.yml}}, {install: {playbook: b.yml}}]"
+    short = content_of(SMALLEST_PLAN + f"  prepare: {stages}\n")
+    assert short == content_of(SMALLEST_PLAN + f"  prepare: {{stages: {stages}}}\n")
+    names = [stage["name"] for item in short["spec"]["prepare"]["stages"] for stage in item.values()]
+    assert names == ["stage", "install-1", "install-2"]
 
 
 def test_absent_and_false_skip_compliant_are_one_digest() -> None:

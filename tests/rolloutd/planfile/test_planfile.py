@@ -136,7 +136,27 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
                 ),
             )
         ),
-        ("  soak: 2h", "  prepare: []\n  soak: 2h", "spec.prepare", 10, "reserved for a later version"),
+        *(
+            ("  soak: 2h", f"  prepare: {written}\n  soak: 2h", path, 10, words)
+            for written, path, words in (
+                ("[]", "spec.prepare", "at least 1"),
+                ("{stage: {}}", "spec.prepare.stage", "did you mean `stages`?"),
+                ("[{stages: {}}]", "spec.prepare[0].stages", "did you mean `stage`?"),
+                ("[{stage: {}, install: {playbook: a.yml}}]", "spec.prepare[0]", "an item has one kind"),
+                ("[{stage: {rate: 50}}]", "spec.prepare[0].stage.rate", "500KiB/s"),
+                ("[{stage: {to: cache}}]", "spec.prepare[0].stage.to", "/var/cache/rolloutd"),
+                ("[{stage: {manifest: ../a}}]", "spec.prepare[0].stage.manifest", "leaves the source"),
+                ("[{stage: {method: playbook}}]", "spec.prepare[0].stage.method", "names no playbook"),
+                ("[{stage: {playbook: a.yml}}]", "spec.prepare[0].stage.playbook", "`method: playbook`"),
+                ("[{stage: {tolerate: half}}]", "spec.prepare[0].stage.tolerate", "a percentage"),
+                ("{stages: [{install: {}}]}", "spec.prepare.stages[0].install.playbook", "is missing"),
+                (
+                    "[{stage: {name: a}}, {install: {name: a, playbook: a.yml}}]",
+                    "spec.prepare[1].install.name",
+                    "taken already",
+                ),
+            )
+        ),
         ("- playbook: {file", "- playbok: {file", "spec.isolate[0].playbok", 13, "did you mean `playbook`?"),
         (
             "- reachable: {",
