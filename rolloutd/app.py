@@ -228,7 +228,7 @@ def _make_runner(settings: Settings, shell: SshShell, tree_cache: TreeCache) -> 
         settings.state_dir / "runs",
         shell,
         ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
-        parallel=settings.ansible.parallel,
+        parallel=None if settings.ansible.parallel == "auto" else settings.ansible.parallel,
         warm=settings.ansible.warm == "auto",
         pipelining=settings.ansible.pipelining == "on",
         known_hosts=settings.ssh.known_hosts,

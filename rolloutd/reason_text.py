@@ -421,6 +421,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "
         "has not answered since the daemon started"
     ),
+    ReasonCode.RUNNER_FULL: lambda node, p: (
+        f"{node} waits for this machine, not for a pool: {pluralize(p['active'], 'run')} "
+        f"{'is' if p['active'] == 1 else 'are'} active, and ansible.parallel allows {p['parallel']}"
+    ),
 }
 
 COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
@@ -469,6 +473,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
         else f"its cause, or time: at {format_rfc3339(r.until)} the isolation is aborted and tried later"
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
+    RemedyKind.WAIT_FOR_RUN: lambda _: "the end of a run on this machine",
     RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",
     RemedyKind.WAIT_FOR_CHECK: lambda r: (
         "its last try" if r.until is None else f"time: it may take until {format_rfc3339(r.until)}"

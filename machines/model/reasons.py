@@ -84,6 +84,7 @@ class ReasonCode(StrEnum):
     NOT_RETURNED_YET = "not-returned-yet"
     NOT_PASSED_YET = "not-passed-yet"
     INVENTORY_AWAITED = "inventory-awaited"
+    RUNNER_FULL = "runner-full"
 
 
 class UnavailabilityCause(StrEnum):
@@ -132,6 +133,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_CHECK = "wait-for-check"
     WAIT_FOR_COMPLIANCE = "wait-for-compliance"
     WAIT_FOR_INVENTORY = "wait-for-inventory"
+    WAIT_FOR_RUN = "wait-for-run"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.ports import AuditReport, ClosedRollout
+from rolloutd.ports import AuditReport, ClosedRollout, RunQueue
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
 
@@ -301,7 +301,8 @@ def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
     blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, state.now())
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
-        node_reason(resolved.index, each, blockers.get(each.node), live[each.node]) for each in targets
+        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.run_queue)
+        for each in targets
     )
     return [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)]
 
@@ -309,31 +310,36 @@ def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
     """Return why a node does not move; None if it moves or is done."""
     blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, state.now())
-    return node_reason(
-        resolved.index, target, blocker, state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
-    )
+    live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    return node_reason(resolved.index, target, blocker, live, state.run_queue)
 
 
-def node_reason(index: Index, target: Target, blocker: Reason | None, live: StepProgress) -> Reason | None:
+def node_reason(
+    index: Index, target: Target, blocker: Reason | None, live: StepProgress, queue: RunQueue
+) -> Reason | None:
     """Return why the node waits; None for a node that moves or is done.
 
     The core knows why nodes do not start (`blocker`).  A node in flight waits for its
-    isolators, its checks or its next observation.
+    isolators, its checks, its next observation, or for another run on this machine.
     """
     if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None:
         found = blocker
     else:
-        found = _in_flight_reason(index, target, live) if target.phase in IN_FLIGHT_PHASES else None
+        found = _in_flight_reason(index, target, live, queue) if target.phase in IN_FLIGHT_PHASES else None
     if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > index.now:
         return found
     # The instant has passed, and what was due then is under way.
     return replace(found, remedy=replace(found.remedy, until=None))
 
 
-def _in_flight_reason(index: Index, target: Target, live: StepProgress) -> Reason | None:
+def _in_flight_reason(index: Index, target: Target, live: StepProgress, queue: RunQueue) -> Reason | None:
     if live.awaited_sources:
         awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
         return Reason(ReasonCode.INVENTORY_AWAITED, target.node, awaited, live.since, answer)
+    if target.node in queue.waiting:
+        runs = {"active": queue.active, "parallel": queue.parallel}
+        end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
+        return Reason(ReasonCode.RUNNER_FULL, target.node, runs, queue.waiting[target.node], end_of_run)
     isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
     if live.awaited_slot is not None:
         return replace(live.awaited_slot, remedy=isolation)

@@ -6,7 +6,6 @@ What check mode cannot say is a problem of the report, never compliance.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, Runner, RunRequest, RunState, Unknown
 from rolloutd.ports.guards import adapter_errors
+from rolloutd.slots import Slots
 
 MAX_CHANGES = 50
 """Tasks of one report: enough to see what a node needs."""
@@ -41,7 +41,7 @@ class CheckMode:
     def __init__(self, state: State, runner: Runner) -> None:
         self._state = state
         self._runner = runner
-        self._slots = asyncio.Semaphore(max(1, state.settings.ansible.parallel // 2))
+        self._slots = Slots(lambda: max(1, runner.queue.parallel // 2))
         self._numbers = itertools.count(1)
 
     async def check(

@@ -59,8 +59,21 @@ class RunEvent:
     fields: Mapping[str, JSON] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class RunQueue:
+    """The runs on this machine: active ones, their limit, and since when which node's run waits."""
+
+    parallel: int = 1
+    active: int = 0
+    waiting: dict[str, float] = field(default_factory=dict)
+
+
 class Runner(Protocol):
     """Runs playbooks; a run outlives the daemon and is found again by its handle."""
+
+    @property
+    def queue(self) -> RunQueue:
+        """The queue, always the same object: it changes with the runs."""
 
     async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a claimed run is not started again.

@@ -170,7 +170,10 @@ class Ssh(Params):
 class Ansible(Params):
     """How playbooks are run."""
 
-    parallel: int = Field(default=16, ge=1, le=1000, description="Runs at once on this machine.")
+    parallel: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = Field(
+        default="auto",
+        description="Runs at once on this machine; `auto` follows its cores and the CPU time of the runs.",
+    )
     bin: OptionalPath = Field(
         default=None, description="The ansible-playbook command; by default the one of the daemon's Python."
     )

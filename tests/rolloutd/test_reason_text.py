@@ -217,6 +217,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
             "since the daemon started"
         ),
     ),
+    ReasonCode.RUNNER_FULL: (
+        "n1",
+        {"active": 4, "parallel": 4},
+        "n1 waits for this machine, not for a pool: 4 runs are active, and ansible.parallel allows 4",
+    ),
 }
 
 ARGS: dict[str, str | bool] = {

@@ -34,6 +34,7 @@ from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.ansible.run_slots import RunSlots
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import (
@@ -42,6 +43,7 @@ from rolloutd.ports import (
     Host,
     Ok,
     RunEvent,
+    RunQueue,
     RunRequest,
     RunState,
     Shell,
@@ -83,7 +85,7 @@ class _TrackedRun:
 
 
 class AnsibleRunner:
-    """Runs playbooks on nodes, at most `parallel` at once on this machine."""
+    """Runs playbooks on nodes, at most `parallel` at once on this machine; None follows its cores."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class AnsibleRunner:
         shell: Shell,
         *,
         ansible_playbook: str | None = None,
-        parallel: int = 16,
+        parallel: int | None = None,
         known_hosts: Path | None = None,
         user: str | None = None,
         key_file: Path | None = None,
@@ -108,7 +110,7 @@ class AnsibleRunner:
         self._fork_servers = ForkServers(self._binary, enabled=warm)
         self._pipelining = pipelining
         self._inventory_cache = InventoryCache(self._runs_dir)
-        self._run_slots = asyncio.Semaphore(parallel)
+        self._run_slots = RunSlots(parallel)
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
         self._tree_cache = tree_cache
         self._interpreters = InterpreterCache(shell)
@@ -119,8 +121,12 @@ class AnsibleRunner:
 
     # -- the port ----------------------------------------------------------
 
+    @property
+    def queue(self) -> RunQueue:
+        return self._run_slots.queue
+
     async def start(self, request: RunRequest) -> str:
-        """Wait while `parallel` runs are active, then start; raises ValueError for an invalid run id."""
+        """Wait in the queue, then start; raises ValueError for an invalid run id."""
         stale_processes.validate_run_id(request.run_id)
         lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
         async with lock:
@@ -233,7 +239,7 @@ class AnsibleRunner:
             directory.write_metadata(facts)
             directory.take_claim()
             return
-        await self._run_slots.acquire()
+        await self._run_slots.acquire(request.node)
         run = _TrackedRun(directory, has_slot=True)
         try:
             await self._prepare_when_possible(
@@ -308,13 +314,13 @@ class AnsibleRunner:
         status = directory.read_status()
         await asyncio.to_thread(_read_new_events, run)
         if status is not None:
-            return await asyncio.to_thread(_evaluate, run, status)
+            return await self._evaluate(run, status)
         if is_running:
             return None
         # cancel() does not take the run's lock and may have recorded a status meanwhile.
         status = directory.read_status()
         if status is not None:
-            return await asyncio.to_thread(_evaluate, run, status)
+            return await self._evaluate(run, status)
         return await self._resolve_lost_run(run)
 
     async def _ensure_tracked(self, run: _TrackedRun) -> bool:
@@ -332,10 +338,8 @@ class AnsibleRunner:
                 self._watch_process(run, claim.pid)
             except ProcessLookupError:
                 return False
-            # After a restart with a smaller `parallel` there may be more runs than slots.
-            if not self._run_slots.locked():
-                await self._run_slots.acquire()
-                run.has_slot = True
+            self._run_slots.take()
+            run.has_slot = True
         return claim.is_alive()
 
     async def _resolve_lost_run(self, run: _TrackedRun) -> Unknown:
@@ -351,6 +355,11 @@ class AnsibleRunner:
         run.directory.delete_secrets()
         more = f"; {left} of its processes would not end" if left else ""
         return Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
+
+    async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
+        if run.process_exit is not None:
+            self._run_slots.record_end(status.cpu_s, status.duration_s)
+        return await asyncio.to_thread(_evaluate, run, status)
 
     async def _wait_for_events(self, run: _TrackedRun) -> None:
         """Return after the run has ended or written events."""

@@ -21,6 +21,7 @@ from rolloutd.ports import (
     InventorySnapshot,
     Ok,
     RunEvent,
+    RunQueue,
     RunRequest,
     RunState,
     Unknown,
@@ -135,6 +136,7 @@ class FakeRunner:
 
     def __init__(self, world: FakeRunHost) -> None:
         self._world = world
+        self.queue = RunQueue(parallel=16)
 
     async def start(self, request: RunRequest) -> str:
         """Begin the run unless it has begun."""

@@ -1,0 +1,69 @@
+"""Slots of the runs on this machine: a number, or as many as the processor cores can carry.
+
+A run waits for its node most of the time, so a core carries several.  How many is measured: the CPU time of
+the runs that have ended, by their duration.  While the cores are busy runs last longer, so the number falls
+until the runs need BUSY_SHARE of the cores.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rolloutd.ports import RunQueue
+from rolloutd.slots import Slots
+
+UNMEASURED = 16
+"""Runs at once before one has ended."""
+
+MIN_PER_CORE, MAX_PER_CORE = 2, 16
+"""Bounds of the measured number; a run has some 35 MB of memory."""
+
+BUSY_SHARE = 0.9
+"""Share of the cores that runs may use; the rest is the daemon's and sshd's."""
+
+DECAY = 0.9
+"""Weight of the earlier runs when another has ended: about the last ten count."""
+
+
+class RunSlots:
+    """The runs that are active, and those that wait in `queue`."""
+
+    def __init__(self, parallel: int | None, cores: int | None = None) -> None:
+        """`parallel` None follows the cores."""
+        self._is_measured = parallel is None
+        self._cores = cores or len(os.sched_getaffinity(0))
+        self._cpu_s = self._duration_s = 0.0
+        self.queue = RunQueue(parallel or UNMEASURED)
+        self._slots = Slots(lambda: self.queue.parallel)
+
+    async def acquire(self, node: str) -> None:
+        """Wait for a slot; the queue shows the node meanwhile."""
+        since = time.time()
+        if self._slots.active >= self.queue.parallel:
+            self.queue.waiting.setdefault(node, since)
+        try:
+            await self._slots.acquire()
+        finally:
+            if self.queue.waiting.get(node) == since:
+                del self.queue.waiting[node]
+        self.queue.active = self._slots.active
+
+    def take(self) -> None:
+        """Count a run of an earlier daemon, also beyond the limit."""
+        self._slots.take()
+        self.queue.active = self._slots.active
+
+    def release(self) -> None:
+        self._slots.release()
+        self.queue.active = self._slots.active
+
+    def record_end(self, cpu_s: float, duration_s: float) -> None:
+        """Measure a run that has ended."""
+        self._cpu_s = self._cpu_s * DECAY + cpu_s
+        self._duration_s = self._duration_s * DECAY + duration_s
+        if self._is_measured and self._cpu_s > 0:
+            wanted = int(self._cores * BUSY_SHARE * self._duration_s / self._cpu_s)
+            bounds = self._cores * MIN_PER_CORE, self._cores * MAX_PER_CORE
+            self.queue.parallel = min(max(wanted, bounds[0]), bounds[1])
+            self._slots.admit()
