@@ -25,6 +25,7 @@ from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.consistency import find_violations
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir, has_current_database
+from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
@@ -49,10 +50,11 @@ MAX_LISTED_VIOLATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class DaemonReport:
-    """The daemon's report on itself and on its sources; None for the sources without an answer."""
+    """The daemon's report on itself, its sources and its runs; None without an answer."""
 
     daemon: CheckResult
     sources: tuple[CheckResult, ...] | None
+    runs: CheckResult | None = None
 
 
 def check_settings(config: Path | None) -> CheckResult:
@@ -89,7 +91,9 @@ def query_daemon(path: Path) -> DaemonReport:
         for each in inventory["sources"]
     )
     return DaemonReport(
-        CheckResult("daemon", not problem, f"{text}: {problem}" if problem else text), sources
+        CheckResult("daemon", not problem, f"{text}: {problem}" if problem else text),
+        sources,
+        describe_runs(health["runs"]) if "runs" in health else None,  # an older daemon does not report them
     )
 
 
@@ -121,10 +125,12 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         if found[0].ok and await asyncio.to_thread(lambda: has_current_database(path)):
             results.append(await _run_check("invariants", lambda: _check_invariants(settings)))
             results.append(await _run_check("playbooks", lambda: _check_playbooks(settings)))
+            results += await _check_pipelining(settings)
     results.append(await _run_check("people", lambda: asyncio.to_thread(_check_accounts, settings)))
     results.append(await _run_check("ansible", lambda: _check_ansible(settings)))
     results.append(await _run_check("ssh", lambda: _check_ssh(settings)))
     results.append(report.daemon)
+    results += [] if report.runs is None else [report.runs]
     async with aclosing(_check_sources(settings, report)) as asked:
         results += [finding async for finding in asked]
     async with aclosing(_check_permissions(settings)) as lacking:
@@ -199,6 +205,25 @@ async def _check_playbooks(settings: Settings) -> str:
             " database comes from, or submit the same plans again, which go on where they are"
         )
     return f"those of {pluralize(len(live), 'live rollout')} are kept"
+
+
+async def _check_pipelining(settings: Settings) -> list[CheckResult]:
+    """Suggest pipelining where the settings leave it to the users' configuration."""
+    if settings.ansible.pipelining == "on":
+        return []
+    store = await open_store(
+        settings.state_dir, compile_plan=TeamPlanCompiler(settings.teams), read_only=True
+    )
+    try:
+        connections = await store.load_connections()
+    finally:
+        await store.close()
+    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
+    try:
+        suggestion = await suggest_pipelining(shell, connections)
+    finally:
+        await shell.close()
+    return [] if suggestion is None else [suggestion]
 
 
 # -- accounts and programs ----------------------------------------------------

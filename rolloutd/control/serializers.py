@@ -28,7 +28,8 @@ from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.ports import AuditReport, ClosedRollout, RunQueue
+from rolloutd.memory import memory_bytes
+from rolloutd.ports import AuditReport, ClosedRollout, RunnerStatus
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
 
@@ -272,6 +273,19 @@ def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
     }
 
 
+def runs(status: RunnerStatus) -> wire.Runs:
+    """Return the runs on this machine."""
+    return {
+        "parallel": status.parallel,
+        "active": status.active,
+        "waiting": len(status.waiting),
+        "forks": status.started["fork"],
+        "new_processes": status.started["new process"],
+        "fork_servers": len(status.servers),
+        "fork_servers_bytes": memory_bytes(status.servers),
+    }
+
+
 # -- nodes --------------------------------------------------------------------
 
 
@@ -301,7 +315,7 @@ def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
     blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, state.now())
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
-        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.run_queue)
+        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.runner_status)
         for each in targets
     )
     return [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)]
@@ -311,11 +325,11 @@ def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> 
     """Return why a node does not move; None if it moves or is done."""
     blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, state.now())
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
-    return node_reason(resolved.index, target, blocker, live, state.run_queue)
+    return node_reason(resolved.index, target, blocker, live, state.runner_status)
 
 
 def node_reason(
-    index: Index, target: Target, blocker: Reason | None, live: StepProgress, queue: RunQueue
+    index: Index, target: Target, blocker: Reason | None, live: StepProgress, runner: RunnerStatus
 ) -> Reason | None:
     """Return why the node waits; None for a node that moves or is done.
 
@@ -325,21 +339,23 @@ def node_reason(
     if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None:
         found = blocker
     else:
-        found = _in_flight_reason(index, target, live, queue) if target.phase in IN_FLIGHT_PHASES else None
+        found = _in_flight_reason(index, target, live, runner) if target.phase in IN_FLIGHT_PHASES else None
     if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > index.now:
         return found
     # The instant has passed, and what was due then is under way.
     return replace(found, remedy=replace(found.remedy, until=None))
 
 
-def _in_flight_reason(index: Index, target: Target, live: StepProgress, queue: RunQueue) -> Reason | None:
+def _in_flight_reason(
+    index: Index, target: Target, live: StepProgress, runner: RunnerStatus
+) -> Reason | None:
     if live.awaited_sources:
         awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
         return Reason(ReasonCode.INVENTORY_AWAITED, target.node, awaited, live.since, answer)
-    if target.node in queue.waiting:
-        runs = {"active": queue.active, "parallel": queue.parallel}
+    if target.node in runner.waiting:
+        runs = {"active": runner.active, "parallel": runner.parallel}
         end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
-        return Reason(ReasonCode.RUNNER_FULL, target.node, runs, queue.waiting[target.node], end_of_run)
+        return Reason(ReasonCode.RUNNER_FULL, target.node, runs, runner.waiting[target.node], end_of_run)
     isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
     if live.awaited_slot is not None:
         return replace(live.awaited_slot, remedy=isolation)

@@ -414,8 +414,20 @@ class EventLine(TypedDict):
 # -- the daemon ---------------------------------------------------------------
 
 
+class Runs(TypedDict):
+    """Playbook runs on the daemon's machine, and the memory of its fork servers."""
+
+    parallel: int
+    active: int
+    waiting: int
+    forks: int
+    new_processes: int
+    fork_servers: int
+    fork_servers_bytes: int
+
+
 class Health(TypedDict):
-    """The daemon's version, start and trouble."""
+    """The daemon's version, start, trouble and runs."""
 
     version: str
     epoch: int
@@ -423,6 +435,7 @@ class Health(TypedDict):
     since: str
     observe_only: bool
     trouble: str | None
+    runs: Runs
 
 
 class Diagnostic(TypedDict):

@@ -41,7 +41,7 @@ class CheckMode:
     def __init__(self, state: State, runner: Runner) -> None:
         self._state = state
         self._runner = runner
-        self._slots = Slots(lambda: max(1, runner.queue.parallel // 2))
+        self._slots = Slots(lambda: max(1, runner.status.parallel // 2))
         self._numbers = itertools.count(1)
 
     async def check(

@@ -67,7 +67,7 @@ class Daemon:
     ) -> None:
         self._state = state
         self._adapters = adapters
-        state.run_queue = adapters.runner.queue
+        state.runner_status = adapters.runner.status
         self._scheduler = scheduler
         self._wakeup = asyncio.Event()
         self._started_at = state.now()

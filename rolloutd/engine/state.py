@@ -32,7 +32,7 @@ from rolloutd.ports import (
     DiscoveredNode,
     Host,
     InventorySnapshot,
-    RunQueue,
+    RunnerStatus,
     Store,
 )
 from rolloutd.settings import Settings
@@ -159,7 +159,7 @@ class State:
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
-    run_queue: RunQueue = field(default_factory=RunQueue)
+    runner_status: RunnerStatus = field(default_factory=RunnerStatus)
     sources: dict[str, SourceState] = field(default_factory=dict)
     reports: Mapping[str, Sequence[DiscoveredNode]] = field(default_factory=dict)
     """What each source last reported of a node, by the fleet's name."""

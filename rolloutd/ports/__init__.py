@@ -41,7 +41,7 @@ from rolloutd.ports.preparation import (
     staged_file,
     unpacked_directory,
 )
-from rolloutd.ports.runs import RunEvent, Runner, RunQueue, RunRequest, RunState
+from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState
 from rolloutd.ports.sources import Anchor, Notifier, PinnedSource, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
@@ -111,10 +111,10 @@ __all__ = [
     "RolloutRecord",
     "RowMismatch",
     "RunEvent",
-    "RunQueue",
     "RunRequest",
     "RunState",
     "Runner",
+    "RunnerStatus",
     "Scheduler",
     "Shell",
     "ShellResult",

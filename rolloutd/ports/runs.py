@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,20 +61,26 @@ class RunEvent:
 
 
 @dataclass(slots=True)
-class RunQueue:
-    """The runs on this machine: active ones, their limit, and since when which node's run waits."""
+class RunnerStatus:
+    """The runs on this machine.
+
+    `parallel` limits the active ones; `waiting` is since when which node's run waits.  `started` counts runs
+    by how they were started, and `servers` are the processes that wait to start runs quickly.
+    """
 
     parallel: int = 1
     active: int = 0
     waiting: dict[str, float] = field(default_factory=dict)
+    started: Counter[str] = field(default_factory=Counter)
+    servers: set[int] = field(default_factory=set)
 
 
 class Runner(Protocol):
     """Runs playbooks; a run outlives the daemon and is found again by its handle."""
 
     @property
-    def queue(self) -> RunQueue:
-        """The queue, always the same object: it changes with the runs."""
+    def status(self) -> RunnerStatus:
+        """The status, always the same object: it changes with the runs."""
 
     async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a claimed run is not started again.

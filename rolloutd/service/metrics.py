@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client import Counter as Counted
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from machines.facts.index import Index
@@ -25,6 +25,8 @@ from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
+from rolloutd.memory import memory_bytes
+from rolloutd.ports import RunnerStatus
 from rolloutd.service.listen_socket import bind, bind_loopback
 from rolloutd.settings.model import Metrics
 
@@ -136,6 +138,7 @@ class _StateCollector(Collector):
             "troubles", "What hinders the daemon; `rolloutctl status` says it.", len(state.problems())
         )
         yield from _collect_fleet(state)
+        yield from _collect_runs(state.runner_status)
         yield from _collect_rollouts(state.index, live, now)
         yield from _collect_pools(state.index, live)
         yield from _collect_gates(state.index, live, now)
@@ -179,6 +182,22 @@ def _collect_fleet(state: State) -> Iterator[Metric]:
     yield _make_gauge(
         "quarantined_nodes", "Nodes that contradictions between sources keep from work.", quarantined
     )
+
+
+def _collect_runs(status: RunnerStatus) -> Iterator[Metric]:
+    yield _make_gauge("active_runs", "Playbook runs on this machine.", status.active)
+    yield _make_gauge("parallel_runs", "Runs that may be active at once.", status.parallel)
+    yield _make_gauge("waiting_runs", "Runs that wait for this machine.", len(status.waiting))
+    started = CounterMetricFamily(
+        "rolloutd_started_runs", "Runs started, by how: as a fork or as a new process.", labels=["way"]
+    )
+    for way, number in status.started.items():
+        started.add_metric([way], number)
+    yield started
+    yield _make_gauge(
+        "fork_servers", "Processes that have imported Ansible and fork runs.", len(status.servers)
+    )
+    yield _make_gauge("fork_server_memory_bytes", "Memory of these processes.", memory_bytes(status.servers))
 
 
 def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
@@ -80,7 +81,13 @@ def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> Non
         rollout = made.submit(change, playbooks)
         made.vote(rollout, "start")
         made.wait_for_gate(rollout, "continue")
-        assert "ok    playbooks: those of 1 live rollout are kept" in doctor(made)
+        said = doctor(made)
+        assert "ok    playbooks: those of 1 live rollout are kept" in said
+        assert re.search(
+            "ok    runs: 0 of at most .*1 started as forks and 0 as new processes; 1 fork server, .* MiB",
+            said,
+        )
+        assert "ok    pipelining: sudo on n1 needs no terminal" in said
         shutil.rmtree(tmp_path / "state" / "trees")
         assert f"WRONG playbooks: those of {rollout} are not in" in doctor(made)
         made.vote(rollout, "continue")

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 
 from rolloutd.errors import AdapterFailed, NotFound
-from rolloutd.ports import Failed, Host, Ok, RunEvent, RunQueue, RunRequest, RunState, Unknown
+from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
 from tests.sim.fault_injection import FaultyAccess
 from tests.sim.world import SimRun
 
@@ -23,7 +23,7 @@ class SimRunner:
 
     def __init__(self, access: FaultyAccess) -> None:
         self._access = access
-        self.queue = RunQueue(parallel=16)
+        self.status = RunnerStatus(parallel=16)
 
     async def start(self, request: RunRequest) -> str:
         """Start the run, or find it by its claim; without a claim it is begun under another handle."""

@@ -45,7 +45,7 @@ MAX_SERVERS = 4
 """The least recently used server ends when there is one more."""
 
 MIN_AVAILABLE_MEMORY = 0.1
-"""Share of the machine's memory below which runs are new processes."""
+"""Share of the machine's memory below which the servers end and runs are new processes."""
 
 RETRY_REFUSED_S = 300.0
 """Time after which a server that refused is tried again: the reason is mostly in the tree's ansible.cfg."""
@@ -74,7 +74,6 @@ class NotForked(Exception):
 class _Server:
     channel: socket.socket
     exit: ProcessExit
-    pid: int
     is_ready: bool = False
     runs: int = 0
     used_at: float = field(default_factory=time.monotonic)
@@ -102,9 +101,10 @@ class _Server:
 class ForkServers:
     """The fork servers of one runner."""
 
-    def __init__(self, binary: str, *, enabled: bool = True) -> None:
-        """`binary` is the ansible-playbook command of the runs."""
+    def __init__(self, binary: str, pids: set[int], *, enabled: bool = True) -> None:
+        """`binary` is the ansible-playbook command of the runs; `pids` always has those of the servers."""
         self._binary = binary
+        self._pids = pids
         own = Path(sys.executable).with_name("ansible-playbook")
         self._disabled = (
             "settings: ansible.warm is off"
@@ -142,24 +142,20 @@ class ForkServers:
 
     def close(self) -> None:
         """End all servers."""
-        for key in list(self._servers):
-            self._end(key)
+        self._end_all()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
-    def pids(self) -> list[int]:
-        """Return the processes of the servers."""
-        return [server.pid for server in self._servers.values()]
-
     async def _find_or_start(self, key: str, tree: Path, environment: Mapping[str, str]) -> _Server:
         async with self._start_lock:
+            if _available_memory() < MIN_AVAILABLE_MEMORY:
+                self._end_all()
+                raise NotForked("the machine is short of memory")
             server = self._servers.get(key)
             if server is not None and (server.exit.has_exited or server.runs >= RUNS_PER_SERVER):
                 self._end(key)
                 server = None
             if server is None:
-                if _available_memory() < MIN_AVAILABLE_MEMORY:
-                    raise NotForked("the machine is short of memory")
                 while len(self._servers) >= MAX_SERVERS:
                     self._end(min(self._servers, key=lambda each: self._servers[each].used_at))
                 server = self._servers[key] = self._start(tree, environment)
@@ -186,7 +182,13 @@ class ForkServers:
                 start_new_session=True,
             )
         process.returncode = 0  # ProcessExit reaps it
-        return _Server(ours, ProcessExit(process.pid, lambda: None), process.pid)
+        pid = process.pid
+        self._pids.add(pid)
+        return _Server(ours, ProcessExit(pid, lambda: self._pids.discard(pid)))
+
+    def _end_all(self) -> None:
+        for key in list(self._servers):
+            self._end(key)
 
     def _end(self, key: str) -> _Server | None:
         server = self._servers.pop(key, None)

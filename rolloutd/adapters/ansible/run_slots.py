@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from rolloutd.ports import RunQueue
+from rolloutd.ports import RunnerStatus
 from rolloutd.slots import Slots
 
 UNMEASURED = 16
@@ -27,36 +27,36 @@ DECAY = 0.9
 
 
 class RunSlots:
-    """The runs that are active, and those that wait in `queue`."""
+    """The runs that are active, and those that wait in `status`."""
 
     def __init__(self, parallel: int | None, cores: int | None = None) -> None:
         """`parallel` None follows the cores."""
         self._is_measured = parallel is None
         self._cores = cores or len(os.sched_getaffinity(0))
         self._cpu_s = self._duration_s = 0.0
-        self.queue = RunQueue(parallel or UNMEASURED)
-        self._slots = Slots(lambda: self.queue.parallel)
+        self.status = RunnerStatus(parallel or UNMEASURED)
+        self._slots = Slots(lambda: self.status.parallel)
 
     async def acquire(self, node: str) -> None:
-        """Wait for a slot; the queue shows the node meanwhile."""
+        """Wait for a slot; the status shows the node meanwhile."""
         since = time.time()
-        if self._slots.active >= self.queue.parallel:
-            self.queue.waiting.setdefault(node, since)
+        if self._slots.active >= self.status.parallel:
+            self.status.waiting.setdefault(node, since)
         try:
             await self._slots.acquire()
         finally:
-            if self.queue.waiting.get(node) == since:
-                del self.queue.waiting[node]
-        self.queue.active = self._slots.active
+            if self.status.waiting.get(node) == since:
+                del self.status.waiting[node]
+        self.status.active = self._slots.active
 
     def take(self) -> None:
         """Count a run of an earlier daemon, also beyond the limit."""
         self._slots.take()
-        self.queue.active = self._slots.active
+        self.status.active = self._slots.active
 
     def release(self) -> None:
         self._slots.release()
-        self.queue.active = self._slots.active
+        self.status.active = self._slots.active
 
     def record_end(self, cpu_s: float, duration_s: float) -> None:
         """Measure a run that has ended."""
@@ -65,5 +65,5 @@ class RunSlots:
         if self._is_measured and self._cpu_s > 0:
             wanted = int(self._cores * BUSY_SHARE * self._duration_s / self._cpu_s)
             bounds = self._cores * MIN_PER_CORE, self._cores * MAX_PER_CORE
-            self.queue.parallel = min(max(wanted, bounds[0]), bounds[1])
+            self.status.parallel = min(max(wanted, bounds[0]), bounds[1])
             self._slots.admit()

@@ -43,7 +43,7 @@ from rolloutd.ports import (
     Host,
     Ok,
     RunEvent,
-    RunQueue,
+    RunnerStatus,
     RunRequest,
     RunState,
     Shell,
@@ -107,10 +107,10 @@ class AnsibleRunner:
         self._artifacts = RunArtifactStore(self._runs_dir)
         self._shell = shell
         self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
-        self._fork_servers = ForkServers(self._binary, enabled=warm)
         self._pipelining = pipelining
         self._inventory_cache = InventoryCache(self._runs_dir)
         self._run_slots = RunSlots(parallel)
+        self._fork_servers = ForkServers(self._binary, self.status.servers, enabled=warm)
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
         self._tree_cache = tree_cache
         self._interpreters = InterpreterCache(shell)
@@ -122,8 +122,8 @@ class AnsibleRunner:
     # -- the port ----------------------------------------------------------
 
     @property
-    def queue(self) -> RunQueue:
-        return self._run_slots.queue
+    def status(self) -> RunnerStatus:
+        return self._run_slots.status
 
     async def start(self, request: RunRequest) -> str:
         """Wait in the queue, then start; raises ValueError for an invalid run id."""
@@ -196,10 +196,6 @@ class AnsibleRunner:
             host, keep=keep, timeout_s=timeout_s, grace_share=stale_processes.GRACE_SHARE
         )
 
-    def fork_server_pids(self) -> list[int]:
-        """Return the processes that have imported Ansible and wait for runs."""
-        return self._fork_servers.pids()
-
     async def close(self) -> None:
         """Stop following the runs, which continue."""
         for run in self._tracked.values():
@@ -270,8 +266,10 @@ class AnsibleRunner:
             pid = await self._fork_servers.fork(directory, request.tree)
         except NotForked as reason:
             directory.append_event("process", f"Ansible started as a new process: {reason}")
+            self.status.started["new process"] += 1
             return launcher.spawn_wrapper(directory, request.run_id)
         directory.append_event("process", "Ansible started as a fork")
+        self.status.started["fork"] += 1
         return pid
 
     async def _prepare_when_possible(

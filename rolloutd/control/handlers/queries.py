@@ -55,6 +55,7 @@ async def health(services: Services, request: Request) -> wire.Health:
         "since": format_timestamp(services.started_at),
         "observe_only": state.index.limits.observe_only,
         "trouble": "; ".join(state.problems()) or None,
+        "runs": serializers.runs(state.runner_status),
     }
 
 

@@ -21,7 +21,7 @@ from rolloutd.ports import (
     InventorySnapshot,
     Ok,
     RunEvent,
-    RunQueue,
+    RunnerStatus,
     RunRequest,
     RunState,
     Unknown,
@@ -136,7 +136,7 @@ class FakeRunner:
 
     def __init__(self, world: FakeRunHost) -> None:
         self._world = world
-        self.queue = RunQueue(parallel=16)
+        self.status = RunnerStatus(parallel=16)
 
     async def start(self, request: RunRequest) -> str:
         """Begin the run unless it has begun."""

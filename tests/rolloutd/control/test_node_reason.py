@@ -11,7 +11,7 @@ from machines.scheduler.decide import decide
 from machines.states import Trigger
 from rolloutd.control.serializers import node_reason
 from rolloutd.engine.state import StepProgress
-from rolloutd.ports import RunQueue
+from rolloutd.ports import RunnerStatus
 from rolloutd.reason_text import describe, lifted_by
 from tests.machines.builders import T0, admit, index_of, nodes_of, submit, transition
 
@@ -25,10 +25,10 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index)
     admit(index, "n1")
-    assert node_reason(index, index.target("R", "n1"), None, StepProgress(), RunQueue()) is None
+    assert node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus()) is None
 
     live = StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
-    isolating = node_reason(index, index.target("R", "n1"), None, live, RunQueue())
+    isolating = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
     assert isolating is not None
     assert describe(isolating) == HELD
     assert "the isolation is aborted and tried later" in lifted_by(isolating)
@@ -36,7 +36,7 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
 
     transition(index, "n1", Trigger.ISOLATED)
     maintaining = node_reason(
-        index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS), RunQueue()
+        index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS), RunnerStatus()
     )
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
@@ -48,13 +48,13 @@ def test_moment_that_has_passed_is_not_shown() -> None:
     admit(index, "n1")
     target, live = index.target("R", "n1"), StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
     index.advance(T0 + 60.0)
-    late = node_reason(index, target, None, live, RunQueue())
+    late = node_reason(index, target, None, live, RunnerStatus())
     assert late is not None
     assert lifted_by(late) == "its cause; the isolation is being aborted"
     transition(index, "n1", Trigger.ISOLATED)
     transition(index, "n1", Trigger.MAINTAINED)
     checking = StepProgress(failing_check="not back", failing_check_until=T0 + 60.0)
-    late = node_reason(index, index.target("R", "n1"), None, checking, RunQueue())
+    late = node_reason(index, index.target("R", "n1"), None, checking, RunnerStatus())
     assert late is not None
     assert lifted_by(late) == "its last try"
 
@@ -67,7 +67,7 @@ def test_isolated_node_without_slot_says_why() -> None:
     index.record_observations([Observation("n2", NodeHealth.DOWN, T0, "no route to host")], T0)
     [deferral] = decide(index, T0).deferrals
     live = StepProgress(awaited_slot=deferral.reason, isolation_deadline=T0 + 60.0)
-    found = node_reason(index, index.target("R", "n1"), None, live, RunQueue())
+    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
     assert found is not None
     assert describe(found) == "pool team/a is over its budget of 1: n2 does not answer: no route to host"
     assert "at 2027-01-15T08:01:00Z the isolation is aborted" in lifted_by(found)
@@ -78,7 +78,7 @@ def test_node_that_cannot_return_says_why() -> None:
     submit(index)
     admit(index, "n1")
     waits = replace(WAITS, action=StepAction.REVERT, text="lb1 does not answer")
-    found = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=waits), RunQueue())
+    found = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=waits), RunnerStatus())
     assert found is not None
     assert (found.code, found.remedy) == ("not-returned-yet", None)
     assert describe(found) == "n1 cannot return to service yet: lb1 does not answer"
@@ -95,7 +95,7 @@ def test_repeated_check_shows_result_and_deadline() -> None:
         failing_check="the pod of DaemonSet a/b is not back",
         failing_check_until=T0 + 60.0,
     )
-    found = node_reason(index, index.target("R", "n1"), None, live, RunQueue())
+    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
     assert found is not None
     assert describe(found) == "verify.0.kubernetes has not passed yet: the pod of DaemonSet a/b is not back"
     assert "it may take until" in lifted_by(found)
@@ -108,7 +108,7 @@ def test_a_node_at_work_that_nobody_can_see_says_why() -> None:
     index.record_observations(
         [Observation("n1", NodeHealth.UNKNOWN, T0 + 1.0, "cluster ams does not answer")], T0 + 1.0
     )
-    found = node_reason(index, index.target("R", "n1"), None, StepProgress(), RunQueue())
+    found = node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus())
     assert found is not None
     assert describe(found) == "n1 could not be observed: cluster ams does not answer"
 
@@ -118,7 +118,7 @@ def test_node_that_waits_for_this_machine_says_so() -> None:
     submit(index)
     admit(index, "n1")
     transition(index, "n1", Trigger.ISOLATED)
-    queue = RunQueue(parallel=2, active=2, waiting={"n1": T0 - 30.0, "n2": T0})
+    queue = RunnerStatus(parallel=2, active=2, waiting={"n1": T0 - 30.0, "n2": T0})
     found = node_reason(index, index.target("R", "n1"), None, StepProgress(step="maintain.0"), queue)
     assert found is not None
     assert (found.code, found.since) == ("runner-full", T0 - 30.0)

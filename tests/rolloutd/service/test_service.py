@@ -279,7 +279,7 @@ def test_metrics_are_served_where_the_settings_say(service_manager: FakeServiceM
     service_manager.start()
     service_manager.wait_for_message(lambda message: "READY=1" in message)
     text = _scraped(service_manager.directory / "m")
-    for line in ("rolloutd_known_nodes 0.0", "rolloutd_troubles 0.0", "rolloutd_epoch 1.0"):
+    for line in ("rolloutd_known_nodes 0.0", "rolloutd_epoch 1.0", "rolloutd_fork_servers 0.0"):
         assert line in text.splitlines()
     assert "rolloutd_decision_seconds_count" in text
     assert "rolloutd_commit_seconds_bucket" in text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible import fork_servers, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.errors import AdapterFailed
@@ -166,11 +166,11 @@ async def start(runner: AnsibleRunner, tree: Path, run: str = "r1") -> RunDirect
 async def test_run_outlives_killed_fork_server(runner: AnsibleRunner, tree: Path) -> None:
     directory = await start(runner, tree)
     assert way(directory) == FORKED
-    (server,) = runner.fork_server_pids()
+    (server,) = runner.status.servers
     os.kill(server, signal.SIGKILL)
     await wait_until(lambda: not is_alive(server))
     second = await start(runner, tree, "r2")
-    assert (way(second), len(runner.fork_server_pids())) == (FORKED, 1)
+    assert (way(second), len(runner.status.servers)) == (FORKED, 1)
     for run in (directory, second):
         let_end(run)
         while (state := await runner.wait_for_change(run.path.name)).result is None:
@@ -195,14 +195,14 @@ async def test_processes_of_fork_show_run(runner: AnsibleRunner, tree: Path) -> 
     with pytest.raises(AdapterFailed):  # the node of this test cannot be asked
         await runner.cancel("r1")
     assert not wrapper.find_processes(b"r1", os.fsencode(directory.path), b"")
-    (server,) = runner.fork_server_pids()
+    (server,) = runner.status.servers
     assert b"ROLLOUTD_RUN" not in wrapper.read_proc_file(f"/proc/{server}/environ")
 
 
 async def test_servers_end_with_daemon(tmp_path: Path, tree: Path) -> None:
     runner = AnsibleRunner(tmp_path / "runs", FakeShell())
     directory = await start(runner, tree)
-    (server,) = runner.fork_server_pids()
+    (server,) = runner.status.servers
     await runner.close()
     await wait_until(lambda: not is_alive(server))
     later = AnsibleRunner(tmp_path / "runs", FakeShell())
@@ -211,6 +211,21 @@ async def test_servers_end_with_daemon(tmp_path: Path, tree: Path) -> None:
         pass
     assert isinstance(state.result, Ok)
     await later.close()
+
+
+async def test_servers_end_when_memory_is_short(
+    runner: AnsibleRunner, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await start(runner, tree)
+    (server,) = runner.status.servers
+    monkeypatch.setattr(fork_servers, "MIN_AVAILABLE_MEMORY", 1.1)  # no machine has that much
+    second = await start(runner, tree, "r2")
+    assert way(second).endswith("new process: the machine is short of memory")
+    await wait_until(lambda: not is_alive(server))
+    await wait_until(lambda: not runner.status.servers)
+    assert runner.status.started == {"fork": 1, "new process": 1}
+    for run in (first, second):
+        let_end(run)
 
 
 async def test_foreign_command_is_not_forked(tmp_path: Path, tree: Path) -> None:

@@ -295,7 +295,7 @@ async def test_a_slot_is_free_again_when_its_run_has_ended(real: AnsibleBackend)
     third = asyncio.create_task(runner.start(real.request("ok.yml", "r3")))
     await asyncio.wait([second, third], timeout=0.2)
     assert not (real.runs_dir / "r2").exists()
-    assert list(runner.queue.waiting) == ["n0"]
+    assert list(runner.status.waiting) == ["n0"]
     third.cancel()
     await runner.cancel(first)
     assert isinstance((await ended(runner, await second))[0].result, Ok)
