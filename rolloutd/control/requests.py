@@ -68,13 +68,13 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 class RequestBody(BaseModel):
     """A JSON body; unknown keys and other types are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class QueryParams(BaseModel):
     """A query string; unknown keys are refused, numbers and true/false are read from text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class PlanText(RequestBody):

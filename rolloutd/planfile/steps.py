@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, create_model, model_serializer
+from pydantic import ConfigDict, Field, create_model, model_serializer
 
 from rolloutd.plugin import (
     ABSENT,
@@ -26,6 +26,8 @@ JSON = Any
 
 class Step(Params):
     """One mapping with one key: the kind, and under it the parameters."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     @property
     def kind(self) -> str:
@@ -75,10 +77,7 @@ def step_model(name: str, doc: str, group: str, common: type[Params] | None = No
         )
         for number, (kind, adapter) in enumerate(usable_adapters(group).items())
     }
-    model = create_model(name, __base__=Step, __doc__=doc, **fields)
-    model.model_config["json_schema_extra"] = {"minProperties": 1, "maxProperties": 1}
-    model.model_rebuild(force=True)
-    return model
+    return create_model(name, __base__=Step, __doc__=doc, **fields)
 
 
 def _params_model(adapter: Registration, common: type[Params] | None) -> type[Params]:

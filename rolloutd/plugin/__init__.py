@@ -83,7 +83,10 @@ T = TypeVar("T")
 class Params(BaseModel):
     """A section of a plan or settings file: strict types, no unknown keys, immutable."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, populate_by_name=False)
+    # Deferred: a process builds the validators of the sections that it reads, and most processes read few.
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, populate_by_name=False, defer_build=True
+    )
 
     exclusive: ClassVar[tuple[str, ...]] = ()
     """Keys of which a file may name at most one."""
