@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Ok, Shell, Unknown
 from rolloutd.text import pluralize
@@ -51,21 +51,6 @@ ENTER_CGROUP = (
 
 It contains no quotes, because it is used inside two levels of quotes.  It also
 removes empty groups of earlier runs, because a group cannot remove itself.
-"""
-
-LAUNCHER = r"""
-IFS= read -r password
-if [ "$(id -u)" = 0 ]; then exec /bin/sh -s -- "$@" "$HOME"; fi
-if sudo -n true; then exec sudo -n /bin/sh -s -- "$@" "$HOME"; fi
-if [ -n "$password" ] && printf "%s\n" "$password" | sudo -k -S -p "" true; then
-    { printf "%s\n" "$password"; cat; } | sudo -k -S -p "" /bin/sh -s -- "$@" "$HOME"
-    exit
-fi
-exec /bin/sh -s -- "$@" "$HOME"
-"""
-"""Runs the rest of stdin as root if the login may become root, else as the login.
-
-The first line of stdin is the password for sudo, or empty, so that it is on no command line.
 """
 
 SCRIPT = r"""
@@ -284,10 +269,8 @@ async def end_stale_processes(
     keep_pattern = (keep or "").replace(".", r"\.")
     numbers = (timeout_s * grace_share, max(1.0, timeout_s * TERM_SHARE), oldest_run_age_s)
     arguments = [token, keep_pattern, *(str(int(number)) for number in numbers), *remote_tmp_dirs]
-    command = shlex.join(["/bin/sh", "-c", LAUNCHER, "rolloutd", *arguments])
-    stdin = f"{_become_password(host)}\n{SCRIPT}"
     try:
-        answer = await shell.run(host, command, timeout_s=timeout_s + ANSWER_MARGIN_S, stdin=stdin)
+        answer = await run_as_root(shell, host, SCRIPT, *arguments, timeout_s=timeout_s + ANSWER_MARGIN_S)
     except TimeoutError:
         asked = "was asked for processes of older runs"
         return Failed(f"{host.name} {asked} and did not answer in {timeout_s + ANSWER_MARGIN_S:g} s")
@@ -312,12 +295,3 @@ async def end_stale_processes(
         )
     evidence = f"{report}\n{answer.stderr}".strip()
     return Failed(f"{host.name} could not look for processes of older runs", evidence)
-
-
-def _become_password(host: Host) -> str:
-    """Return the password for sudo on the node; empty if it is missing or a template."""
-    for name in ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"):
-        value = host.connection.get(name)
-        if isinstance(value, str) and "{{" not in value and "\n" not in value:
-            return value
-    return ""

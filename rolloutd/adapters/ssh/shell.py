@@ -19,7 +19,7 @@ import asyncssh
 from rolloutd.adapters.ssh.login_errors import login_error
 from rolloutd.adapters.ssh.route import Route, read_route
 from rolloutd.adapters.ssh.session import MAX_COMMAND_LENGTH, NotStartedError, OutputCollector, run_session
-from rolloutd.errors import NodeUnreachable
+from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.ports import ConnectionDefaults, Host, ShellResult
 
 
@@ -84,6 +84,27 @@ class SshShell:
                 f"{host.name}: `{command[:MAX_COMMAND_LENGTH]}` did not end within {timeout_s:g}s"
             ) from None
         return collector.result(host.name, command)
+
+    @contextlib.asynccontextmanager
+    async def open_sftp(self, host: Host) -> AsyncIterator[asyncssh.SFTPClient]:
+        """Open an SFTP session on the node's connection; the caller limits its time.
+
+        Raises NodeUnreachable, also when the connection is lost in the body, and AdapterFailed if the node
+        has no SFTP server.
+        """
+        async with self._command_slots, self._lease(host.name, read_route(host, self._defaults)) as pooled:
+            connection = await self._connect(pooled)
+            try:
+                async with connection.start_sftp_client() as sftp:
+                    yield sftp
+            except (asyncssh.ConnectionLost, asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
+                raise NodeUnreachable(
+                    f"{host.name}: the connection was lost in a transfer: {error}"
+                ) from error
+            except (asyncssh.ChannelOpenError, asyncssh.SFTPBadMessage) as error:
+                raise AdapterFailed(
+                    f"{host.name}: no SFTP server answers: {error}; enable it in sshd"
+                ) from error
 
     async def disconnect(self, node: str) -> None:
         pooled = self._connections.pop(node, None)

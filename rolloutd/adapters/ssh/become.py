@@ -1,0 +1,43 @@
+"""Scripts on a node as root, if its login may become root.
+
+It knows sudo only: other ways of Ansible's become need a terminal.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from rolloutd.ports import Host, Shell, ShellResult
+
+LAUNCHER = r"""
+IFS= read -r password
+if [ "$(id -u)" = 0 ]; then exec /bin/sh -s -- "$@" "$HOME"; fi
+if sudo -n true; then exec sudo -n /bin/sh -s -- "$@" "$HOME"; fi
+if [ -n "$password" ] && printf "%s\n" "$password" | sudo -k -S -p "" true; then
+    { printf "%s\n" "$password"; cat; } | sudo -k -S -p "" /bin/sh -s -- "$@" "$HOME"
+    exit
+fi
+exec /bin/sh -s -- "$@" "$HOME"
+"""
+"""Runs the rest of stdin as root if the login may become root, else as the login.
+
+The first line of stdin is the password for sudo, or empty, so that it is on no command line.  The login's
+home is the script's last argument, because sudo changes HOME.
+"""
+
+
+async def run_as_root(
+    shell: Shell, host: Host, script: str, *arguments: str, timeout_s: float
+) -> ShellResult:
+    """Run a POSIX sh script on the node, as the login where it may not become root; raises as Shell.run."""
+    command = shlex.join(["/bin/sh", "-c", LAUNCHER, "rolloutd", *arguments])
+    return await shell.run(host, command, timeout_s=timeout_s, stdin=f"{_become_password(host)}\n{script}")
+
+
+def _become_password(host: Host) -> str:
+    """Return the password for sudo on the node; empty if it is missing or a template."""
+    for name in ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"):
+        value = host.connection.get(name)
+        if isinstance(value, str) and "{{" not in value and "\n" not in value:
+            return value
+    return ""

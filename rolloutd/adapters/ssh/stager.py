@@ -1,0 +1,232 @@
+"""Stagers `ssh` and `url`: artifacts over the node's ssh by SFTP, or fetched by the node.
+
+Both compare the artifact's sha256 on the node before and after, and rename it when it is whole.  They do not
+know who limits their rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Collection
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import asyncssh
+
+from machines.model.preparation import ManifestEntry
+from rolloutd.adapters.ssh.become import run_as_root
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.adapters.ssh.staging_script import SCRIPT
+from rolloutd.errors import AdapterFailed
+from rolloutd.ports import Failed, Host, Shell, ShellResult, Staged, StagingRequest, TakeBytes, staged_file
+
+CHUNK_BYTES = 128 * 1024
+"""Bytes that are taken from the rate limit at once: 10 ms at 100 Mbit/s, so that transfers share it."""
+
+WRITES_IN_FLIGHT = 4
+"""Chunks of one transfer that wait for the node's answer: half a MiB of memory, 25 MB/s at 20 ms."""
+
+DEFAULT_MODE = "0644"
+
+_MAX_DIGESTS = 1000
+"""Remembered digests of local files: more than a manifest has."""
+
+_FileVersion = tuple[Path, int, int, int]
+
+
+class _NodeStager:
+    """What both stagers share: the inspection of the node, and the removal."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
+        # Two rollouts may bring the same artifact at once: the second finds what the first brought.
+        place = (request.host.name, staged_file(request.to, request.artifact))
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with asyncio.timeout(timeout_s), lock:
+            if (refusal := await self._refusal(request)) is not None:
+                return refusal
+            answer = await self._run(request, "inspect", timeout_s=timeout_s)
+            match answer.stdout.split():
+                case ["staged"]:
+                    return Staged(0, f"{_title(request.artifact)} is on {request.host.name} already")
+                case ["partial", size, digest]:
+                    return await self._bring(request, int(size), digest, take, timeout_s)
+            return _failure(request, answer)
+
+    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
+        arguments = ("remove", to, " ".join(sorted(keep)))
+        answer = await run_as_root(self._shell, host, SCRIPT, *arguments, timeout_s=timeout_s)
+        if answer.stdout.strip() != "removed":
+            evidence = " ".join((answer.stdout + answer.stderr).split())[:200]
+            raise AdapterFailed(f"{host.name}: {to} is not cleaned up: {evidence}; check its rights")
+
+    async def _refusal(self, request: StagingRequest) -> Failed | None:
+        """Return why this artifact is not for this node, None if it is."""
+        artifact, host = request.artifact, request.host
+        if artifact.select is None or artifact.select.matches({**host.labels, "kind": host.kind.value}):
+            return None
+        return Failed(f"{_title(artifact)} is for {artifact.select.canonical()}, which {host.name} is not")
+
+    async def _bring(
+        self, request: StagingRequest, present: int, digest: str, take: TakeBytes, timeout_s: float
+    ) -> Staged | Failed:
+        raise NotImplementedError
+
+    async def _run(
+        self, request: StagingRequest, action: str, url: str = "", *, timeout_s: float
+    ) -> ShellResult:
+        artifact = request.artifact
+        name = staged_file(request.to, artifact).rpartition("/")[2]
+        arguments = (
+            action,
+            request.to,
+            artifact.sha256,
+            name,
+            str(artifact.size),
+            artifact.mode or DEFAULT_MODE,
+            artifact.owner,
+            artifact.kind.value,
+            str(int(artifact.unpack)),
+            request.host.name,
+            url,
+        )
+        return await run_as_root(self._shell, request.host, SCRIPT, *arguments, timeout_s=timeout_s)
+
+
+class SshStager(_NodeStager):
+    """ports.Stager by SFTP on the pooled connections; an interrupted transfer is resumed."""
+
+    def __init__(self, shell: SshShell) -> None:
+        super().__init__(shell)
+        self._sftp = shell.open_sftp
+        self._digests: dict[_FileVersion, asyncio.Task[str]] = {}
+
+    async def _refusal(self, request: StagingRequest) -> Failed | None:
+        artifact = request.artifact
+        source = request.directory / artifact.path
+        try:
+            found = await self._local_digest(source)
+        except OSError as error:
+            return Failed(f"{_title(artifact)}: {source} cannot be read: {error.strerror}; build it again")
+        if found != artifact.sha256:
+            size = source.stat().st_size
+            problem = f"truncated to {size} bytes" if size < artifact.size else "altered"
+            return Failed(_mismatch(artifact, f"{artifact.path} is {problem}", found, "build it again"))
+        return await super()._refusal(request)
+
+    async def _bring(
+        self, request: StagingRequest, present: int, digest: str, take: TakeBytes, timeout_s: float
+    ) -> Staged | Failed:
+        source = request.directory / request.artifact.path
+        start = await asyncio.to_thread(_resume_at, source, present, digest)
+        incoming = f"{request.to.rstrip('/')}/.incoming/{request.host.name}/{request.artifact.sha256}"
+        try:
+            async with self._sftp(request.host) as sftp:
+                sent = await _send(sftp, source, incoming, start, take)
+        except asyncssh.SFTPError as error:
+            return Failed(f"{_title(request.artifact)}: {request.host.name} cannot write it: {error.reason}")
+        except OSError as error:
+            return Failed(f"{_title(request.artifact)}: {source} cannot be read: {error.strerror}")
+        answer = await self._run(request, "install", timeout_s=timeout_s)
+        if answer.stdout.split() == ["staged"]:
+            resumed = f", resumed at {start} bytes" if start else ""
+            return Staged(sent, f"{_title(request.artifact)} is on {request.host.name}{resumed}")
+        return _failure(request, answer)
+
+    async def _local_digest(self, source: Path) -> str:
+        """Return the sha256 of a file; nodes that ask at once share one reading."""
+        status = source.stat()  # noqa: ASYNC240  # one call, of a file that is read next
+        version = (source, status.st_mtime_ns, status.st_size, status.st_ino)
+        task = self._digests.get(version)
+        if task is None:
+            if len(self._digests) >= _MAX_DIGESTS:
+                self._digests.clear()
+            task = self._digests[version] = asyncio.ensure_future(asyncio.to_thread(_file_digest, source))
+        try:
+            return await asyncio.shield(task)
+        except OSError:
+            self._digests.pop(version, None)
+            raise
+
+
+class UrlStager(_NodeStager):
+    """ports.Stager for nodes that fetch from a mirror themselves."""
+
+    async def _bring(
+        self, request: StagingRequest, present: int, digest: str, take: TakeBytes, timeout_s: float
+    ) -> Staged | Failed:
+        artifact = request.artifact
+        url = artifact.url or f"{request.url.rstrip('/')}/{artifact.path}"
+        await take(artifact.size)  # the node sends no word of its progress, so its start is delayed
+        answer = await self._run(request, "fetch", url, timeout_s=timeout_s)
+        if answer.stdout.split() == ["staged"]:
+            return Staged(artifact.size, f"{_title(artifact)} is on {request.host.name}")
+        return _failure(request, answer)
+
+
+async def _send(sftp: asyncssh.SFTPClient, source: Path, target: str, start: int, take: TakeBytes) -> int:
+    """Write the rest of a file and return how many bytes; a few chunks are under way at once."""
+    offset, writes = start, deque[asyncio.Task[int]]()
+    async with sftp.open(target, "r+b" if start else "wb", encoding=None) as remote:
+        try:
+            with source.open("rb") as local:
+                local.seek(start)
+                while chunk := local.read(CHUNK_BYTES):
+                    await take(len(chunk))
+                    if len(writes) >= WRITES_IN_FLIGHT:
+                        await writes.popleft()
+                    writes.append(asyncio.ensure_future(remote.write(chunk, offset)))
+                    offset += len(chunk)
+            while writes:
+                await writes.popleft()
+        finally:
+            for write in writes:
+                write.cancel()
+            await asyncio.gather(*writes, return_exceptions=True)
+    return offset - start
+
+
+def _resume_at(source: Path, present: int, digest: str) -> int:
+    """Return how much of the file is on the node: all that is there, if it is the file's beginning."""
+    if not 0 < present <= source.stat().st_size:
+        return 0
+    return present if _file_digest(source, present) == digest else 0
+
+
+def _file_digest(path: Path, limit: int | None = None) -> str:
+    digest, left = hashlib.sha256(), limit
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
+            digest.update(chunk)
+            left = None if left is None else left - len(chunk)
+    return digest.hexdigest()
+
+
+def _failure(request: StagingRequest, answer: ShellResult) -> Failed:
+    artifact, node = request.artifact, request.host.name
+    evidence = "\n".join(part for part in (answer.stdout, answer.stderr) if part)
+    match answer.stdout.split(maxsplit=1):
+        case ["altered", found]:
+            problem = f"what arrived on {node} is altered"
+            return Failed(_mismatch(artifact, problem, found.strip(), "retry"), evidence)
+        case ["altered-on-node", found]:
+            path = staged_file(request.to, artifact)
+            return Failed(
+                _mismatch(artifact, f"{path} on {node} was altered", found.strip(), "remove it"), evidence
+            )
+        case ["failed", reason]:
+            return Failed(f"{_title(artifact)}: {node} {reason.strip()}", evidence)
+    return Failed(f"{_title(artifact)}: {node} gave no result, exit {answer.exit_status}", evidence)
+
+
+def _mismatch(artifact: ManifestEntry, problem: str, found: str, action: str) -> str:
+    return f"{_title(artifact)}: {problem}: sha256 {found}, the manifest has {artifact.sha256}; {action}"
+
+
+def _title(artifact: ManifestEntry) -> str:
+    return f"{artifact.name} {artifact.version}"

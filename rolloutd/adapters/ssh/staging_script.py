@@ -1,0 +1,120 @@
+"""Script of the stagers on the node: inspect, fetch, install and remove artifacts.
+
+POSIX sh with sha256sum, shasum or openssl.  Everything is made under `.incoming` and renamed, so an
+artifact's directory is complete or absent, also after a crash.
+"""
+
+SCRIPT = r"""
+LC_ALL=C; export LC_ALL
+umask 022
+action=$1 to=$2
+
+fail() { echo "failed $*"; exit 0; }
+
+digest() {
+    if command -v sha256sum >/dev/null; then sha256sum <"$1" | cut -d ' ' -f 1
+    elif command -v shasum >/dev/null; then shasum -a 256 <"$1" | cut -d ' ' -f 1
+    else openssl dgst -sha256 -r <"$1" | cut -d ' ' -f 1
+    fi
+}
+
+# Makes the directory that the login may write to: sudo names the login.
+make_incoming() {
+    mkdir -p "$incoming" || fail "cannot make $incoming"
+    if [ "$(id -u)" = 0 ]; then
+        chown "${SUDO_UID:-0}:${SUDO_GID:-0}" "$incoming" || fail "cannot own $incoming"
+        chmod 0700 "$incoming"
+    fi
+}
+
+set_rights() {
+    [ -z "$owner" ] || chown -R "$owner" "$1" || fail "cannot give $1 to $owner"
+    chmod "$mode" "$1/$name" || fail "cannot set the mode of $1/$name"
+}
+
+unpack() {
+    mkdir "$2" || return
+    case $kind,$1 in
+    git,*) git clone -q "$1" "$2" ;;
+    rootfs,*) tar --numeric-owner -xpf "$1" -C "$2" ;;
+    *,*.zip) unzip -q "$1" -d "$2" ;;
+    *) tar -xof "$1" -C "$2" ;;
+    esac
+}
+
+# Moves a received file to its place, if it is the artifact.
+place() {
+    found=$(digest "$1")
+    [ "$found" = "$sha256" ] || { rm -f "$1"; echo "altered $found"; exit 0; }
+    new=$incoming/$sha256.$$
+    trap 'rm -rf "$new"' EXIT
+    mkdir "$new" && mv "$1" "$new/$name" || fail "cannot move $1"
+    [ "$(id -u)" != 0 ] || chown 0:0 "$new" "$new/$name" || fail "cannot own $new"
+    if [ "$unpacks" = 1 ]; then
+        unpack "$new/$name" "$new/unpacked" || fail "cannot unpack $name"
+    fi
+    set_rights "$new"
+    if [ -d "$final" ]; then rm -rf "$incoming/old.$$"; mv "$final" "$incoming/old.$$"; fi
+    # Not every mv has -T; without it, a directory that another call made meanwhile is kept.
+    mv -T "$new" "$final" 2>/dev/null || [ -f "$final/$name" ] || mv "$new" "$final" || fail "cannot make it"
+    rm -rf "$incoming/old.$$"
+    echo staged
+}
+
+fetch() {
+    part=$incoming/$sha256.fetched.$$
+    rm -f "$incoming/$sha256.fetched."*
+    if command -v curl >/dev/null; then curl -fsSL -o "$part" "$url"
+    elif command -v wget >/dev/null; then wget -q -O "$part" "$url"
+    else python3 -c 'import shutil, sys, urllib.request as r
+shutil.copyfileobj(r.urlopen(sys.argv[1]), open(sys.argv[2], "wb"))' "$url" "$part"
+    fi || { rm -f "$part"; fail "cannot fetch $url"; }
+    place "$part"
+}
+
+# Prints what is there: `staged`, `altered DIGEST`, or `partial BYTES DIGEST` of an earlier transfer.
+inspect() {
+    if [ -f "$final/$name" ]; then
+        found=$(digest "$final/$name")
+        [ "$found" = "$sha256" ] || { echo "altered-on-node $found"; exit 0; }
+        if [ "$unpacks" = 0 ] || [ -d "$final/unpacked" ]; then
+            set_rights "$final"
+            echo staged
+            exit 0
+        fi
+    fi
+    make_incoming
+    free=$(df -Pk "$to" | awk 'NR == 2 { print $4 }')
+    [ "${free:-0}" -gt $((size / 1024)) ] || fail "$to has $free KiB free, and $size bytes are needed"
+    if [ -s "$part" ]; then
+        echo "partial $(wc -c <"$part") $(digest "$part")"
+    else
+        echo "partial 0 -"
+    fi
+}
+
+# Removes the artifacts whose digests are not named.
+remove() {
+    for directory in "$to"/*; do
+        found=${directory##*/}
+        case $found in *[!0-9a-f]*) continue ;; esac
+        [ ${#found} = 64 ] || continue
+        case " $keep " in *" $found "*) ;; *) rm -rf "$directory" || fail "cannot remove $directory" ;; esac
+    done
+    [ -n "$keep" ] || rm -rf "$to/.incoming"
+    rmdir "$to" 2>/dev/null
+    echo removed
+}
+
+if [ "$action" = remove ]; then keep=$3; remove; exit 0; fi
+sha256=$3 name=$4 size=$5 mode=$6 owner=$7 kind=$8 unpacks=$9
+shift 9
+node=$1 url=$2
+incoming=$to/.incoming/$node final=$to/$sha256
+part=$incoming/$sha256
+case $action in
+inspect) inspect ;;
+install) place "$part" ;;
+fetch) fetch ;;
+esac
+"""

@@ -1,0 +1,46 @@
+"""Rate limit of a rollout's transfers: when bytes may be sent, by arithmetic alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+BURST_S = 0.05
+"""How late a transfer may be and still catch up: the delay of a busy event loop."""
+
+
+@dataclass(slots=True)
+class ByteBudget:
+    """Instants from which bytes may be sent so that `rate_bps` holds; first come, first served."""
+
+    rate_bps: float
+    _next_at: float = float("-inf")
+
+    def reserve(self, size: int, now: float) -> float:
+        """Return how many seconds to wait before these bytes are sent."""
+        start = max(self._next_at, now - BURST_S)
+        self._next_at = start + size / self.rate_bps
+        return max(0.0, start - now)
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A limit for a whole rollout, or for the nodes of each value of a label.
+
+    Transfers that each ask for one chunk at a time get equal shares.
+    """
+
+    rate_bps: float | None
+    now: Callable[[], float] = field(default=lambda: asyncio.get_running_loop().time())
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    _budgets: dict[str, ByteBudget] = field(default_factory=dict)
+
+    async def take(self, size: int, share: str = "") -> None:
+        """Wait until these bytes may be sent; `share` is the label's value that the limit is for."""
+        if self.rate_bps is None:
+            return
+        budget = self._budgets.get(share)
+        if budget is None:
+            budget = self._budgets[share] = ByteBudget(self.rate_bps)
+        await self.sleep(budget.reserve(size, self.now()))

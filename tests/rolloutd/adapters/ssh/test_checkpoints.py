@@ -1,0 +1,80 @@
+"""Checkpoints on a node: what is written, and what reads as not done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rolloutd.adapters.ssh.checkpoints import MAX_BYTES, SshCheckpoints, format_fact, parse_fact
+from rolloutd.contracts import LocalShell
+from rolloutd.errors import AdapterFailed
+from rolloutd.ports import Checkpoint, Host, StagedArtifact
+
+LIMIT_S = 60.0
+APP = StagedArtifact(
+    "1.2.3", "a" * 64, "/var/cache/rolloutd/a/app's.tar.gz", "/var/cache/rolloutd/a/unpacked"
+)
+DONE = Checkpoint("app", "stage", "c" * 64, "d" * 64, "r1", 1_800_000_000.25, {"app": APP})
+INSTALLED = replace(DONE, stage="install", artifacts={})
+BOTH = {("app", "stage"): DONE, ("app", "install"): INSTALLED}
+FACT = format_fact(BOTH)
+
+
+async def test_checkpoints_are_kept_and_removed(tmp_path: Path) -> None:
+    host = Host("n1", connection={"rolloutd_fact_path": str(tmp_path / "facts.d")})
+    checkpoints, file = SshCheckpoints(LocalShell()), tmp_path / "facts.d/rolloutd.fact"
+    assert await checkpoints.read(host, timeout_s=LIMIT_S) == {}
+    # Two rollouts finish at once: neither loses the other's.
+    await asyncio.gather(*(checkpoints.write(host, each, timeout_s=LIMIT_S) for each in BOTH.values()))
+    assert await checkpoints.read(host, timeout_s=LIMIT_S) == BOTH
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert [each.name for each in file.parent.iterdir()] == ["rolloutd.fact"]
+    fact = json.loads(file.read_text())
+    assert fact["stages"]["app/stage"]["artifacts"]["app"]["path"] == APP.path
+    other = replace(DONE, plan="other")
+    await checkpoints.write(host, other, timeout_s=LIMIT_S)
+    await checkpoints.remove(host, "app", timeout_s=LIMIT_S)
+    assert await checkpoints.read(host, timeout_s=LIMIT_S) == {("other", "stage"): other}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        "[" * 100_000,
+        "null",
+        FACT[:-1],
+        FACT.replace("1.2.3", "1.2.4"),
+        FACT.replace('"format": 1', '"format": 2'),
+        FACT.replace('"r1"', "7"),
+        " " * MAX_BYTES + FACT,
+        "\0",
+    ],
+)
+def test_odd_fact_means_not_done(text: str) -> None:
+    assert parse_fact(text) == {}
+
+
+def test_long_fact_loses_the_oldest() -> None:
+    many = {
+        ("app", f"s{number}"): replace(DONE, stage=f"s{number}", at=float(number)) for number in range(300)
+    }
+    text = format_fact(many)
+    kept = parse_fact(text)
+    assert len(text) <= MAX_BYTES
+    assert ("app", "s299") in kept
+    assert ("app", "s0") not in kept
+    assert len(kept) > 50
+
+
+async def test_fact_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rolloutd.fact").mkdir()
+    host = Host("n1", connection={"rolloutd_fact_path": str(tmp_path)})
+    with pytest.raises(AdapterFailed, match="is a directory"):
+        await SshCheckpoints(LocalShell()).write(host, DONE, timeout_s=LIMIT_S)

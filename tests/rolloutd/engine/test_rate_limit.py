@@ -1,0 +1,56 @@
+"""The rate limit of transfers, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+
+from rolloutd.engine.rate_limit import BURST_S, ByteBudget, RateLimit
+
+RATE = 1_000_000.0
+CHUNK = 10_000
+
+
+def transferred(late_s: float, transfers: int, seconds: float) -> list[int]:
+    """Return the bytes that each transfer sent; each of its chunks comes `late_s` after it may."""
+    budget, sent = ByteBudget(RATE), [0] * transfers
+    turns = [(0.0, number) for number in range(transfers)]
+    while turns[0][0] < seconds:
+        now, number = heapq.heappop(turns)
+        start = now + budget.reserve(CHUNK, now)
+        if start < seconds:
+            sent[number] += CHUNK
+        heapq.heappush(turns, (start + late_s, number))
+    return sent
+
+
+def test_transfers_share_the_rate_evenly() -> None:
+    sent = transferred(late_s=0.0, transfers=7, seconds=10.0)
+    assert abs(sum(sent) - RATE * 10.0) <= RATE * BURST_S + 7 * CHUNK
+    assert max(sent) - min(sent) <= RATE * BURST_S + CHUNK
+
+
+def test_late_transfer_catches_up() -> None:
+    for late_s in (0.001, 0.005, 0.02):
+        sent = transferred(late_s, transfers=3, seconds=10.0)
+        assert abs(sum(sent) - RATE * 10.0) <= RATE * 10.0 * 0.02
+
+
+def test_idle_limit_saves_no_burst() -> None:
+    budget = ByteBudget(RATE)
+    budget.reserve(CHUNK, 0.0)
+    waits = [budget.reserve(CHUNK, 1000.0) for _ in range(20)]
+    assert waits[5] <= 0.001
+    assert waits[-1] >= 19 * CHUNK / RATE - BURST_S - 0.001
+
+
+async def test_each_label_value_has_the_rate() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    limit = RateLimit(RATE, now=lambda: 0.0, sleep=sleep)
+    for share in ("r1", "r2", "r1"):
+        await limit.take(int(RATE), share)
+    assert waits == [0.0, 0.0, 1.0 - BURST_S]
+    await RateLimit(None).take(CHUNK)
