@@ -27,6 +27,7 @@ from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import ApschedulerScheduler
 from rolloutd.compile import compile_limits, compile_source_rules
+from rolloutd.configuration import load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_anchor import AuditAnchor
@@ -289,7 +290,13 @@ async def _load_state(
         index = Projection.build(snapshot, compile_limits(settings), compiler)
     head = await store.latest_audit_entry()
     state = State(
-        index, store, clock, settings, ChangeNotifier(head.seq if head else 0), epoch=snapshot.epoch
+        index,
+        store,
+        clock,
+        settings,
+        ChangeNotifier(head.seq if head else 0),
+        epoch=snapshot.epoch,
+        redaction_key=load_redaction_key(settings.state_dir),
     )
     state.update_connections(await store.load_connections())
     await state.commit(

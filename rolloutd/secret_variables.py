@@ -6,7 +6,7 @@ The daemon holds them in memory, from the latest answer of the inventory.  The d
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -29,22 +29,63 @@ _SECRET_TEXT_PARTS = ("PRIVATE KEY", "://", "sshpass")
 """A text without one of these does not match; a fleet has a million texts, and this test is fast."""
 
 
+SECRETS_MARK = "rolloutd_no_log"
+"""Variable of an inventory that lists the names of a node's further secret variables."""
+
+VAULT_KEY = "__ansible_vault"
+"""Key of a value that Ansible Vault encrypted, in the listing of ansible-inventory."""
+
+
 def storable_variables(variables: Mapping[str, JSON]) -> Mapping[str, JSON]:
     """Return the variables without secrets, marked with WITHHELD if there were any."""
-    kept: dict[str, JSON] = _without_secrets(variables)
+    kept: dict[str, JSON] = map_secrets(variables, lambda name, value: _REMOVED, marked_secrets(variables))
     return variables if kept == variables else {**kept, WITHHELD: True}
 
 
-def _without_secrets(value: Any) -> Any:
+def marked_secrets(variables: Mapping[str, JSON]) -> frozenset[str]:
+    """Return the names of variables that the inventory marks as secrets."""
+    marked = variables.get(SECRETS_MARK)
+    return frozenset(map(str, marked)) if isinstance(marked, list) else frozenset()
+
+
+def map_secrets(
+    value: Any, replace_secret: Callable[[str, Any], Any], marked: Collection[str] = (), name: str = ""
+) -> Any:
+    """Return the value with what `replace_secret` makes of each secret in it.
+
+    It gets the name of the variable or key, and the value.  `marked` are further names of secrets.
+    """
     if isinstance(value, list):
-        return [_without_secrets(item) for item in value if not _is_secret_text(item)]
+        return [
+            item
+            for each in value
+            if (item := _map_secret(each, replace_secret, marked, name)) is not _REMOVED
+        ]
     if not isinstance(value, Mapping):
         return value
     return {
-        name: _without_secrets(item)
-        for name, item in value.items()
-        if not _is_secret_name(name) and not _is_secret_text(item)
+        key: item
+        for key, each in value.items()
+        if (item := _map_secret(each, replace_secret, marked, key, by_name=True)) is not _REMOVED
     }
+
+
+def _map_secret(
+    value: Any,
+    replace_secret: Callable[[str, Any], Any],
+    marked: Collection[str],
+    name: str,
+    *,
+    by_name: bool = False,
+) -> Any:
+    is_secret = _is_secret_text(value) or (isinstance(value, Mapping) and VAULT_KEY in value)
+    if is_secret or (by_name and (name in marked or _is_secret_name(name))):
+        return replace_secret(name, value)
+    return map_secrets(value, replace_secret, marked, name)
+
+
+_REMOVED = object()
+"""What stands for a secret that is removed."""
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,8 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
         case events.PhaseMoved():
             return _apply_transition(target, event)
         case events.StepRecorded():
-            return target if event.isolated is None else replace(target, isolated=event.isolated)
+            isolated = target.isolated if event.isolated is None else event.isolated
+            return replace(target, isolated=isolated, content=event.content or target.content)
         case events.DeadlineExtended():
             return replace(target, downtime_s=event.downtime_s)
         case events.ChangeNeeded():
@@ -139,4 +140,5 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         admitted_at=event.at if event.trigger in NEW_ATTEMPT else target.admitted_at,
         downtime_s=0.0,
         drift=None,
+        content="" if event.trigger in NEW_ATTEMPT else target.content,
     )

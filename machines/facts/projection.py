@@ -91,7 +91,7 @@ class Projection(Index):
                 self._change_rollout(event)
                 self._store_target(after)
             case events.StepRecorded(record=record):
-                if event.isolated is not None:
+                if event.isolated is not None or event.content:
                     self._change_target(record.rollout, record.node, event)
             case (
                 events.DeadlineExtended()

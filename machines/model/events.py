@@ -139,10 +139,16 @@ class PhaseMoved:
 
 @dataclass(frozen=True, slots=True)
 class StepRecorded:
-    """A step was begun or ended; `isolated` is the target's new value, None for no change."""
+    """A step was begun or ended; `isolated` is the target's new value, None for no change.
+
+    Of a run that begins, `content` is the hash of the configuration that it gives the node, and `document` is
+    that configuration without secrets.
+    """
 
     record: StepRecord
     isolated: bool | None = None
+    content: str = ""
+    document: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ class FailureCode(StrEnum):
     """Another rollout, a user or another tool changed the node during the attempt."""
 
 
+BLAMES_CHANGE = frozenset({FailureCode.FAILED, FailureCode.RESTORED_ITSELF})
+"""Codes of failures that say something about the change; others are of the node's surroundings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failure of one node; `step` and `message` make its signature.
@@ -119,6 +123,7 @@ class Target:
     may be tried again.  `needs_vote_of`: the team that a joiner waits for.  `maybe_current`: check before
     admission whether it needs the change.  `attempt` counts from 1; 0 means never admitted.  `admitted_at`:
     when its latest attempt began.  `downtime_s`: time without a daemon that this phase's deadline leaves out.
+    `content`: hash of the configuration that a run of its latest attempt gave it, "" before the run.
     """
 
     rollout: str
@@ -146,6 +151,7 @@ class Target:
     admitted_at: float = 0.0
     downtime_s: float = 0.0
     drift: Drift | None = None
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from rolloutd import __version__
 from rolloutd.cli import (
     audit,
     changes,
+    configuration,
     exits,
     handover,
     holds,
@@ -41,6 +42,7 @@ _MODULES = (
     plans,
     queries,
     changes,
+    configuration,
     impact,
     handover,
     review,

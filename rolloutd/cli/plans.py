@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.configuration import print_plan_differences
 from rolloutd.cli.impact import print_impact, read_impact
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
@@ -53,6 +54,9 @@ def register(commands: CommandGroup) -> None:
         if name == "preview":
             parser.add_argument(
                 "--impact", action="store_true", help="list what check mode would change on each node"
+            )
+            parser.add_argument(
+                "--diff", action="store_true", help="list which values would change for which nodes"
             )
     parser.add_argument("--again", action="store_true", help="open a new rollout even if this plan has one")
     parser.add_argument(
@@ -103,10 +107,14 @@ def preview(call: Invocation) -> int:
     answer = _post_plan(call, "preview", body)
     nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
     impact = read_impact(call, path, body, nodes) if call.args.impact else None
+    found = _post_plan(call, "diff", body) if call.args.diff else None
     if call.args.json:
-        call.print_data(answer if impact is None else {**answer, "impact": impact})
+        call.print_data({**answer, **without_none(impact=impact, diff=found and found["groups"])})
         return exits.OK
     _print_preview(answer)
+    if found is not None:
+        print_line()
+        print_plan_differences(found)
     if impact is not None:
         print_line()
         print_impact(impact, {})

@@ -222,6 +222,13 @@ class ChangesQuery(QueryParams):
     plan: Name | None = None
 
 
+class ConfigurationDiffQuery(QueryParams):
+    """The two records of a node to compare."""
+
+    before: Literal["current", "previous", "invalid"] = "previous"
+    after: Literal["current", "previous", "invalid"] = "current"
+
+
 class EventsQuery(QueryParams):
     """Entries after a sequence number; with `follow` the stream does not end.
 

@@ -9,6 +9,7 @@ It knows neither sockets nor adapters nor drivers.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -167,6 +168,8 @@ class State:
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
+    redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
+    """Key of the hashes that stand for secrets in configurations."""
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, StepRecord
 from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
@@ -106,6 +107,15 @@ class AuditReport:
         return self.chain.ok and not self.mismatches and not self.unreadable and not self.anchor_problem
 
 
+@dataclass(frozen=True, slots=True)
+class NodeConfigurations:
+    """Records by node, the documents that they name by content, and the changes of their rollouts."""
+
+    records: Mapping[str, NodeConfiguration]
+    documents: Mapping[str, Mapping[str, JSON]]
+    changes: Mapping[str, str]
+
+
 class Store(Protocol):
     """Rollouts, targets, steps, votes, holds and their audit.
 
@@ -180,6 +190,9 @@ class Store(Protocol):
 
     async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         """Return the step records of a node, oldest first; of one attempt if named."""
+
+    async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
+        """Return the configuration records of these nodes, without nodes that have none."""
 
     async def has_unfinished_run(self, node: str) -> bool:
         """Return whether a RUN step on the node is intended, failed or unknown with no later ok CLEAR."""

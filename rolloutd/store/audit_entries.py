@@ -112,7 +112,8 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 "pilot_since": evidence.pilot_since,
             }
         case StepRecorded():
-            yield {"isolated": event.isolated, **_step_fields(event.record)}
+            content = {"content": event.content} if event.content else {}
+            yield {"isolated": event.isolated, **content, **_step_fields(event.record)}
         case _:
             yield {name: _to_json(getattr(event, name)) for name in _field_names(type(event))}
 

@@ -26,7 +26,7 @@ from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.audited_tables import settle_row
-from rolloutd.store.batch_writer import execute_rows, target_statement
+from rolloutd.store.batch_writer import execute_rows, target_statements
 from rolloutd.store.sql_statement import Statement, TargetChange
 from rolloutd.store.statements import build_statements
 
@@ -86,10 +86,10 @@ class AuditReplay:
             self.without_positions |= {(t.rollout, t.node) for t, each in known if "position" not in each}
         for each in statements:
             try:
-                statement = (
-                    target_statement(self._connection, each) if isinstance(each, TargetChange) else each
-                )
-                execute_rows(self._connection, statement.sql, statement.rows)
+                for statement in (
+                    target_statements(self._connection, each) if isinstance(each, TargetChange) else (each,)
+                ):
+                    execute_rows(self._connection, statement.sql, statement.rows)
             except (Conflict, sqlite3.IntegrityError):
                 continue  # an entry that contradicts earlier ones: the comparison shows what it left
 
@@ -116,9 +116,9 @@ def decode_event(entry: Entry) -> events.Event:
             )
             return events.TeamRulesChanged(rules, _decode(events.Actor, content["actor"]), "", content["at"])
         case "StepRecorded":
-            isolated = content.pop("isolated")
+            isolated, given = content.pop("isolated"), content.pop("content", "")
             record = {**content, "rollout": entry["rollout"], "node": entry["node"], "output": ""}
-            return events.StepRecorded(_decode(events.StepRecord, record), isolated)
+            return events.StepRecorded(_decode(events.StepRecord, record), isolated, given)
         case _:
             names = {each.name for each in fields(kind)}
             place: dict[str, Any] = {key: entry[key] for key in ("rollout", "node") if key in names}

@@ -21,6 +21,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "team_rules": ("team",),
     "spent_token": ("id",),
     "node": ("name",),
+    "node_configuration": ("node",),
 }
 """The compared tables and their keys; a table comes after those that it refers to."""
 
@@ -30,6 +31,7 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "meta": "not used yet",
     "source": "what sources reported last; the audit has the nodes that are made of it",
     "source_node": "what sources reported last; the audit has the nodes that are made of it",
+    "configuration": "its key is the hash of its document; the audit has the key",
     "verdicts": "not used yet",
 }
 
@@ -38,7 +40,7 @@ NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "failure": {"number": "only orders rows"},
     "opened": {"number": "only orders rows"},
     "vote": {"number": "only orders rows"},
-    "step": {"output": "evidence for people; the entry has a hash of it", "content_hash": "not used yet"},
+    "step": {"output": "evidence for people; the entry has a hash of it"},
     "node": {"connection": "may hold secrets, which the audit never has; the inventory sets it again"},
 }
 

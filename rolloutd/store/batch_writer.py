@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from machines.facts.apply import apply_to_target
+from machines.model.events import PhaseMoved
 from machines.states import IllegalTransition
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
@@ -24,9 +25,9 @@ from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_entries import add_sequence_number
 from rolloutd.store.commit_mark import write_mark
 from rolloutd.store.database import DATABASE_ERRORS, check_files_unchanged, explain_failure, identify_files
-from rolloutd.store.queries import load_target
+from rolloutd.store.queries import load_configuration_records, load_target
 from rolloutd.store.sql_statement import Statement, TargetChange
-from rolloutd.store.statements import update_target
+from rolloutd.store.statements import update_target, upsert_configuration_records
 
 TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 """The entries of one transaction, or the reason why it was rolled back."""
@@ -104,11 +105,11 @@ class BatchWriter:
         execute("SAVEPOINT one")
         try:
             for statement in transaction.statements:
-                self._execute_statement(
-                    target_statement(self._connection, statement)
-                    if isinstance(statement, TargetChange)
-                    else statement
-                )
+                if isinstance(statement, TargetChange):
+                    for each in target_statements(self._connection, statement):
+                        self._execute_statement(each)
+                else:
+                    self._execute_statement(statement)
             entries = self._append_audit_entries(transaction.audit_drafts, head)
         except (Conflict, OverflowError, *DATABASE_ERRORS) as error:
             # SQLite has rolled back the whole batch, so all of its transactions fail.
@@ -141,15 +142,20 @@ class BatchWriter:
         return tuple(entries)
 
 
-def target_statement(connection: sqlite3.Connection, change: TargetChange) -> Statement:
-    """Return the statement that writes a target's row as it is after the event; raises Conflict."""
+def target_statements(connection: sqlite3.Connection, change: TargetChange) -> Iterator[Statement]:
+    """Yield what writes a target's row and its node's records after the event; raises Conflict."""
     target = load_target(connection, change.rollout, change.node)
     if target is None:
         raise Conflict(f"{change.node} is not a target of {change.rollout}")
     try:
-        return update_target(apply_to_target(target, change.event))
+        yield update_target(apply_to_target(target, change.event))
     except IllegalTransition as error:
         raise Conflict(f"{error}: another writer moved it first") from error
+    if isinstance(change.event, PhaseMoved):
+        before = load_configuration_records(connection, change.node)
+        after = before.after(target, change.event)
+        if after != before:
+            yield upsert_configuration_records(change.node, after)
 
 
 def execute_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.limits import TeamRules
 from machines.model.node import Conflict, ConflictKind, Node, NodeKind
@@ -37,7 +38,15 @@ from machines.model.windows import Freeze, Window
 from machines.states import Outcome, Phase
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import JSON, AuditEntry, ClosedRollout, DiscoveredNode, RolloutRecord, SourceAnswer
+from rolloutd.ports import (
+    JSON,
+    AuditEntry,
+    ClosedRollout,
+    DiscoveredNode,
+    NodeConfigurations,
+    RolloutRecord,
+    SourceAnswer,
+)
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -65,7 +74,7 @@ _SELECT_TARGET = """
 SELECT target.rollout, target.node, team, pools, wave, position, phase, outcome, target.attempt, rolling_back,
        isolated, since, not_before, aborted_isolations, last_text, failure.id, failure.attempt, failure.step,
        failure.message, failure.at, failure.code, order_kind, order_by, ordered_at, joined, needs_vote_of,
-       maybe_current, admitted_at, downtime_s, drift_since, drift_tasks
+       maybe_current, admitted_at, downtime_s, drift_since, drift_tasks, content
 FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id = target.failure"""
 
 _SELECT_CLOSED = f"""
@@ -147,6 +156,45 @@ def load_target(connection: sqlite3.Connection, rollout: str, node: str) -> Targ
     sql = f"{_SELECT_TARGET} WHERE target.rollout = ? AND target.node = ?"
     row = connection.execute(sql, (rollout, node)).fetchone()
     return None if row is None else _decode_target(row)
+
+
+def load_configuration_records(connection: sqlite3.Connection, node: str) -> NodeConfiguration:
+    """Return the records of one node; without any for a node that no run has reached."""
+    sql = "SELECT current, previous, invalid FROM node_configuration WHERE node = ?"
+    row = connection.execute(sql, (node,)).fetchone()
+    return NodeConfiguration() if row is None else _decode_records(row)
+
+
+def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
+    """Return the records of these nodes, without those that have none, and what they refer to."""
+    records = {node: load_configuration_records(connection, node) for node in nodes}
+    records = {node: each for node, each in records.items() if each != NodeConfiguration()}
+    found = [
+        record
+        for each in records.values()
+        for record in (each.current, each.previous, each.invalid)
+        if record is not None
+    ]
+    documents = _load_pairs(
+        connection,
+        "SELECT content, document FROM configuration WHERE content = ?",
+        {r.content for r in found},
+    )
+    changes = _load_pairs(
+        connection, "SELECT id, change_digest FROM rollout WHERE id = ?", {r.rollout for r in found}
+    )
+    return NodeConfigurations(records, {key: json.loads(text) for key, text in documents.items()}, changes)
+
+
+def _load_pairs(connection: sqlite3.Connection, sql: str, keys: Iterable[str]) -> dict[str, str]:
+    rows = (connection.execute(sql, (key,)).fetchone() for key in keys)
+    return dict(row for row in rows if row is not None)
+
+
+def _decode_records(row: Sequence[str | None]) -> NodeConfiguration:
+    return NodeConfiguration(
+        *(None if text is None else ConfigurationRecord(**json.loads(text)) for text in row)
+    )
 
 
 def load_steps(
@@ -340,7 +388,7 @@ def _decode_target(row: Sequence[Any]) -> Target:
     rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back, isolated = row[:11]
     since, not_before, aborted, last_text = row[11:15]
     order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[21:29]
-    drift_since, drift_tasks = row[29:]
+    drift_since, drift_tasks, content = row[29:]
     # Positional arguments: for a hundred thousand targets, keywords alone cost a tenth of a second.
     return Target(
         *(
@@ -360,6 +408,7 @@ def _decode_target(row: Sequence[Any]) -> Target:
         _decode_actor(order_by) if order_by else None,
         *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at, downtime_s),
         None if drift_since is None else Drift(drift_since, _decode_strings(drift_tasks)),
+        content,
     )
 
 

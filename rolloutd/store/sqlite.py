@@ -24,7 +24,15 @@ from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
 from machines.model.rollout import Rollout, Target
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord, SourceAnswer
+from rolloutd.ports import (
+    JSON,
+    AuditEntry,
+    AuditReport,
+    ClosedRollout,
+    NodeConfigurations,
+    RolloutRecord,
+    SourceAnswer,
+)
 from rolloutd.store import database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries, rollout_of
@@ -157,6 +165,9 @@ class SqliteStore:
 
     async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         return await self._read(queries.load_steps, rollout, node, attempt)
+
+    async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
+        return await self._read(queries.load_configurations, nodes)
 
     async def has_unfinished_run(self, node: str) -> bool:
         return await self._read(queries.has_unfinished_run, node)

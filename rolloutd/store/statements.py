@@ -11,9 +11,11 @@ a vote, an opened gate and a withdrawal happen once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, assert_never
 
 from machines.facts.apply import validate_edge
+from machines.model.configuration import NodeConfiguration
 from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
@@ -137,7 +139,7 @@ _TARGET_COLUMNS = (
         "order_by",
     ),
     *("ordered_at", "joined", "needs_vote_of", "maybe_current", "admitted_at", "downtime_s"),
-    *("drift_since", "drift_tasks"),
+    *("drift_since", "drift_tasks", "content"),
 )
 
 # The values of both statements are those of _encode_target(), which begin with the key.
@@ -167,6 +169,21 @@ def update_target(target: Target) -> Statement:
     return Statement(_UPDATE_TARGET, (_encode_target(target),), 1)
 
 
+_UPSERT_CONFIGURATION_RECORDS = """
+INSERT INTO node_configuration (node, current, previous, invalid) VALUES (?, ?, ?, ?)
+ON CONFLICT (node) DO UPDATE
+SET current = excluded.current, previous = excluded.previous, invalid = excluded.invalid"""
+
+
+def upsert_configuration_records(node: str, records: NodeConfiguration) -> Statement:
+    """Return the statement that writes the three records of a node."""
+    texts = (
+        None if record is None else canonical_json(asdict(record))
+        for record in (records.current, records.previous, records.invalid)
+    )
+    return Statement(_UPSERT_CONFIGURATION_RECORDS, ((node, *texts),), 1)
+
+
 def _encode_target(target: Target) -> Sequence[Any]:
     failure = target.failure.id if target.failure else None
     return (
@@ -183,6 +200,7 @@ def _encode_target(target: Target) -> Sequence[Any]:
         *(encode_actor(target.order_by), target.ordered_at, target.joined, target.needs_vote_of),
         *(target.maybe_current, target.admitted_at, target.downtime_s),
         *((None, "[]") if target.drift is None else (target.drift.since, encode_list(target.drift.tasks))),
+        target.content,
     )
 
 
@@ -217,6 +235,9 @@ WHERE step.state = 'intended'
        AND step.output = excluded.output AND excluded.prior IN ('null', step.prior))"""
 
 
+_INSERT_CONFIGURATION = "INSERT INTO configuration (content, document) VALUES (?, ?) ON CONFLICT DO NOTHING"
+
+
 def _step_statements(event: StepRecorded) -> Iterator[Statement | TargetChange]:
     record = event.record
     prior = canonical_json(record.prior)
@@ -238,8 +259,10 @@ def _step_statements(event: StepRecorded) -> Iterator[Statement | TargetChange]:
         f"step {record.step} ({record.action}, number {record.number}) of {record.node} in {record.rollout},"
         f" attempt {record.attempt}, has ended already and not as {record.state}",
     )
-    if event.isolated is not None:
+    if event.isolated is not None or event.content:
         yield TargetChange(record.rollout, record.node, event)
+    if event.document is not None:
+        yield Statement(_INSERT_CONFIGURATION, ((event.content, canonical_json(event.document)),))
 
 
 # -- the inventory ----------------------------------------------------------------

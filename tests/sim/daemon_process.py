@@ -142,6 +142,7 @@ class DaemonProcess:
             self._settings,
             ChangeNotifier(head.seq if head else 0),
             epoch=snapshot.epoch,
+            redaction_key=b"sim",
         )
         state.update_connections(await store.load_connections())
         await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")

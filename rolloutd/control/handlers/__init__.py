@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from rolloutd.control.handlers import audit, changes, commands, drift, plans, queries, streams, teams
+from rolloutd.control.handlers import (
+    audit,
+    changes,
+    commands,
+    configuration,
+    drift,
+    plans,
+    queries,
+    streams,
+    teams,
+)
 from rolloutd.control.routes import Route
 
 ROUTES: tuple[Route, ...] = (
@@ -13,5 +23,6 @@ ROUTES: tuple[Route, ...] = (
     *drift.routes,
     *teams.routes,
     *changes.routes,
+    *configuration.routes,
     *audit.routes,
 )

@@ -7,17 +7,19 @@ means.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from machines.model import actions
 from machines.model.events import StepAction, StepRecord
 from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.steps import CLEAN_UP
+from rolloutd.configuration import intended_configuration
 from rolloutd.engine.drivers.isolation import ErrorCapture, Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
-from rolloutd.ports import Failed, Ok, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import JSON, Failed, Ok, RunRequest, RunState, StepResult, Unknown
 
 CLEANUP_TIMEOUT_S = 120.0
 """Grace period for an older run on a node, before its processes are ended."""
@@ -71,13 +73,23 @@ class PlaybookExecution:
         if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
             return
         # Write even an unchanged record: if another daemon took over, the write fails and no run starts.
-        await self._journal.write(self._journal.recorded_version(record))
+        configuration = None if run_in_progress else self._configuration(action)
+        await self._journal.write(self._journal.recorded_version(record), configuration=configuration)
         self._journal.has_unfinished_run = True
         result = await self._follow_with_retries(action, record)
         if result is None:
             return
         await self._journal.finish(self._journal.recorded_version(record), result)
         await self._journal.update_unfinished_run()
+
+    def _configuration(self, action: actions.RunPlaybook) -> Mapping[str, JSON] | None:
+        """Return what this run gives to the node; None for a rollback and a repair."""
+        session, state = self._session, self._state
+        if session.target.rolling_back or action.stage not in session.plan.stages:
+            return None
+        source = state.index.rollout(session.rollout).source
+        variables = state.connections.get(session.node, {})
+        return intended_configuration(session.plan, source, variables, state.redaction_key)
 
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""

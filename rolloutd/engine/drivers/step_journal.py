@@ -12,8 +12,9 @@ from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepRecorded, StepState
 from machines.workflow import records
+from rolloutd.configuration import content_hash
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.ports import Busy, Failed, Ok, StepResult, Unknown
+from rolloutd.ports import JSON, Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.redaction import redact_for_team
 
 MAX_OUTPUT_CHARS = 64 * 1024
@@ -94,7 +95,18 @@ class StepJournal:
         finished = replace(record, state=state, at=self._state.now(), text=result.text, output=output)
         await self.write(finished, isolated=isolated)
 
-    async def write(self, record: StepRecord, *, isolated: bool | None = None) -> None:
-        """Write a record; `isolated` is the target's new value, None leaves it unchanged."""
-        await self._state.commit([StepRecorded(record, isolated)], cause=f"{record.step} {record.state}")
+    async def write(
+        self,
+        record: StepRecord,
+        *,
+        isolated: bool | None = None,
+        configuration: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Write a record; `isolated` is the target's new value, None leaves it unchanged.
+
+        `configuration` is what a run that begins gives to the node.
+        """
+        content = "" if configuration is None else content_hash(configuration)
+        event = StepRecorded(record, isolated, content, configuration)
+        await self._state.commit([event], cause=f"{record.step} {record.state}")
         self.records = records.upsert(self.records, record)

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 from machines.facts import apply
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.model.configuration import NodeConfiguration
 from machines.model.events import (
     Actor,
     ChangeNeeded,
@@ -61,7 +62,15 @@ from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
-from rolloutd.ports import JSON, AuditEntry, AuditReport, ClosedRollout, RolloutRecord, SourceAnswer
+from rolloutd.ports import (
+    JSON,
+    AuditEntry,
+    AuditReport,
+    ClosedRollout,
+    NodeConfigurations,
+    RolloutRecord,
+    SourceAnswer,
+)
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries, rollout_of
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -85,6 +94,8 @@ class MemoryState:
     used_tokens: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
     answers: dict[str, SourceAnswer] = field(default_factory=dict)
+    configurations: dict[str, NodeConfiguration] = field(default_factory=dict)
+    documents: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
@@ -269,6 +280,14 @@ class MemoryStore:
             and target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
         )
 
+    async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
+        memory = self.memory
+        return NodeConfigurations(
+            {node: memory.configurations[node] for node in nodes if node in memory.configurations},
+            dict(memory.documents),
+            {name: event.digest.change for name, event in memory.opened_events.items()},
+        )
+
     async def has_unfinished_run(self, node: str) -> bool:
         left = False
         for record in self.memory.steps.values():
@@ -355,7 +374,11 @@ class MemoryStore:
 
     def _apply_transition(self, memory: MemoryState, event: PhaseMoved) -> None:
         apply.validate_edge(event)
+        before = memory.targets.get((event.rollout, event.node))
         _apply_to_target(memory, event.rollout, event.node, event)
+        records = memory.configurations.get(event.node, NodeConfiguration())
+        if before is not None and (after := records.after(before, event)) != records:
+            memory.configurations[event.node] = after
         rollout = memory.rollouts[event.rollout]
         known = {failure.id for failure in rollout.failures}
         _require(event.failure is not None and event.failure.id in known, "this failure is known already")
@@ -373,6 +396,8 @@ def _record(memory: MemoryState, event: StepRecorded) -> None:
         _require(before.state is not StepState.INTENDED and not same, f"step {record.step} has ended already")
     _apply_to_target(memory, record.rollout, record.node, event)
     memory.steps[key] = record
+    if event.document is not None:
+        memory.documents[event.content] = event.document
 
 
 def _gate(memory: MemoryState, event: VoteCast | VoteWithdrawn | GateOpened) -> None:

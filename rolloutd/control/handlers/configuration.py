@@ -1,0 +1,111 @@
+"""Handlers of configurations: the records of a node, and what a plan would change for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from machines.model.configuration import ConfigurationRecord, NodeConfiguration
+from rolloutd.commands import submit
+from rolloutd.commands.rollout_commands import unknown_node
+from rolloutd.configuration import differences, intended_configuration
+from rolloutd.control import requests, rights, wire_configuration
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound
+from rolloutd.ports import JSON, NodeConfigurations
+
+routes = RouteTable()
+
+
+@routes.add("GET", "/v1/nodes/{n}/configuration")
+async def node_configuration(services: Services, request: Request) -> wire_configuration.NodeConfiguration:
+    """Show what runs gave to a node: current, previous and invalid."""
+    stored, records = await _load(services.state, request.path_params["n"])
+    return {
+        "current": _record(stored, records.current),
+        "previous": _record(stored, records.previous),
+        "invalid": _record(stored, records.invalid),
+    }
+
+
+@routes.add("GET", "/v1/nodes/{n}/configuration/diff", query_model=requests.ConfigurationDiffQuery)
+async def configuration_diff(services: Services, request: Request) -> wire_configuration.NodeDifference:
+    """Show the values that differ between two records of a node."""
+    query: requests.ConfigurationDiffQuery = request.query
+    node = request.path_params["n"]
+    stored, records = await _load(services.state, node)
+    before, after = getattr(records, query.before), getattr(records, query.after)
+    for name, record in ((query.before, before), (query.after, after)):
+        if record is None:
+            raise NotFound(f"{node}: no {name} configuration; see rolloutctl config {node}")
+    found = differences(stored.documents[before.content], stored.documents[after.content])
+    return {
+        "node": node,
+        "before": query.before,
+        "after": query.after,
+        "differences": [{"name": d.name, "before": d.before, "after": d.after} for d in found],
+    }
+
+
+@routes.add("POST", "/v1/plans/diff", body_model=requests.PlanWithUpload, access=rights.ANY_TEAM_MEMBER)
+async def plan_diff(services: Services, request: Request) -> wire_configuration.PlanDifferences:
+    """Show what a plan would change for whom, grouped by equal differences."""
+    body: requests.PlanWithUpload = request.body
+    state = services.state
+    draft = await submit.resolve_plan(state, services.sources, body.file, body.text.encode(), body.upload)
+    nodes = [target.node for target in draft.targets]
+    stored = await state.store.load_configurations(nodes)
+    # In a thread: a fleet's documents take seconds.
+    return await asyncio.to_thread(
+        _group_differences, draft, stored, {node: state.connections.get(node, {}) for node in nodes}, state
+    )
+
+
+def _group_differences(
+    draft: submit.ResolvedPlan,
+    stored: NodeConfigurations,
+    variables: Mapping[str, Mapping[str, JSON]],
+    state: State,
+) -> wire_configuration.PlanDifferences:
+    groups: dict[str, wire_configuration.DifferenceGroup] = {}
+    source = draft.pinned.to_record()
+    for node, connection in variables.items():
+        current = stored.records.get(node, NodeConfiguration()).current
+        found: tuple[wire_configuration.ValueDifference, ...] = ()
+        if current is not None:
+            intended = intended_configuration(draft.plan, source, connection, state.redaction_key)
+            found = tuple(
+                {"name": d.name, "before": d.before, "after": d.after}
+                for d in differences(stored.documents[current.content], intended)
+            )
+        kind: wire_configuration.DifferenceKind = "new" if current is None else "changed" if found else "same"
+        group = groups.setdefault(
+            f"{kind} {found!r}", {"nodes": [], "state": kind, "differences": list(found)}
+        )
+        group["nodes"].append(node)
+    return {"groups": sorted(groups.values(), key=lambda group: -len(group["nodes"]))}
+
+
+async def _load(state: State, node: str) -> tuple[NodeConfigurations, NodeConfiguration]:
+    """Return the stored configurations of a node, also of one that is gone; raises NotFound."""
+    stored = await state.store.load_configurations((node,))
+    if node not in stored.records and node not in state.index.nodes:
+        raise unknown_node(state, node)
+    return stored, stored.records.get(node, NodeConfiguration())
+
+
+def _record(
+    stored: NodeConfigurations, record: ConfigurationRecord | None
+) -> wire_configuration.ConfigurationRecord | None:
+    if record is None:
+        return None
+    return {
+        "content": record.content,
+        "change": stored.changes.get(record.rollout, ""),
+        "rollout": record.rollout,
+        "at": format_timestamp(record.at),
+        "values": dict(stored.documents[record.content]),
+        "evidence": {"step": record.step, "text": record.text} if record.step else None,
+    }
