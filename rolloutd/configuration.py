@@ -28,15 +28,16 @@ SECRET_PREFIX = "secret:"  # noqa: S105  # what stands for a secret, not one
 
 def load_redaction_key(state_dir: Path) -> bytes:
     """Return the key of the hashes of secrets; it is made at the first start."""
-    path = state_dir / KEY_FILE
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    path, new = state_dir / KEY_FILE, state_dir / f"{KEY_FILE}.new"
+    if path.exists():
         return path.read_bytes()
-    with os.fdopen(descriptor, "wb") as file:
-        key = os.urandom(KEY_BYTES)
-        file.write(key)
-    return key
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(os.urandom(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    return path.read_bytes()
 
 
 def intended_configuration(

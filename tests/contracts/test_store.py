@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from machines.facts import apply
+from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from machines.model.events import (
     ChangeNeeded,
     DaemonStarted,
@@ -246,6 +247,23 @@ async def test_nodes_come_change_go_and_stay_reachable(store: Store) -> None:
     await write(store, NodesDiscovered((node("n1"),), {"n1": {"ansible_port": 22}}))
     assert (await store.load_snapshot()).nodes == (node("n1"), node("n2"))
     assert (await store.load_connections())["n1"] == {"ansible_port": 22}
+
+
+# -- configurations -----------------------------------------------------------------
+
+
+async def test_run_gives_a_configuration_that_passes(store: Store) -> None:
+    await write(store, rollout_opened(), *moves_to_done("n1")[:2])
+    run = step(StepState.INTENDED, step="run.configure", action=StepAction.RUN)
+    await write(store, StepRecorded(run, content="hash-1", document={"commit": "a"}))
+    await write(store, StepRecorded(replace(run, state=StepState.OK, at=25.0)))
+    assert (await the_target(store)).content == "hash-1"
+    assert (await store.load_configurations(("n1", "n2"))).records == {}
+    await write(store, *moves_to_done("n1")[2:])
+    found = await store.load_configurations(("n1", "n2"))
+    passed = ConfigurationRecord("hash-1", "r1", 10.0)
+    assert found.records == {"n1": NodeConfiguration(current=passed)}
+    assert (found.documents["hash-1"], found.changes["r1"]) == ({"commit": "a"}, DIGEST.change)
 
 
 # -- steps --------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from machines.model.plan import GateName
 from machines.model.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, next_phase
 from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.configuration import content_hash, intended_configuration
 from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
@@ -222,12 +223,23 @@ class ControlEnvironment:
         await self.commit(StepRecorded(self.step(rollout, node, "isolate.0.command"), isolated=True))
         await self.transition(rollout, node, Trigger.ISOLATED)
 
+    async def run_playbook(self, rollout: str, node: str) -> None:
+        """Begin the run of an isolated node, which gives it its configuration."""
+        found = self.state.index.rollout(rollout)
+        given = intended_configuration(
+            found.plan, found.source, self.state.connections.get(node, {}), self.state.redaction_key
+        )
+        run = self.step(rollout, node, "run.configure", StepAction.RUN)
+        await self.commit(StepRecorded(run, content=content_hash(given), document=given))
+
     async def fail(self, rollout: str, node: str, *, isolated: bool = True) -> None:
         """Bring a node to failed: in its playbook, or before anything isolated it."""
         if self.phase(rollout, node) is Phase.PENDING:
             await (
                 self.isolate(rollout, node) if isolated else self.transition(rollout, node, Trigger.ADMITTED)
             )
+        if self.phase(rollout, node) is Phase.MAINTAINING:
+            await self.run_playbook(rollout, node)
         target = self.state.index.target(rollout, node)
         failure = Failure(
             f"{node}#{target.attempt}", node, target.attempt, "run.configure", "broken", self.clock.now()
@@ -237,6 +249,7 @@ class ControlEnvironment:
     async def finish(self, rollout: str, node: str) -> None:
         """Bring a node to done."""
         await self.isolate(rollout, node)
+        await self.run_playbook(rollout, node)
         await self.transition(rollout, node, Trigger.MAINTAINED)
         undone = self.step(rollout, node, "isolate.0.command", StepAction.REVERT)
         checked = self.step(rollout, node, "verify.0.reachable", StepAction.CHECK)

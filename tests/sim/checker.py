@@ -40,6 +40,7 @@ from machines.model.plan import GateName, Plan
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
 from tests import oracle
+from tests.sim.record_judge import RecordJudge
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
@@ -82,6 +83,7 @@ class Checker:
         self.uncertain_runs: set[str] = set()
         self._now = now
         self._monotonic = monotonic
+        self.records = RecordJudge()
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
         self._disputed: set[str] = set()
@@ -172,6 +174,7 @@ class Checker:
 
     def on_commit(self, events: Sequence[Event]) -> None:
         """Hear what was committed."""
+        self.records.on_commit(events)
         for event in events:
             self._on_event(event)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from machines.facts.fleet_facts import FactsSnapshot
@@ -24,8 +24,10 @@ from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqliteStore
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
+from rolloutd.store.queries import load_configuration_records
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
+from tests.sim.record_judge import on_disk
 from tests.sim.world import SimWorld
 
 
@@ -93,9 +95,22 @@ class FaultyStore:
             for events, answer in zip(batch_events, answers, strict=True):
                 if isinstance(answer, tuple) and not self._world.is_finished:
                     self._on_commit(events)
+            self._check_records(
+                writer, {e.node for events in batch_events for e in events if isinstance(e, PhaseMoved)}
+            )
             return answers
 
         writer.write = overheard  # type: ignore[method-assign]
+
+    def _check_records(self, writer: BatchWriter, nodes: Collection[str]) -> None:
+        """Compare the configuration records of nodes that moved with what they must be."""
+        checker = self._world.checker
+        for node in sorted(nodes):
+            found = on_disk(load_configuration_records(writer._connection, node))
+            if found != checker.records.expected(node):
+                checker.report_violation(
+                    f"{node}: its records are {found}, not {checker.records.expected(node)}"
+                )
 
     def _on_commit(self, events: Sequence[Event]) -> None:
         if not events:

@@ -3,6 +3,8 @@
 It passes the same suite as SQLite.  A `Memory` is its disk: the next store that
 opens it takes over the term and finds all commits, as after a restart.  Its rows
 are the core's own values; machines.facts.apply applies the events.
+
+Longer than 500 lines: one store, one file.
 """
 
 from __future__ import annotations

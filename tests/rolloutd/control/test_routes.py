@@ -49,7 +49,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
         for path in (
             *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
-            *("/v1/settings", "/v1/audit/head", "/v1/changes"),
+            *("/v1/settings", "/v1/audit/head", "/v1/changes", "/v1/nodes/{n}/configuration"),
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
             *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log", "/v1/rollouts/{r}/review"),
@@ -70,6 +70,11 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
     return {("GET", path): asked for path, asked in reading.items()} | {
         ("GET", "/v1/rollouts/{r}/comparison"): ("nora", f"/v1/rollouts/{r}/comparison", None),
         ("GET", "/v1/handover"): ("nora", "/v1/handover?since=2026-11-20T00:00:00Z", None),
+        ("GET", "/v1/nodes/{n}/configuration/diff"): (
+            *("nora", "/v1/nodes/p1/configuration/diff?before=current&after=invalid"),
+            None,
+        ),
+        ("POST", "/v1/plans/diff"): ("paul", "/v1/plans/diff", FILE),
         ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
         ("PUT", "/v1/teams/{t}"): (
             *("paul", "/v1/teams/payments"),

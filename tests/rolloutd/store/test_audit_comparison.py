@@ -24,6 +24,7 @@ from machines.model.events import (
     NodesDiscovered,
     PilotEvidenceAttached,
     RolloutPaused,
+    StepAction,
     StepRecorded,
     StepState,
     TargetsJoined,
@@ -44,6 +45,7 @@ from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.audited_tables import KEYS, NOT_COMPARED_COLUMNS, NOT_COMPARED_TABLES
 from tests.contracts.store_backends import (
     ALICE,
+    moves_to_done,
     node,
     phase_moved,
     plan_of,
@@ -87,6 +89,10 @@ async def _write_history(state_dir: Path) -> None:
     await write(store, StepRecorded(begun, isolated=True))
     await write(store, StepRecorded(replace(begun, state=StepState.OK, prior=None, output="done")))
     await write(store, phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED))
+    await write(store, *moves_to_done("n2")[:2])
+    run = step(StepState.INTENDED, "n2", step="run.configure", action=StepAction.RUN)
+    await write(store, StepRecorded(run, content="hash-1", document={"commit": "a"}))
+    await write(store, *moves_to_done("n2")[2:])
     await write(store, NodeOrdered("r1", "n1", NodeOrder.RETURN, ALICE, "please", 11.0))
     await write(store, RolloutPaused("r1", ALICE, "lunch", 12.0))
     await write(store, HoldTaken(Hold("n2", "person", "alice", ALICE, "new disk", 7.0, until=99.0)))

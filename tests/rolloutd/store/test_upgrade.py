@@ -71,6 +71,7 @@ async def test_the_facts_are_those_that_0_1_loaded(tmp_path: Path) -> None:
         target["put_backs"] = target.pop("aborted_isolations")
         assert target.pop("downtime_s") == 0.0
         assert target.pop("drift") is None
+        assert target.pop("content") == ""
     assert targets == expected["targets"]
     assert max(target["put_backs"] for target in targets) == 1
     for rollout, old in zip(facts.rollouts, expected["rollouts"], strict=True):
