@@ -10,8 +10,8 @@ import sys
 
 from rolloutd.control.client import Client, default_socket_path
 
-GC_FULL_COLLECTION_THRESHOLD = 60
-"""Partial collections before a full one, six times the default; more lets memory grow by tens of MiB."""
+GC_THRESHOLDS = (5_000, 5, 1_000)
+"""Fewer partial collections than by default, and no full one: the console runs these between keys."""
 
 THREAD_SWITCH_INTERVAL_S = 0.001
 """How long a parsing thread may delay the drawing thread; the default is five times as long."""
@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     from tui.app import Console
 
     # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
-    # stay until the end, so the collector may skip them; it visits the rest less often than by default.
+    # stay until the end, so the collector may skip them.
     gc.freeze()
-    gc.set_threshold(700, 10, GC_FULL_COLLECTION_THRESHOLD)
+    gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
     console = Console(
         Client(args.socket),

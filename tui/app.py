@@ -8,6 +8,7 @@ the requests that the model wants.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -45,6 +46,7 @@ from tui.screens.fleet import FleetPage
 from tui.screens.navigation import NavigationApp, PaletteProvider
 from tui.screens.page import Page
 from tui.state.fetch_queue import COST_FACTOR, FetchQueue
+from tui.state.key_priority import KeyPriority
 from tui.state.model import Model
 from tui.state.values import RolloutState
 from tui.widgets import status_bar, summaries
@@ -55,6 +57,12 @@ FRAME_INTERVAL_S = 0.06
 
 TICK_INTERVAL_S = 0.25
 """Between two checks for due requests and for clocks that have moved."""
+
+COLLECT_INTERVAL_S, MAX_COLLECT_INTERVAL_S = 30.0, 120.0
+"""Between two full garbage collections, where the user pauses and where not."""
+
+KEY_PAUSE_S = 1.0
+"""Without a key for so long, another one is unlikely within the next frame."""
 
 HINT_TIMEOUT_S = 20.0
 
@@ -108,7 +116,11 @@ class Console(NavigationApp):
         self._looked_at = self._last_key_at = 0.0
         self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
         self._ascii_filter = AsciiFilter(enabled=ascii_only)
-        self._fetch_queue = FetchQueue(self.model, self._request_client, self.call_daemon, now)
+        self._keys = KeyPriority()
+        self._collected_at = time.monotonic()
+        self._fetch_queue = FetchQueue(
+            self.model, self._request_client, self.call_daemon, now, self._keys.delay
+        )
         for each in theme.THEMES:
             self.register_theme(each)
         self.theme = theme.choose_theme(theme_name)
@@ -148,6 +160,7 @@ class Console(NavigationApp):
     async def _draw_frames(self) -> None:
         while True:
             await self._frame_requested.wait()
+            await asyncio.sleep(self._keys.delay())
             self._frame_requested.clear()
             self._drain_messages()
             await asyncio.sleep(FRAME_INTERVAL_S)
@@ -207,7 +220,16 @@ class Console(NavigationApp):
         if self.disconnected is None and self.has_connected:
             self.model.refresh(self._clock())
         self._run_due_fetches()
-        self.redraw_screen()
+        if not self._keys.delay():
+            self.redraw_screen()
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """Collect all garbage between two keys: that takes as long as a frame."""
+        age, pause = time.monotonic() - self._collected_at, self._keys.since_key()
+        if (age > COLLECT_INTERVAL_S and pause > KEY_PAUSE_S) or age > MAX_COLLECT_INTERVAL_S:
+            gc.collect()
+            self._collected_at = time.monotonic()
 
     def redraw_screen(self) -> None:
         for screen in reversed(self.screen_stack):
@@ -232,13 +254,16 @@ class Console(NavigationApp):
 
     async def _run_fetch(self, fetch: Callable[[], Awaitable[None]]) -> None:
         await fetch()
+        if self._keys.delay():
+            # The response may be what the key asked for.
+            self.redraw_screen()
         self._frame_requested.set()
 
     def node_summary(self, rollout: RolloutState) -> NodeSummary:
         """Return a rollout's summary; in a large fleet it may be some frames old."""
         cached = self._node_summaries.get(rollout.id)
         began = time.monotonic()
-        if cached is not None and (cached[0] == rollout.version or began < cached[1]):
+        if cached is not None and (cached[0] == rollout.version or began < cached[1] or self._keys.delay()):
             return cached[2]
         summary = summaries.summarize_nodes((rollout.nodes or {}).values(), self.now())
         took = time.monotonic() - began
@@ -276,6 +301,7 @@ class Console(NavigationApp):
             if now - self._last_key_at > AWAY_S:
                 self._looked_at = self._last_key_at
             self._last_key_at = now
+            self._keys.key_pressed()
         await super().on_event(event)
 
     def action_perform(self, name: str) -> None:

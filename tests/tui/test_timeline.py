@@ -18,9 +18,9 @@ from tests.tui.test_model import apply_moves, moves, pending_fleet, property_set
 from tui.formatting.lines import line_text
 from tui.screens.moment import parse_moment
 from tui.state.history import MAX_TRANSITIONS, History
-from tui.state.values import NodeState
+from tui.state.values import NodeState, PoolState
 from tui.widgets import timeline
-from tui.widgets.timeline import TimelineView, TimeScale
+from tui.widgets.timeline import BarCache, TimelineView, TimeScale
 
 WIDE = (200, 50)
 CALM = ("media", "payments", "platform")
@@ -237,3 +237,24 @@ async def test_timeline_draws_nothing_after_now(socket_dir: Path, utc: None) -> 
         (row,) = [row for row in text.splitlines() if "team/platform" in row]
         bar = row.partition("team/platform ")[2]
         assert re.fullmatch(r"·+◔◔◔◑◑◑◕◕◕◕·+ {10,}0/1 +1/3", bar.rstrip()), bar
+
+
+@property_settings
+@given(st.lists(st.tuples(moves, st.integers(0, 30)), min_size=2, max_size=6))
+def test_bar_extended_by_events_equals_one_drawn_at_once(
+    steps: list[tuple[list[tuple[int, int]], int]],
+) -> None:
+    fleet = pending_fleet()
+    history, view, bars = History(fleet.id, 1), TimelineView(), BarCache()
+    history.is_complete = True
+    pool = PoolState("p", 8, 0, 0, 0, 0, 0, 1)
+    for chosen, seconds in steps:
+        sent = fleet.seq
+        apply_moves(fleet, chosen)
+        for entry in fleet.entries[sent:]:
+            history.add_entry(entry)
+        fleet.at += seconds
+        pool.nodes, pool.version = node_states(fleet), pool.version + 1
+        scale = view.scale(40, 1_000.0, fleet.at)
+        extended = bars.pool_bar(history, pool, scale, None)
+        assert extended == timeline.pool_bar(history, pool.nodes, scale)

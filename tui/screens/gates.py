@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from textual.containers import Container
 from textual.widget import Widget
 
 from rolloutd.control import event_text, review_text, wire_plans
@@ -14,7 +13,17 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, ItemRows, TwoPanes, gate_lines, heading, note_row, static_line, vote_lines
+from tui.screens.page import (
+    Item,
+    ItemRows,
+    PaneContainer,
+    TwoPanes,
+    gate_lines,
+    heading,
+    note_row,
+    static_line,
+    vote_lines,
+)
 from tui.state import permissions
 from tui.state.values import NodeState
 from tui.widgets import summaries
@@ -58,7 +67,9 @@ class GatesPage(TwoPanes):
         self._failure_ids: dict[str, dict[FailureKey, str]] = {}
 
     def compose_body(self) -> Iterator[Widget]:
-        yield Container(VirtualList(id="list"), VirtualList(id="content", pin_cursor_to_top=True), id="body")
+        yield PaneContainer(
+            VirtualList(id="list"), VirtualList(id="content", pin_cursor_to_top=True), id="body"
+        )
 
     def on_mount(self) -> None:
         self.query_one("#list", VirtualList).cursor_key = self._initial_gate

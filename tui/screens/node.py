@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from textual.containers import Container, Vertical
+from textual.containers import Vertical
 from textual.widget import Widget
 
 from rolloutd.control import event_text, wire
@@ -19,7 +19,16 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, ItemRows, RolloutScreen, TwoPanes, heading, note_row, static_line
+from tui.screens.page import (
+    Item,
+    ItemRows,
+    PaneContainer,
+    RolloutScreen,
+    TwoPanes,
+    heading,
+    note_row,
+    static_line,
+)
 from tui.state.values import NodeState, parse_timestamp
 from tui.widgets import summaries
 from tui.widgets.virtual_list import Banner, VirtualList
@@ -70,7 +79,7 @@ class NodePage(TwoPanes, RolloutScreen):
     def compose_body(self) -> Iterator[Widget]:
         yield Banner(self._render_head, id="head", height=2)
         log = Vertical(Banner(self._render_log_head, id="loghead"), VirtualList(id="log"), id="logs")
-        yield Container(VirtualList(id="steps"), log, id="body")
+        yield PaneContainer(VirtualList(id="steps"), log, id="body")
 
     def on_mount(self) -> None:
         self._open_log()

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import cast
 
 from textual.app import ComposeResult
+from textual.containers import Container
 from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
@@ -27,7 +28,7 @@ from tui.state import permissions
 from tui.state.values import NodeState, RolloutState, parse_timestamp
 from tui.widgets import summaries
 from tui.widgets.summaries import PendingGate
-from tui.widgets.virtual_list import Banner, LineWidget, VirtualList
+from tui.widgets.virtual_list import Banner, BlankWidget, LineWidget, VirtualList
 
 NARROW_WIDTH = 110
 """Cells below which the breadcrumb replaces the tabs."""
@@ -85,7 +86,7 @@ def heading(text: str, note: str = "") -> Item:
     return "", draw
 
 
-class Page(Screen[None]):
+class Page(BlankWidget, Screen[None]):
     """A page whose body is one list, unless a subclass composes another.
 
     Textual calls the handlers of all base classes itself, the subclass's first, so
@@ -277,6 +278,10 @@ class RolloutScreen(Page):
     def find_node(self, name: str) -> NodeState | None:
         rollout = self.rollout
         return (rollout.nodes or {}).get(name) if rollout is not None else None
+
+
+class PaneContainer(BlankWidget, Container):
+    """The panes of a page."""
 
 
 class TwoPanes(Page):

@@ -5,18 +5,19 @@ Rows are drawn only where they are visible, so that five hundred pools scroll li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from tui.formatting import lines
 from tui.formatting.glyphs import legend, node_strip
 from tui.formatting.lines import Line, fit, fit_line, justify
-from tui.screens.page import Item, heading, static_line
+from tui.screens.page import Item, ItemRows, heading, static_line
 from tui.state.history import History
 from tui.state.values import NodeState, PoolState
 from tui.widgets import timeline
 from tui.widgets.timeline import BarCache, TimeScale
+from tui.widgets.virtual_list import RowSource
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 6, 24
 
@@ -24,13 +25,38 @@ SIDE_WIDTH = 17
 """Cells for a pool's slots and progress."""
 
 
-def strip_items(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> list[Item]:
+class PoolRows:
+    """Rows above the pools, then one row for each pool."""
+
+    def __init__(
+        self,
+        head: Sequence[Item],
+        pools: Sequence[PoolState],
+        draw_pool: Callable[[PoolState, int], Line],
+    ) -> None:
+        self._head = head
+        self._pools = pools
+        self._draw_pool = draw_pool
+
+    def __len__(self) -> int:
+        return len(self._head) + len(self._pools)
+
+    def key(self, row: int) -> str:
+        above = len(self._head)
+        return self._head[row][0] if row < above else f"pool:{self._pools[row - above].pool}"
+
+    def draw(self, row: int, width: int) -> Line:
+        above = len(self._head)
+        return self._head[row][1](width) if row < above else self._draw_pool(self._pools[row - above], width)
+
+
+def strip_rows(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> PoolRows:
     """Return rows in which a cell is a node."""
-    return [
+    head = [
         heading("POOLS", f"{len(pools)}, {order}"),
         ("", lambda width: [(" ", ""), *legend(width - 1)]),
-        *((f"pool:{pool.pool}", partial(_strip_line, pool, nodes_known=nodes_known)) for pool in pools),
     ]
+    return PoolRows(head, pools, partial(_strip_line, nodes_known=nodes_known))
 
 
 def _strip_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
@@ -63,11 +89,11 @@ class TimelineRows:
     starts: Line
     bars: BarCache
 
-    def items(self, pools: Sequence[PoolState], order: str, height: int) -> list[Item]:
+    def rows(self, pools: Sequence[PoolState], order: str, height: int) -> RowSource:
         """Return rows in which a cell is an interval; below each pool its nodes, if all fit into `height`."""
         width = name_width(pools)
         note = f"{len(pools)}, {order}, {timeline.describe_scale(self.scale)}"
-        found = [
+        head = [
             heading("POOLS", note),
             ("", lambda room: [(" ", ""), *legend(room - 1)]),
             ("", static_line([(" ", ""), *timeline.MARKS_LEGEND])),
@@ -75,17 +101,18 @@ class TimelineRows:
             ("", static_line([(fit("gates", width) + " ", "dim"), *self.marks])),
         ]
         if self.starts:
-            found.append(("", static_line([(fit("starts", width) + " ", "dim"), *self.starts])))
-        with_nodes = len(found) + sum(1 + len(pool.nodes) for pool in pools) <= height
-        for pool in pools:
-            found.append((f"pool:{pool.pool}", partial(self._pool_line, pool, width)))
-            found.extend(
-                (f"node:{pool.pool}/{node.node}", partial(self._node_line, pool, node, width))
-                for node in (pool.nodes if with_nodes else ())
-            )
-        return found
+            head.append(("", static_line([(fit("starts", width) + " ", "dim"), *self.starts])))
+        if len(head) + sum(1 + len(pool.nodes) for pool in pools) > height:
+            return PoolRows(head, pools, partial(self._pool_line, width))
+        return ItemRows([*head, *self._items_with_nodes(pools, width)])
 
-    def _pool_line(self, pool: PoolState, width: int, room: int) -> Line:
+    def _items_with_nodes(self, pools: Sequence[PoolState], width: int) -> Iterator[Item]:
+        for pool in pools:
+            yield f"pool:{pool.pool}", partial(self._pool_line, width, pool)
+            for node in pool.nodes:
+                yield f"node:{pool.pool}/{node.node}", partial(self._node_line, pool, node, width)
+
+    def _pool_line(self, width: int, pool: PoolState, room: int) -> Line:
         counts = (pool.used, pool.failed, pool.done)
         if self.moment is not None:
             in_flight, failed, done = timeline.past_pool(self.history, pool, self.moment)
@@ -99,7 +126,12 @@ class TimelineRows:
 
 
 def name_width(pools: Sequence[PoolState]) -> int:
-    return lines.column_width((pool.pool for pool in pools), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
+    return _name_width(frozenset(pool.pool for pool in pools))
+
+
+@lru_cache(maxsize=4)
+def _name_width(names: frozenset[str]) -> int:
+    return lines.column_width(names, MIN_NAME_WIDTH, MAX_NAME_WIDTH)
 
 
 def timeline_columns(pools: Sequence[PoolState], width: int) -> int:

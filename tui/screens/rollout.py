@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from textual.containers import Container
 from textual.widget import Widget
 
 from rolloutd.control import event_text
@@ -21,6 +20,7 @@ from tui.screens.page import (
     MAX_VOTES_SHOWN,
     Item,
     ItemRows,
+    PaneContainer,
     RolloutScreen,
     TwoPanes,
     find_pending_gate,
@@ -30,7 +30,7 @@ from tui.screens.page import (
     static_line,
     vote_lines,
 )
-from tui.screens.pools import TimelineRows, strip_items, timeline_columns
+from tui.screens.pools import TimelineRows, strip_rows, timeline_columns
 from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
 from tui.state.values import (
     InFlightNode,
@@ -43,7 +43,7 @@ from tui.state.values import (
 from tui.widgets import summaries, timeline
 from tui.widgets.summaries import POOL_ORDERS, WaitingGroup, WaveSegment
 from tui.widgets.timeline import BarCache, TimelineView, TimeScale
-from tui.widgets.virtual_list import Banner, VirtualList
+from tui.widgets.virtual_list import Banner, RowSource, VirtualList
 
 MAX_NAMED_NODES = 6
 """Nodes named on a line of nodes with the same reason."""
@@ -96,7 +96,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
 
     def compose_body(self) -> Iterator[Widget]:
         yield Banner(self._render_head, id="head", height=3)
-        yield Container(VirtualList(id="now", pin_cursor_to_top=True), VirtualList(id="pools"), id="body")
+        yield PaneContainer(VirtualList(id="now", pin_cursor_to_top=True), VirtualList(id="pools"), id="body")
 
     def selection(self) -> Selection:
         kind, _, name = self.query_one("#now", VirtualList).cursor_key.partition(":")
@@ -110,7 +110,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         items = [note_row("waiting for the daemon")] if rollout is None else list(self._items(rollout))
         self.query_one("#now", VirtualList).set_rows(ItemRows(items))
         if rollout is not None:
-            pools.set_rows(ItemRows(self._pool_items(rollout, pools)))
+            pools.set_rows(self._pool_rows(rollout, pools))
             pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
@@ -190,11 +190,11 @@ class RolloutPage(TwoPanes, RolloutScreen):
             self.timeline.zoom(by, self._scale)
             self.update_view()
 
-    def _pool_items(self, rollout: RolloutState, pane: VirtualList) -> list[Item]:
+    def _pool_rows(self, rollout: RolloutState, pane: VirtualList) -> RowSource:
         pools, model = self._pools_in_order(rollout), self.console.model
         self._scale = None
         if not self._shows_timeline or rollout.nodes is None or model.last_received_seq < 0:
-            return strip_items(pools, self.pool_order, nodes_known=rollout.nodes is not None)
+            return strip_rows(pools, self.pool_order, nodes_known=rollout.nodes is not None)
         history, plan = model.history(rollout.id), model.plans.get(rollout.id)
         scale = self.timeline.scale(
             timeline_columns(pools, pane.scrollable_content_region.width - 1),
@@ -207,7 +207,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         marks = timeline.decision_marks(history, soaks, scale, moment)
         starts = timeline.start_marks(history, timeline.parse_windows(plan), scale, moment)
         rows = TimelineRows(history, scale, moment, marks, starts, self._bars)
-        return rows.items(pools, self.pool_order, pane.size.height)
+        return rows.rows(pools, self.pool_order, pane.size.height)
 
     def _pools_in_order(self, rollout: RolloutState) -> list[PoolState]:
         """Return the pools in the chosen order, which changes at intervals so that rows can be read."""

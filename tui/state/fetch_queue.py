@@ -45,12 +45,18 @@ class FetchQueue:
     """Sends the model's requests and applies their responses."""
 
     def __init__(
-        self, model: Model, client: Client, call_daemon: CallDaemon, now: Callable[[], float]
+        self,
+        model: Model,
+        client: Client,
+        call_daemon: CallDaemon,
+        now: Callable[[], float],
+        key_delay: Callable[[], float],
     ) -> None:
         self._model = model
         self._client = client
         self._call_daemon = call_daemon
         self._now = now
+        self._key_delay = key_delay
         self._in_flight: set[tuple[str, str]] = set()
         self._completed: dict[tuple[str, str], tuple[float, float]] = {}
 
@@ -107,6 +113,6 @@ class FetchQueue:
         """Fetch and parse nodes in the request's thread, so that drawing continues."""
         text = self._client.get_text(path)
         try:
-            return parse_nodes(text)
+            return parse_nodes(text, self._key_delay)
         except ValueError as exc:
             raise DaemonUnreachable(f"response: invalid: {exc}") from exc

@@ -75,6 +75,11 @@ class History:
         return self._in_order[0].at if self._in_order else math.inf
 
     @property
+    def latest_at(self) -> float:
+        """The instant of the last transition; none after it comes with an earlier one."""
+        return self._in_order[-1].at if self._in_order else -math.inf
+
+    @property
     def is_full(self) -> bool:
         return len(self._in_order) >= MAX_TRANSITIONS
 

@@ -239,7 +239,7 @@ class Model:
     def refresh(self, now: float) -> None:
         """Request what time may have changed: at once when a shown deadline passes, else at intervals."""
         if self._refreshed_at is None:
-            self._refreshed_at = now
+            self._refreshed_at = now if self.status_at is None else self.status_at
         passed = [at for at in self._shown_deadlines() if at <= now]
         has_just_passed = any(at > self._refreshed_at for at in passed)
         interval = OVERDUE_INTERVAL_S if passed else REFRESH_INTERVAL_S

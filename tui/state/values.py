@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -141,12 +142,18 @@ class NodesSnapshot:
     """When time ends the reasons of its nodes, in epoch seconds."""
 
 
-def parse_nodes(text: str) -> NodesSnapshot:
-    """Parse a response of type wire.Nodes."""
+def parse_nodes(text: str, delay: Callable[[], float] = lambda: 0.0) -> NodesSnapshot:
+    """Parse a response of type wire.Nodes; before each node, sleep for the delay."""
     # Thousands of nodes share few pools and reasons; one copy of each saves tens of MiB.
     pools: dict[tuple[str, ...], tuple[str, ...]] = {}
     reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]] = {}
-    response = incremental_json.decode_object(text, "nodes", lambda each: _parse_node(each, pools, reasons))
+
+    def parse(each: wire.Node) -> NodeState:
+        if pause := delay():
+            time.sleep(pause)
+        return _parse_node(each, pools, reasons)
+
+    response = incremental_json.decode_object(text, "nodes", parse)
     ends = (parse_timestamp(remedy_deadline(reason)) for reason, _ in reasons.values())
     deadlines = frozenset(at for at in ends if at is not None)
     return NodesSnapshot({each.node: each for each in response["nodes"]}, response["seq"], deadlines)

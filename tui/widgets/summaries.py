@@ -5,6 +5,7 @@ Summaries neither store nor decide anything: the daemon's reasons keep its words
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -224,10 +225,11 @@ def _count_missing_votes(rollout: RolloutState) -> str:
 def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: float) -> float | None:
     """Return the completed nodes per hour; None until two have completed recently."""
     source: RolloutState | NodeSummary = rollout if summary is None else summary
-    recent = [at for at in source.recent_completions if now - at < RATE_WINDOW_S]
+    completions = sorted(source.recent_completions)
+    recent = completions[bisect_right(completions, now - RATE_WINDOW_S) :]
     if len(recent) < 2 or rollout.is_closed:
         return None
-    return len(recent) * 3_600 / max(MIN_RATE_WINDOW_S, now - min(recent))
+    return len(recent) * 3_600 / max(MIN_RATE_WINDOW_S, now - recent[0])
 
 
 def format_work_left(rollout: RolloutState) -> tuple[str, str]:
@@ -269,7 +271,7 @@ def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
             counts["busy" if phase in BUSY_PHASES else done_as if phase == "done" else phase] += 1
     groups = _merge_similar(WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items())
     groups.sort(key=lambda group: (-len(group.nodes), group.key))
-    return NodeSummary(failed, groups, ready, ends, waves, last_end)
+    return NodeSummary(failed, groups, ready, sorted(ends), waves, last_end)
 
 
 def _merge_similar(groups: Iterable[WaitingGroup]) -> list[WaitingGroup]:

@@ -205,7 +205,12 @@ def frozen_intervals(history: History, end: float) -> list[tuple[float, float]]:
 def pool_bar(
     history: History, nodes: Sequence[NodeState], scale: TimeScale, moment: float | None = None
 ) -> Line:
-    """Return what a pool's nodes did: a failure first, else the phase that took most of the interval."""
+    """Return what a pool's nodes did as one line."""
+    return _with_moment(pool_cells(history, nodes, scale), scale, moment)
+
+
+def pool_cells(history: History, nodes: Sequence[NodeState], scale: TimeScale) -> list[Glyph]:
+    """Return by interval what a pool's nodes did: a failure first, else the phase that took most of it."""
     columns = scale.columns
     spent: list[dict[str, float]] = [{} for _ in range(columns)]
     completed: dict[int, Glyph] = {}
@@ -222,7 +227,7 @@ def pool_bar(
                 pending[last + 1] -= 1
             else:
                 _spend(spent, phase.phase, (since, until), scale)
-    return _with_moment(list(_cells(history, scale, spent, completed, pending)), scale, moment)
+    return _cells(history, scale, spent, completed, pending)
 
 
 def _spend(
@@ -241,7 +246,7 @@ def _cells(
     spent: Sequence[Mapping[str, float]],
     completed: Mapping[int, Glyph],
     pending: Sequence[int],
-) -> Sequence[Glyph]:
+) -> list[Glyph]:
     glyphs: list[Glyph] = []
     loaded_from, waiting = history.loaded_from, 0
     for column in range(scale.columns):
@@ -267,11 +272,34 @@ def _with_moment(glyphs: list[Glyph], scale: TimeScale, moment: float | None) ->
     return merge_spans(glyphs)
 
 
-@dataclass(slots=True)
-class BarCache:
-    """The bars of pools and nodes, each drawn again only when its pool or the scale has changed."""
+@dataclass(frozen=True, slots=True)
+class _DrawnBar:
+    """A bar and what it was drawn for; cells of intervals before `final_until` never change."""
 
-    _bars: dict[str, tuple[tuple[Any, ...], Line]] = field(default_factory=dict)
+    key: tuple[Any, ...]
+    line: Line
+    cells: list[Glyph]
+    names: tuple[str, ...]
+    scale: TimeScale
+    loaded_from: float
+    final_until: float
+
+    def final_cells(self, names: tuple[str, ...], scale: TimeScale, loaded_from: float) -> list[Glyph]:
+        """Return the cells at the beginning of a scale that cannot have changed."""
+        same = (self.names, self.loaded_from, self.scale.step) == (names, loaded_from, scale.step)
+        shift = self.scale.column(scale.start)
+        if not same or shift < 0 or self.final_until < scale.start:
+            return []
+        end = min(self.scale.column(self.final_until), shift + scale.columns)
+        return self.cells[shift:end]
+
+
+class BarCache:
+    """The bars of pools and nodes, drawn again only when they changed, and only from there on."""
+
+    def __init__(self) -> None:
+        self._history: History | None = None
+        self._bars: dict[str, _DrawnBar] = {}
 
     def pool_bar(self, history: History, pool: PoolState, scale: TimeScale, moment: float | None) -> Line:
         return self._bar(pool.pool, pool.nodes, pool, (history, scale, moment))
@@ -289,14 +317,27 @@ class BarCache:
         view: tuple[History, TimeScale, float | None],
     ) -> Line:
         history, scale, moment = view
+        if history is not self._history:
+            self._history = history
+            self._bars.clear()
         is_large = len(nodes) >= LARGE_POOL
         # Without an event, a bar changes only when the latest interval ends.
         changed = scale.now // LARGE_POOL_INTERVAL_S if is_large else (pool.version, scale.column(scale.now))
-        key = (scale.start, scale.step, scale.columns, moment, history.loaded_from, changed)
-        cached = self._bars.get(name)
-        if cached is None or cached[0] != key:
-            cached = self._bars[name] = (key, pool_bar(history, nodes, scale, moment))
-        return cached[1]
+        loaded_from = history.loaded_from
+        key = (scale.start, scale.step, scale.columns, moment, loaded_from, changed)
+        before = self._bars.get(name)
+        if before is not None and before.key == key:
+            return before.line
+        names = tuple(node.node for node in nodes)
+        cells = [] if before is None else before.final_cells(names, scale, loaded_from)
+        done = len(cells)
+        rest = TimeScale(scale.start + done * scale.step, scale.step, scale.columns - done, scale.now)
+        cells += pool_cells(history, nodes, rest)
+        line = _with_moment(list(cells), scale, moment)
+        # One interval more is drawn again: transitions of one instant may come in any order.
+        final_until = min(scale.now, history.latest_at) - scale.step
+        self._bars[name] = _DrawnBar(key, line, cells, names, scale, loaded_from, final_until)
+        return line
 
 
 def past_pool(history: History, pool: PoolState, at: float) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.filter import ANSIToTruecolor
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
@@ -51,45 +52,43 @@ class UncachedStrip(Strip):
         return [self] if wanted == [self.cell_length] else super().divide(wanted)
 
 
+class BlankWidget(Widget):
+    """A widget with nothing of its own to draw behind its children."""
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        blank, background = Strip.blank(crop.width, self.rich_style), self.background_colors[1]
+        for each in self.get_line_filters():
+            blank = blank.apply_filter(each, background)
+        return [blank] * crop.height
+
+
 class LineWidget(Widget):
     """A widget that draws lines in the current theme, and caches those that did not change."""
 
     def __init__(self, *, id: str) -> None:  # noqa: A002
         super().__init__(id=id)
         self._base_style: tuple[str, Style] = ("", Style())
+        self._appearance = ("", False)
         self._strip_cache: dict[int, tuple[Line, int, Style | None, tuple[str, bool], Strip]] = {}
-        self._filter_cache: dict[int, tuple[Strip, Strip]] = {}
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Draw without Textual's style cache: it copies every strip for borders, and there are none."""
+        self._appearance = (self.app.theme, self.screen.has_class("-stale"))
         first, last = crop.column_span
-        strips = (self._apply_line_filters(y, self.render_line(y)) for y in crop.line_range)
+        strips = (self.render_line(y) for y in crop.line_range)
         return [
             strip if not first and last >= strip.cell_length else strip.crop(first, last) for strip in strips
         ]
 
-    def _apply_line_filters(self, y: int, strip: Strip) -> Strip:
-        """Return the strip after the app's filters, such as those for ASCII and NO_COLOR."""
-        cached = self._filter_cache.get(y)
-        if cached is not None and cached[0] is strip:
-            return cached[1]
-        filtered, background = strip, self.background_colors[1]
-        for each in self.get_line_filters():
-            filtered = filtered.apply_filter(each, background)
-        filtered = UncachedStrip(filtered, filtered.cell_length)
-        self._filter_cache[y] = (strip, filtered)
-        return filtered
-
     def clear_line_cache(self) -> None:
         self._strip_cache.clear()
-        self._filter_cache.clear()
 
     def render_strip(self, y: int, line: Line, width: int, background: Style | None = None) -> Strip:
         """Return a line as a strip, cached by its position `y`."""
-        theme, is_stale = self.app.theme, self.screen.has_class("-stale")
         cached = self._strip_cache.get(y)
-        if cached is not None and cached[0] == line and cached[1:4] == (width, background, (theme, is_stale)):
+        if cached is not None and cached[0] == line and cached[1:4] == (width, background, self._appearance):
             return cached[4]
+        theme, is_stale = self._appearance
         if self._base_style[0] != theme:
             self._base_style = (theme, self.rich_style)
         ground = self._base_style[1]
@@ -98,9 +97,20 @@ class LineWidget(Widget):
             Segment(text, styles.get(role, styles[""]))
             for text, role in fit_line([(sanitize(text), role) for text, role in line], width)
         ]
-        strip = Strip(segments, width)
-        self._strip_cache[y] = (line, width, background, (theme, is_stale), strip)
+        strip = self._apply_line_filters(UncachedStrip(segments, width))
+        self._strip_cache[y] = (line, width, background, self._appearance, strip)
         return strip
+
+    def _apply_line_filters(self, strip: Strip) -> Strip:
+        """Return the strip after the app's filters, such as those for ASCII and NO_COLOR."""
+        # The colours of all roles are true colours.
+        filters = [each for each in self.get_line_filters() if not isinstance(each, ANSIToTruecolor)]
+        if not filters:
+            return strip
+        background = self.background_colors[1]
+        for each in filters:
+            strip = strip.apply_filter(each, background)
+        return UncachedStrip(strip, strip.cell_length)
 
 
 class RowSource(Protocol):
@@ -152,6 +162,8 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
     ) -> None:
         super().__init__(id=id)
         self._rows: RowSource | None = None
+        self._drawn_lines: list[Line] = []
+        self._drawn_view = self._rendered_view = (0, 0)
         # The top row is the most urgent one: the cursor stays on it until the user moves the cursor.
         self._pins_cursor_to_top = pin_cursor_to_top
         self.cursor = 0
@@ -164,9 +176,40 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
     def set_rows(self, rows: RowSource) -> None:
         """Show these rows; the cursor stays on its row's key if that still exists."""
         self._rows = rows
-        self.virtual_size = Size(self.size.width, len(rows))
+        self._set_row_count(len(rows))
         self._restore_cursor()
-        self.refresh()
+        self._refresh_changed_lines()
+
+    def _set_row_count(self, count: int) -> None:
+        """Set the height of the rows; only a scrollbar that comes or goes needs a new layout."""
+        height, before = self.size.height, self.virtual_size.height
+        if not height or (count > height) != (before > height):
+            self.virtual_size = Size(self.size.width, count)
+        elif count != before:
+            self.set_reactive(Widget.virtual_size, Size(self.size.width, count))
+            self.scroll_y = self.validate_scroll_y(self.scroll_y)
+            if count > height:
+                self.vertical_scrollbar.window_virtual_size = count
+
+    def _refresh_changed_lines(self) -> None:
+        """Draw the visible rows, and refresh those that differ from before."""
+        before, view_before = self._drawn_lines, self._drawn_view
+        top, width = self._drawn_view = self._view()
+        height = self.size.height
+        self._drawn_lines = [self._draw_row(row, width) for row in range(top, top + height)]
+        if view_before != self._drawn_view or len(before) != height:
+            self.refresh()
+            return
+        changed = [y for y in range(height) if before[y] != self._drawn_lines[y]]
+        if changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def _view(self) -> tuple[int, int]:
+        """Return the first visible row and the width of the rows."""
+        return self.scroll_offset.y, self.scrollable_content_region.width
+
+    def _draw_row(self, row: int, width: int) -> Line:
+        return self._rows.draw(row, width - 1) if self._rows is not None and row < len(self._rows) else []
 
     def limit_height(self, *, fill: bool, min_rows: int = 1) -> None:
         """Fill the container, or limit the height to the rows so that other widgets get the rest."""
@@ -228,16 +271,22 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
             self.virtual_size = Size(event.size.width, len(self._rows))
             self._scroll_to_cursor()
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._rendered_view = self._view()
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
-        width, row = self.scrollable_content_region.width, y + self.scroll_offset.y
+        top, width = view = self._rendered_view
+        row = top + y
         if self._rows is None or row >= len(self._rows):
             return self.render_strip(y, [], width)
         mark, background = " ", None
         if row == self.cursor and self.cursor_key:
             mark = CURSOR_MARK if self.has_focus else UNFOCUSED_CURSOR_MARK
             background = (CURSOR_STYLES if self.has_focus else UNFOCUSED_CURSOR_STYLES)[self.app.theme]
-        line = [(mark, "accent"), *self._rows.draw(row, width - 1)]
-        return self.render_strip(y, line, width, background)
+        is_drawn = view == self._drawn_view and y < len(self._drawn_lines)
+        line = self._drawn_lines[y] if is_drawn else self._draw_row(row, width)
+        return self.render_strip(y, [(mark, "accent"), *line], width, background)
 
     def watch_has_focus(self, value: bool) -> None:
         super().watch_has_focus(value)
