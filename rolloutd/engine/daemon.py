@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
@@ -36,8 +36,9 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import CommitFunction, State
-from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
+from rolloutd.errors import Conflict, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
+from rolloutd.ports.guards import adapter_errors
 from rolloutd.reason_text import describe
 
 log = logging.getLogger("rolloutd.engine.daemon")
@@ -72,6 +73,7 @@ class Daemon:
         self._wakeup = asyncio.Event()
         self._started_at = state.now()
         self._drivers: dict[tuple[str, str], Driver] = {}
+        self._connected_nodes: frozenset[str] | None = None
         self.check_mode = CheckMode(state, adapters.runner)
         self.drift = DriftChecker(state, adapters.tree, self.check_mode)
         self._drift_monitor = DriftMonitor(state, self.drift)
@@ -275,6 +277,7 @@ class Daemon:
             driver = Driver(self._state, self._adapters, *key, daemon_started_at=self._started_at)
             self._drivers[key] = driver
             self._tasks.create_task(self._run_driver(key, driver), name=f"drive {key[0]}/{key[1]}")
+        self._keep_connections()
         for key, driver in self._drivers.items():
             if key[0] not in self._state.index.rollouts:
                 driver.wake_up()  # the rollout was deleted while the node's last step ends
@@ -285,6 +288,20 @@ class Daemon:
                 driver.stop_current_action()
             elif target.phase not in IN_FLIGHT_PHASES:
                 driver.wake_up()
+
+    def _keep_connections(self) -> None:
+        """Let the runs of each node in work share a connection, until its driver has ended."""
+        nodes = frozenset(node for _, node in self._drivers)
+        if nodes != self._connected_nodes:
+            self._connected_nodes = nodes
+            self._tasks.create_task(self._end_other_connections(nodes), name="connections")
+
+    async def _end_other_connections(self, nodes: Collection[str]) -> None:
+        try:
+            with adapter_errors("runner"):
+                await self._adapters.runner.keep_connections(nodes)
+        except (RolloutdError, TimeoutError) as error:
+            log.warning("connections of runs are not ended: %s", error)
 
     async def _run_driver(self, key: tuple[str, str], driver: Driver) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -106,6 +106,12 @@ class Runner(Protocol):
 
     async def discard(self, handle: str) -> None:
         """Remove a run that is over, with its events; idempotent."""
+
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        """Let the runs of each of these nodes share a connection; end those of all other nodes.
+
+        The connections outlive the daemon with the runs, so a new daemon also ends what it does not need.
+        """
 
     async def clean_up_stale_runs(
         self, host: Host, *, keep: str | None, timeout_s: float

@@ -18,6 +18,7 @@ from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
     daemon_environment,
+    find_processes,
     fleet_labels,
     plan,
 )
@@ -128,11 +129,16 @@ def test_playbook_and_url_judge_the_node_and_survive_a_kill(tmp_path: Path) -> N
         rollout = submit(made, verify=checks)
         made.vote(rollout, "start")
         made.wait_until(lambda: verified(made), "the playbook check runs")
+        (sockets,) = made.shared_sockets()
+        assert len(list(sockets.iterdir())) == 1, "the runs share one connection"
         made.kill_daemon()
         made.start_daemon()
         hold.unlink()
         made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "the node is done")
         assert verified(made) == ["n1"], "the run of the check was found again"
+        made.wait_until(lambda: made.shared_sockets() == [], "the connection of the attempt is ended")
+        assert not sockets.exists()
+        assert not find_processes(lambda command, _: os.fsencode(sockets) in command)
         made.wait_until(lambda: made.run_processes() == [], "no process is left")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
@@ -71,6 +71,9 @@ class SimRunner:
         run = self._find(handle)
         if run.request.check_only and isinstance(run.result, Ok):
             yield RunEvent(1, 0.0, "changed" if run.would_change else "ok", "set version")
+
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        """Do nothing: no node here has connections."""
 
     async def discard(self, handle: str) -> None:
         """Forget a run that is over."""

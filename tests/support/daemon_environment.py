@@ -151,6 +151,10 @@ class DaemonEnvironment:
                 os.kill(pid, signal.SIGKILL)
         return len(servers)
 
+    def shared_sockets(self) -> list[Path]:
+        """Return the directories of control sockets that runs of a node share."""
+        return [link.readlink() for link in self.directory.glob("state/runs/.connections/*")]
+
     def run_processes(self) -> list[int]:
         """Return the processes on this machine that belong to runs of this world's daemon."""
         runs = str(self.directory / "state" / "runs").encode()

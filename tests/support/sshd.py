@@ -111,6 +111,10 @@ class Sshd:
             "ansible_python_interpreter": sys.executable,
         }
 
+    def logins(self) -> int:
+        """Return how often a client has logged in."""
+        return self.log_file.read_bytes().count(b"Accepted publickey")
+
     def processes(self) -> list[int]:
         """Return the pids of everything that logins of this server started and that still runs."""
         return _processes_with_mark(f"{MARK}={self.directory}".encode())

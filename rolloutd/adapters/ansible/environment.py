@@ -22,6 +22,14 @@ from rolloutd.ports import GROUPS, WITHHELD, ConnectionDefaults
 CALLBACK_DIR = Path(__file__).parent / "callback"
 INVENTORY_PLUGIN_DIR = Path(__file__).parent / "inventory_plugin"
 
+SSH_ARGS = (
+    "-C -o ControlMaster=auto -o ControlPersist=300s -o ServerAliveInterval=15 -o ServerAliveCountMax=8"
+)
+"""Ansible's own default with a longer ControlPersist: a master serves all runs of an attempt.
+
+A node that is gone must not keep the master for ever.  If nothing ends an idle master, it ends itself.
+"""
+
 INHERITED_VARIABLES = (
     "PATH",
     "HOME",
@@ -165,8 +173,10 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(paths.sockets),
     }
-    ssh_args = config.get("ssh_connection", "ssh_args") or ""
-    if _CONTROL_PATH_OPTION.search(ssh_args):
+    ssh_args = config.values.get("ssh_connection", {}).get("ssh_args")
+    if ssh_args is None:
+        own["ANSIBLE_SSH_ARGS"] = SSH_ARGS
+    elif _CONTROL_PATH_OPTION.search(ssh_args):
         own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH_OPTION.sub("", ssh_args).strip()
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)

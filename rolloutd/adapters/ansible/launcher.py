@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,10 @@ from pathlib import Path
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
+from rolloutd.adapters.ansible.node_connections import NodeConnections, make_socket_directory
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.ports import ConnectionDefaults, Failed, RunRequest
-
-MAX_SOCKET_DIR_LENGTH = 32
-"""Longest directory under which a socket's name still fits its 108 bytes."""
 
 
 def validate_request(request: RunRequest) -> Failed | None:
@@ -44,11 +41,12 @@ def prepare_run(
     interpreter: str | None,
     inventories: InventoryCache,
     tree_cache: TreeCache | None,
+    connections: NodeConnections,
     pipelining: bool,
 ) -> None:
     """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
     directory.create()
-    sockets = Path(tempfile.mkdtemp(prefix="rolloutd-", dir=_socket_parent()))
+    sockets = make_socket_directory()
     try:
         _write_files(
             directory,
@@ -60,6 +58,7 @@ def prepare_run(
             interpreter,
             inventories,
             tree_cache,
+            connections,
             pipelining,
         )
     except BaseException:
@@ -77,10 +76,12 @@ def _write_files(
     interpreter: str | None,
     inventories: InventoryCache,
     tree_cache: TreeCache | None,
+    connections: NodeConnections,
     pipelining: bool,
 ) -> None:
     config = TreeConfig.load(request.tree)
     host = request.inventory[request.node]
+    shared = connections.directory_for(request, config)
     remote_tmp = f"{environment.remote_tmp_base(config, host)}/{marker}"
     metadata = {
         "node": request.node,
@@ -90,6 +91,7 @@ def _write_files(
         "began_at": time.time(),
         "run": request.run_id,
         "sockets": str(sockets),
+        "shared_sockets": str(shared or ""),
         "remote_tmp": remote_tmp,
     }
     directory.write_metadata(metadata)
@@ -120,7 +122,7 @@ def _write_files(
         request.run_id,
         directory.events_file,
         local_tmp,
-        sockets,
+        shared or sockets,
         ssh_wrapper,
         None if tree_cache is None else tree_cache.requirements_of(request.tree),
         None if tree_cache is None else tree_cache.modules_of(request.tree),
@@ -130,6 +132,7 @@ def _write_files(
         run_id=request.run_id,
         timeout_s=request.timeout_s,
         sockets=sockets,
+        shared_sockets=shared,
         cwd=request.tree,
         argv=_build_argv(binary, directory, request, interpreter),
         environment=environment.build_environment(paths, config),
@@ -154,8 +157,3 @@ def _build_argv(
     check = ["--check", "--diff"] if request.check_only else []
     inventory = ["--inventory", str(directory.inventory_file), *own]
     return [binary, *check, *inventory, *limit, *variables, "--", *playbooks]
-
-
-def _socket_parent() -> str:
-    found = tempfile.gettempdir()
-    return found if len(found) <= MAX_SOCKET_DIR_LENGTH else "/tmp"  # noqa: S108 - mkdtemp makes a 0700 directory there

@@ -105,12 +105,14 @@ class RunDirectory:
         run_id: str,
         timeout_s: float,
         sockets: Path,
+        shared_sockets: Path | None = None,
         cwd: Path,
         argv: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
         """Write the wrapper's command in the wrapper's format."""
-        parts = [run_id, repr(timeout_s), str(sockets), str(cwd), argv[0], str(len(argv)), *argv]
+        places = [str(sockets), str(shared_sockets or ""), str(cwd)]
+        parts = [run_id, repr(timeout_s), *places, argv[0], str(len(argv)), *argv]
         parts += [f"{name}={value}" for name, value in sorted(environment.items())]
         if any("\0" in part for part in parts):
             raise ValueError("a command holds no NUL")
@@ -175,7 +177,7 @@ class RunDirectory:
 
     def read_environment(self) -> dict[str, str]:
         """Return the environment that write_command() wrote."""
-        count, *rest = (self.path / "command").read_text().split("\0")[5:]
+        count, *rest = (self.path / "command").read_text().split("\0")[6:]
         return dict(line.split("=", 1) for line in rest[int(count) :])
 
     def append_event(self, kind: str, text: str) -> None:

@@ -14,7 +14,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
+from rolloutd.adapters.ansible.node_connections import NodeConnections
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.run_slots import RunSlots
 from rolloutd.adapters.ansible.tree_cache import TreeCache
@@ -114,6 +115,7 @@ class AnsibleRunner:
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
         self._tree_cache = tree_cache
         self._interpreters = InterpreterCache(shell)
+        self._connections = NodeConnections(self._runs_dir)
         self._markers = stale_processes.RunMarkers(self._runs_dir)
         self._tracked: dict[str, _TrackedRun] = {}
         self._remote_tmp_dirs = {environment.DEFAULT_REMOTE_TMP}
@@ -196,6 +198,9 @@ class AnsibleRunner:
             host, keep=keep, timeout_s=timeout_s, grace_share=stale_processes.GRACE_SHARE
         )
 
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        await asyncio.to_thread(self._connections.keep, nodes)
+
     async def close(self) -> None:
         """Stop following the runs, which continue."""
         for run in self._tracked.values():
@@ -247,6 +252,7 @@ class AnsibleRunner:
                 interpreter=python if isinstance(python, str) else None,
                 inventories=self._inventory_cache,
                 tree_cache=self._tree_cache,
+                connections=self._connections,
                 pipelining=self._pipelining,
             )
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
@@ -391,6 +397,8 @@ class AnsibleRunner:
         if "sockets" not in facts:
             return 0
         left = await processes.kill_run_processes(facts["run"], directory.path, facts["sockets"])
+        if shared := facts.get("shared_sockets"):
+            left += await processes.kill_run_processes(facts["run"], directory.path, shared)
         await asyncio.to_thread(wrapper.remove_scratch, facts["sockets"].encode())
         return left
 

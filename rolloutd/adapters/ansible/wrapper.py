@@ -6,8 +6,9 @@ because every run waits for its start.  It does not import rolloutd and knows
 only the run directory:
 
 DIR/command    NUL-separated: run id, limit in seconds, the directory of ssh's
-               sockets and temporary files, working directory, binary, the number of arguments, the
-               arguments, then NAME=VALUE for the whole environment
+               sockets and temporary files, the directory of sockets that the node's runs share or
+               nothing, working directory, binary, the number of arguments, the arguments, then
+               NAME=VALUE for the whole environment
 DIR/claim      created first, atomically and only once, by the wrapper or by the
                daemon: `holder pid start-time boot-id`
 DIR/...        SECRET_FILES, removed when the command has ended
@@ -67,7 +68,7 @@ def main(execute: "Execute | None" = None) -> int:
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with open("command", "rb") as file:  # noqa: PTH123 - pathlib costs more than the rest of this file
-        run, limit, sockets, cwd, binary, count, *rest = file.read().split(b"\0")
+        run, limit, sockets, shared, cwd, binary, count, *rest = file.read().split(b"\0")
     arguments, environment = rest[: int(count)], rest[int(count) :]
     began, began_at = time.monotonic(), time.time()
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
@@ -78,6 +79,8 @@ def main(execute: "Execute | None" = None) -> int:
     ended, code = supervise(pid, output_read, wake_read, began + float(limit))
     exited_normally = ended == "exit" and code >= 0
     remaining = kill_processes(run, os.getcwdb(), sockets, b"ssh\n" if exited_normally else b"")  # noqa: PTH109 - as above
+    if shared and not exited_normally:
+        remaining += kill_processes(run, os.getcwdb(), shared)  # noqa: PTH109 - as above
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not is_alive(pid) else -signal.SIGKILL
     remove_scratch(sockets)

@@ -8,7 +8,7 @@ be thrown away and made anew over the same world, as a restarted daemon does;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -106,6 +106,8 @@ class FakeRunHost:
     checked_runs: list[str] = field(default_factory=list)
     compliant: set[str] = field(default_factory=set)
     """Nodes on which a playbook has nothing left to change."""
+    connected_nodes: frozenset[str] = frozenset()
+    """Nodes whose runs share a connection."""
 
     def fence_allows(self, request: RunRequest) -> bool:
         """Say whether the node's fence lets a run through, and remember the newest."""
@@ -201,6 +203,10 @@ class FakeRunner:
         run = self._find(handle)
         run.end(Failed(f"the run of {run.request.playbook} on {run.request.node} was cancelled"))
         run.on_node = False
+
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        """Remember the nodes."""
+        self._world.connected_nodes = frozenset(nodes)
 
     async def discard(self, handle: str) -> None:
         """Forget a run that is over."""

@@ -27,7 +27,7 @@ from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import Busy, Host, Ok, StepContext, StepResult
+from rolloutd.ports import Busy, Failed, Host, Ok, StepContext, StepResult
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.isolator import FakeIsolator
@@ -126,6 +126,21 @@ async def test_a_decision_is_not_refused_for_the_time_that_it_took(
         async with running(daemon_of(inside, adapters_of(inside, tmp_path))):
             await loop_iterations(50)
         assert "decision: not written" not in caplog.text
+
+
+async def test_connection_is_kept_while_node_is_at_work(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        inside.run_host.scripts = {"site.yml": Script.LONG}
+        inside.run_host.connected_nodes = frozenset({"s1"})  # by an earlier daemon
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path))):
+            await until(inside, lambda: inside.run_host.has_work("p1"))
+            await until(inside, lambda: inside.run_host.connected_nodes == {"p1"})
+            for run in inside.run_host.runs.values():
+                run.end(Failed("no such package"))
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.FAILED)
+            await until(inside, lambda: not inside.run_host.connected_nodes)
 
 
 async def test_an_order_to_stop_waits_for_no_decision_that_cannot_be_written(

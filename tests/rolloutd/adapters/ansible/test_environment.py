@@ -55,6 +55,13 @@ def test_sockets_stay_in_the_runs_directory(places: RunPaths, tmp_path: Path) ->
     assert given["ANSIBLE_SSH_ARGS"].split() == ["-C", "-o", "ControlMaster=auto", "-o", "ControlPersist=9"]
 
 
+def test_masters_last_unless_the_user_has_arguments(places: RunPaths, tmp_path: Path) -> None:
+    assert "ControlPersist=300s" in build_environment(places, config(tmp_path, ""))["ANSIBLE_SSH_ARGS"]
+    for arguments in ("-o ControlPersist=9", ""):
+        text = f"[ssh_connection]\nssh_args = {arguments}\n"
+        assert "ANSIBLE_SSH_ARGS" not in build_environment(places, config(tmp_path, text))
+
+
 def test_defaults_count_where_the_inventory_says_nothing(tmp_path: Path) -> None:
     defaults = ConnectionDefaults(Path("/etc/kh"), "ops", Path("/etc/id"))
     hosts = {"n1": {}, "n2": {"ansible_user": "root", "ansible_ssh_private_key_file": "/k"}}
