@@ -7,7 +7,8 @@ Each node of a rollout is in one of six phases.  The happy path is
 and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  Three kinds of edges leave the
 path:
 
-- `failed` can follow every in-flight phase, and `done` when a check fails during the soak.  A failed node
+- `failed` can follow every in-flight phase, `pending` when a prepare stage disturbs the node, and `done` when
+  a check fails during the soak.  A failed node
   stays isolated if it was isolated, keeps its slots, and waits for a person: retry, rollback or skip.
 - `isolation-aborted` leads from isolating back to pending.  Nothing was changed on the node yet, so this is
   no failure; the node waits a little longer after each abort.
@@ -68,6 +69,7 @@ class Trigger(StrEnum):
     ROLLED_BACK = "rolled-back"
     SOAK_CHECK_FAILED = "soak-check-failed"
     DRIFTED = "drifted"
+    DISTURBED = "disturbed"
 
 
 CARRIES_CHANGE = frozenset({Outcome.CHANGED, Outcome.ALREADY_CURRENT})
@@ -137,6 +139,7 @@ MACHINE = Machine(
         ),
         _edge(Trigger.SOAK_CHECK_FAILED, [Phase.DONE], Phase.FAILED),
         _edge(Trigger.DRIFTED, [Phase.DONE], Phase.PENDING),
+        _edge(Trigger.DISTURBED, [Phase.PENDING], Phase.FAILED),
     ],
 )
 

@@ -27,10 +27,9 @@ from machines.model.plan import (
     WaveDef,
 )
 from machines.model.preparation import (
-    ArtifactKind,
-    ManifestEntry,
     PrepareKind,
     PrepareStage,
+    entry_of_record,
 )
 from machines.model.selector import parse_selector
 from machines.model.windows import DAYS, Window
@@ -284,7 +283,7 @@ def _compile_prepare_stage(
         variables=dict(item["vars"]),
         timeout_s=float(item["timeout"]),
         manifest_file=item.get("manifest", ""),
-        manifest=tuple(manifest_entry(each) for each in resolved.get("artifacts", ())),
+        manifest=tuple(entry_of_record(each) for each in resolved.get("artifacts", ())),
         built_by="" if "artifacts" in resolved else built_by,
         to=item.get("to", ""),
         method=item.get("method", ""),
@@ -296,18 +295,6 @@ def _compile_prepare_stage(
         may_change=tuple(item.get("may_change", ())),
         select=None if where is None else parse_selector(where),
         force=item["name"] in prepare.get("force", ()),
-    )
-
-
-def manifest_entry(record: Mapping[str, JSON]) -> ManifestEntry:
-    """Return the entry of a record that entry_record() made."""
-    select = record["select"]
-    return ManifestEntry(
-        **{
-            **record,
-            "kind": ArtifactKind(record["kind"]),
-            "select": None if select is None else parse_selector(select),
-        }
     )
 
 

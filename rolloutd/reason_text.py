@@ -291,6 +291,10 @@ def _availability(_: str, params: Params) -> str:
     return describe_unavailability(params)
 
 
+def _more(params: Params) -> str:
+    return f", and {params['more']} more" if params["more"] else ""
+
+
 def _failure(node: str, params: Params) -> str:
     return f"{node} failed in {params['step']}: {params['message']}"
 
@@ -339,9 +343,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.GATE_PILOT: lambda _, p: _gate("pilot gate", p),
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
-    ReasonCode.NODE_FAILED: lambda node, p: (
-        _failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
-    ),
+    ReasonCode.NODE_FAILED: lambda node, p: _failure(node, p) + _more(p),
     ReasonCode.SOAKING: lambda _, p: f"wave {p['wave']} soaks until {format_rfc3339(p['until'])}",
     ReasonCode.OBSERVE_ONLY: lambda *_: "observe_only is set: rolloutd decides everything and does nothing",
     ReasonCode.AUDIT_MISMATCH: lambda subject, p: describe_mismatch(subject, p["kind"], p["columns"]),
@@ -394,6 +396,16 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ),
     ReasonCode.CANNOT_ISOLATE: lambda node, p: f"{node} cannot be isolated: {p['detail']}",
     ReasonCode.CHECKING_COMPLIANCE: lambda node, _: f"{node} is checked for whether it needs the change",
+    ReasonCode.PREPARING: lambda node, p: (
+        f"{node} is being prepared by {p['rollout']}"
+        if "rollout" in p
+        else f"{node} {'is in' if p['running'] else 'waits for'} prepare stage {p['stage']}; "
+        f"{pluralize(p['left'], 'node')} of the rollout not prepared"
+    ),
+    ReasonCode.PREPARE_FAILED: lambda subject, p: (
+        f"prepare stage {p['stage']} failed on {subject}{_more(p)}: {p['message']}; "
+        f"try {p['attempt'] + 1} at {format_rfc3339(p['until'])}"
+    ),
     ReasonCode.STARTING: lambda node, _: f"{node} starts now",
     ReasonCode.QUEUED: lambda node, p: (
         f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
@@ -434,6 +446,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     ),
     RemedyKind.RESUME: lambda a: f"resume {a['rollout']}",
     RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']}",
+    RemedyKind.RETRY_PREPARATION: lambda a: f"retry {a['rollout']} {a['node']}",
     RemedyKind.SKIP: lambda a: f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''}",
     RemedyKind.RETURN: lambda a: f"return {a['node']}",
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
@@ -447,6 +460,9 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
 
 REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.RETRY: lambda r: f"rolloutctl retry, skip or rollback {r.args['rollout']} {r.args['node']}",
+    RemedyKind.RETRY_PREPARATION: lambda r: (
+        f"rolloutctl retry or skip {r.args['rollout']} {r.args['node']}, or time"
+    ),
     RemedyKind.ADD_TEAM: lambda r: (
         f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
     ),
@@ -475,6 +491,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
     RemedyKind.WAIT_FOR_RUN: lambda _: "the end of a run on this machine",
     RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",
+    RemedyKind.WAIT_FOR_PREPARATION: lambda _: "the end of its preparation",
     RemedyKind.WAIT_FOR_CHECK: lambda r: (
         "its last try" if r.until is None else f"time: it may take until {format_rfc3339(r.until)}"
     ),

@@ -73,6 +73,9 @@ def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
             return rollout if failure is None else replace(rollout, failures=(*rollout.failures, failure))
         case events.TargetsJoined() | events.TargetChanged():
             return replace(rollout, amendments=rollout.amendments + 1)
+        case events.ArtifactsBuilt():
+            built = {**rollout.built, event.stage: event.manifest}
+            return replace(rollout, amendments=rollout.amendments + 1, built=built)
         case events.VoteCast():
             return replace(rollout, votes=(*rollout.votes, event.vote))
         case events.VoteWithdrawn():

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from machines.facts.preparations import RolloutPreparations
 from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
+from machines.model.preparation import Preparation
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult, TrafficResults
 from machines.model.windows import Freeze
@@ -28,6 +30,7 @@ class FactsSnapshot:
     holds: tuple[Hold, ...] = ()
     freezes: tuple[Freeze, ...] = ()
     team_rules: tuple[TeamRules, ...] = ()
+    preparations: tuple[Preparation, ...] = ()
     epoch: int = 0
 
 
@@ -51,6 +54,8 @@ class FleetFacts:
         self._rollouts: dict[str, Rollout] = {}
         self._targets: dict[str, dict[str, Target]] = {}
         self._targets_by_node: dict[str, dict[str, Target]] = {}
+        self._preparations: dict[str, RolloutPreparations] = {}
+        self._preparing: dict[str, set[str]] = {}
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
@@ -137,6 +142,18 @@ class FleetFacts:
     def targets_on(self, node: str) -> Iterable[Target]:
         return self._targets_by_node.get(node, {}).values()
 
+    def preparations(self, rollout: str) -> RolloutPreparations | None:
+        """Return how far the nodes of a rollout are prepared, None when its plan has no prepare stages."""
+        return self._preparations.get(rollout)
+
+    def preparation(self, rollout: str, node: str, stage: str) -> Preparation | None:
+        known = self._preparations.get(rollout)
+        return None if known is None else known.rows.get((node, stage))
+
+    def preparing_rollouts(self, node: str) -> Iterable[str]:
+        """Return the rollouts of which a prepare stage runs on the node."""
+        return self._preparing.get(node, ())
+
     def holds_on(self, node: str) -> Iterable[Hold]:
         """Return the holds on a node, including expired ones."""
         return self._holds_by_node.get(node, {}).values()
@@ -167,5 +184,6 @@ class FleetFacts:
             holds=tuple(self._holds.values()),
             freezes=tuple(self._freezes.values()),
             team_rules=tuple(self._team_rules.values()),
+            preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
             epoch=self._epoch,
         )

@@ -32,12 +32,14 @@ from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
 from machines.facts.index import Index
+from machines.facts.preparations import RolloutPreparations, preparations_of
 from machines.facts.scheduling_queue import queue_position
 from machines.model import events
 from machines.model.limits import DiskShortage, Limits
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Observation, SourceFreshness
 from machines.model.plan import Plan
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.states import IN_FLIGHT_PHASES, Phase
@@ -65,11 +67,12 @@ class Projection(Index):
             index._add_rollout(rollout)
         for name, targets in groupby(snapshot.targets, key=lambda target: target.rollout):
             index._load_targets(name, tuple(targets))
+        index._nodes = {node.name: node for node in snapshot.nodes}
+        index._load_preparations(snapshot.preparations)
         for hold in snapshot.holds:
             index._add_hold(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
         index._team_rules = {each.team: each for each in snapshot.team_rules}
-        index._nodes = {node.name: node for node in snapshot.nodes}
         index._rebuild_pools()
         return index
 
@@ -102,6 +105,8 @@ class Projection(Index):
                 | events.NodeAdvanced()
             ):
                 self._change_target(event.rollout, event.node, event)
+            case events.PreparationRecorded() | events.ArtifactsBuilt():
+                self._apply_preparation(event)
             case events.TargetChanged():
                 self._change_rollout(event)
                 self._change_target(event.rollout, event.node, event)
@@ -198,6 +203,7 @@ class Projection(Index):
         for name, rollout in self._rollouts.items():
             if plans is not None and name in plans:
                 self._rollouts[name] = replace(rollout, plan=plans[name])
+                self._load_rollout_preparations(name)
             self._add_pool_keys(self._rollouts[name].plan)
         self._unresolved_failures.clear()
         self._rebuild_pools()
@@ -211,6 +217,7 @@ class Projection(Index):
                     self._nodes[node.name] = node
                     self._pool_index.update_node(node, self._pool_keys)
                     self._requeue(node.name)
+                    self._replace_preparations(node.name)
             case events.NodesRemoved():
                 for name in event.names:
                     self._pool_index.remove_node(name)
@@ -218,6 +225,7 @@ class Projection(Index):
                     self._observations.pop(name, None)
                     self._traffic.forget_node(name)
                     self._requeue(name)
+                    self._replace_preparations(name)
             case events.HoldTaken():
                 self._add_hold(event.hold)
                 self._pool_index.reevaluate((event.hold.node,))
@@ -262,6 +270,8 @@ class Projection(Index):
         self._targets[rollout.id] = {}
         self._counters[rollout.id] = RolloutCounters()
         self._pending[rollout.id] = {}
+        if rollout.plan.prepare:
+            self._preparations[rollout.id] = RolloutPreparations(rollout)
         if self._add_pool_keys(rollout.plan):
             self._rebuild_pools()
 
@@ -284,7 +294,9 @@ class Projection(Index):
         if rollout not in self._rollouts:
             return  # the store loads no rollout that was closed before the start
         removed = list(self._targets[rollout].values())
+        self._preparations.pop(rollout, None)
         for target in removed:
+            self._preparing.get(target.node, set()).discard(rollout)
             self.scheduling_queue.remove(target)
             self._targets_by_node[target.node].pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
@@ -311,6 +323,48 @@ class Projection(Index):
         for queue in self._pending[rollout].values():
             queue.sort()
 
+    def _load_preparations(self, rows: Iterable[Preparation]) -> None:
+        by_rollout: dict[str, list[Preparation]] = {}
+        for row in rows:
+            by_rollout.setdefault(row.rollout, []).append(row)
+            if row.state is PreparationState.RUNNING:
+                self._preparing.setdefault(row.node, set()).add(row.rollout)
+        for rollout in self._preparations:
+            self._load_rollout_preparations(rollout, by_rollout.get(rollout, ()))
+
+    def _load_rollout_preparations(self, rollout: str, rows: Iterable[Preparation] | None = None) -> None:
+        """Make the preparations of a rollout again, by default from the rows that are known."""
+        known = self._preparations.get(rollout)
+        if known is not None:
+            rows = known.rows.values() if rows is None else rows
+            targets = self._targets[rollout].values()
+            self._preparations[rollout] = preparations_of(self._rollouts[rollout], rows, targets, self._nodes)
+
+    def _apply_preparation(self, event: events.PreparationRecorded | events.ArtifactsBuilt) -> None:
+        if isinstance(event, events.PreparationRecorded):
+            self._record_preparation(event.preparation)
+        else:
+            self._change_rollout(event)
+            self._load_rollout_preparations(event.rollout)
+
+    def _record_preparation(self, row: Preparation) -> None:
+        preparing = self._preparing.setdefault(row.node, set())
+        (preparing.add if row.state is PreparationState.RUNNING else preparing.discard)(row.rollout)
+        known = self._preparations.get(row.rollout)
+        if known is None:
+            return  # a rollout that was deleted while its last stage ended
+        known.record(row)
+        target = self._targets[row.rollout].get(row.node)
+        if target is not None:
+            known.place(target, self._nodes.get(row.node))
+        self.scheduling_queue.activate_node(row.node, [each.rollout for each in self.targets_on(row.node)])
+
+    def _replace_preparations(self, node: str) -> None:
+        """Find the place of a node whose labels changed."""
+        for target in self.targets_on(node):
+            if (known := self._preparations.get(target.rollout)) is not None:
+                known.place(target, self._nodes.get(node))
+
     def _store_target(self, target: Target) -> None:
         """Store a target and update everything that is derived from it."""
         rollout, node = target.rollout, target.node
@@ -321,6 +375,8 @@ class Projection(Index):
         self._targets[rollout][node] = target
         self._targets_by_node.setdefault(node, {})[rollout] = target
         self._count_target(target)
+        if (preparations := self._preparations.get(rollout)) is not None:
+            preparations.place(target, self._nodes.get(node))
         # A shorter expected time may let waiting nodes fit into their window.
         if self._counters[rollout].expected_s(0.0) != expected:
             self.scheduling_queue.activate_rollout(rollout)

@@ -12,6 +12,7 @@ from typing import Protocol
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
@@ -36,6 +37,8 @@ class InvariantFacts(Protocol):
     def target(self, rollout: str, node: str) -> Target: ...
     def targets_on(self, node: str) -> Iterable[Target]: ...
     def holds_on(self, node: str) -> Iterable[Hold]: ...
+    def preparation(self, rollout: str, node: str, stage: str) -> Preparation | None: ...
+    def preparing_rollouts(self, node: str) -> Iterable[str]: ...
     def observation(self, node: str) -> Observation | None: ...
     def traffic_of(self, rollout: str, node: str) -> TrafficResult | None: ...
     def members(self, key: str, value: str) -> Iterable[str]: ...
@@ -55,6 +58,7 @@ class SnapshotFacts:
     traffic_results: dict[tuple[str, str], TrafficResult] = field(default_factory=dict)
     target_rows: dict[tuple[str, str], Target] = field(default_factory=dict)
     sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
+    preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
 
     @classmethod
     def from_snapshot(
@@ -76,6 +80,7 @@ class SnapshotFacts:
             traffic_results={(each.rollout, each.node): each for each in traffic},
             target_rows={(target.rollout, target.node): target for target in snapshot.targets},
             sources={each.source: each for each in sources},
+            preparations={(each.rollout, each.node, each.stage): each for each in snapshot.preparations},
         )
 
     def targets(self, rollout: str) -> Iterable[Target]:
@@ -89,6 +94,13 @@ class SnapshotFacts:
 
     def holds_on(self, node: str) -> Iterable[Hold]:
         return [hold for hold in self.holds if hold.node == node]
+
+    def preparation(self, rollout: str, node: str, stage: str) -> Preparation | None:
+        return self.preparations.get((rollout, node, stage))
+
+    def preparing_rollouts(self, node: str) -> Iterable[str]:
+        rows = self.preparations.values()
+        return {row.rollout for row in rows if row.node == node and row.state is PreparationState.RUNNING}
 
     def observation(self, node: str) -> Observation | None:
         return self.observations.get(node)

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants import vote_recount
 from machines.invariants.facts import InvariantFacts, SnapshotFacts
+from machines.invariants.preparations import admission_violation, preparation_violation
 from machines.model.events import (
     Event,
     GateOpened,
     PhaseMoved,
+    PreparationRecorded,
     RolloutDeleted,
     RolloutEnded,
     StepAction,
@@ -45,6 +47,8 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
             return _gate_violation(facts, event, now)
         case StepRecorded():
             return _step_violation(facts, event)
+        case PreparationRecorded():
+            return preparation_violation(facts, event.preparation, earlier)
         case RolloutEnded():
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {unfinished[0]} is not done" if unfinished else None
@@ -191,6 +195,7 @@ def _admission_violation(
         _votes_violation(rollout, target)
         or _wave_violation(facts, rollout, target, now)
         or _time_violation(facts, rollout, target, now)
+        or admission_violation(facts, rollout, target)
         or _node_violation(facts, target, now, earlier)
         or _traffic_violation(facts, rollout, target, now)
         or _pool_violation(facts, rollout, target, now, earlier)

@@ -43,6 +43,16 @@ class ProbeTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Run a prepare stage on a node in service; a build has no node."""
+
+    rollout: str
+    node: str
+    stage: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Requeue:
     """Change a done node again, because it has drifted and its plan keeps the change."""
 
@@ -101,6 +111,7 @@ class Decision:
 
     admissions: tuple[Admit, ...] = ()
     current_checks: tuple[CheckIfCurrent, ...] = ()
+    preparations: tuple[Prepare, ...] = ()
     requeued: tuple[Requeue, ...] = ()
     dry_runs: tuple[DryRun, ...] = ()
     traffic_probes: tuple[ProbeTraffic, ...] = ()

@@ -15,6 +15,7 @@ from typing import Any
 from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName
+from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Vote
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
@@ -149,6 +150,23 @@ class StepRecorded:
     isolated: bool | None = None
     content: str = ""
     document: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationRecorded:
+    """A prepare stage of a node was begun or ended, or is to be tried again at once."""
+
+    preparation: Preparation
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactsBuilt:
+    """Amendment: a build stage made its manifest."""
+
+    rollout: str
+    stage: str
+    manifest: tuple[ManifestEntry, ...]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +462,7 @@ RolloutEvent = (
     PhaseMoved
     | TargetsJoined
     | TargetChanged
+    | ArtifactsBuilt
     | VoteCast
     | VoteWithdrawn
     | GateOpened
@@ -474,4 +493,4 @@ FleetEvent = (
 )
 """Events that concern no single rollout."""
 
-Event = RolloutOpened | RolloutDeleted | TargetEvent | RolloutEvent | FleetEvent
+Event = RolloutOpened | RolloutDeleted | TargetEvent | PreparationRecorded | RolloutEvent | FleetEvent

@@ -14,7 +14,7 @@ from typing import Any
 
 from machines.model.limits import Budget
 from machines.model.node import Node
-from machines.model.selector import Selector
+from machines.model.selector import Selector, parse_selector
 
 DEFAULT_PREPARE_TIMEOUT_S = 30 * 60.0
 DEFAULT_PREPARE_PARALLEL = 100
@@ -121,6 +121,12 @@ class PreparationState(StrEnum):
     DISTURBED = "disturbed"
 
 
+CLEANUP = "cleanup"
+"""The stage of a cancelled rollout that removes what others brought; no stage of a plan has this name."""
+
+MAX_CLEANUP_TRIES = 3
+"""Tries to clean up a node: what is left is files, and a node that is gone must not be asked for ever."""
+
 PREPARED = frozenset({PreparationState.DONE, PreparationState.SKIPPED})
 """States after which the node's next stage may begin."""
 
@@ -158,6 +164,18 @@ def entry_record(entry: ManifestEntry) -> dict[str, Any]:
     """Return an entry as JSON: as it is hashed, stored and shown."""
     select = None if entry.select is None else entry.select.canonical()
     return {**asdict(entry), "kind": entry.kind.value, "select": select}
+
+
+def entry_of_record(record: Mapping[str, Any]) -> ManifestEntry:
+    """Return the entry of a record that entry_record() made."""
+    select = record["select"]
+    return ManifestEntry(
+        **{
+            **record,
+            "kind": ArtifactKind(record["kind"]),
+            "select": None if select is None else parse_selector(select),
+        }
+    )
 
 
 def total_bytes(entries: Iterable[ManifestEntry]) -> int:

@@ -63,6 +63,8 @@ class ReasonCode(StrEnum):
     TRAFFIC_UNKNOWN = "traffic-unknown"
     CANNOT_ISOLATE = "cannot-isolate"
     CHECKING_COMPLIANCE = "checking-compliance"
+    PREPARING = "preparing"
+    PREPARE_FAILED = "prepare-failed"
     STARTING = "starting"
     QUEUED = "queued"
     # A node that does not wait to start: its phase, or how it came to be done.
@@ -106,6 +108,7 @@ class RemedyKind(StrEnum):
     WITHDRAW = "withdraw"
     RESUME = "resume"
     RETRY = "retry"  # or skip, or rollback: a failed node's three ways on
+    RETRY_PREPARATION = "retry-preparation"  # or skip; it is also tried again by itself
     SKIP = "skip"
     RETURN = "return"
     RELEASE = "release"
@@ -132,6 +135,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_ISOLATION = "wait-for-isolation"
     WAIT_FOR_CHECK = "wait-for-check"
     WAIT_FOR_COMPLIANCE = "wait-for-compliance"
+    WAIT_FOR_PREPARATION = "wait-for-preparation"
     WAIT_FOR_INVENTORY = "wait-for-inventory"
     WAIT_FOR_RUN = "wait-for-run"
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from machines.model.plan import Digest, GateName, Plan
+from machines.model.preparation import ManifestEntry, PrepareStage
 from machines.states import Outcome, Phase
 
 
@@ -217,6 +218,7 @@ class Rollout:
 
     `failures`: all, oldest first; the votes decide which of them are resolved.  `approved_count`: targets at
     submit. `supersedes`: the rollout that it took over from.  `source`: the pinned source, for people.
+    `built`: the manifests that build stages made in this rollout, by stage.
     """
 
     id: str
@@ -235,6 +237,17 @@ class Rollout:
     supersedes: str | None = None
     pilot_evidence: PilotEvidence | None = None
     source: Mapping[str, str] = field(default_factory=dict)
+    built: Mapping[str, tuple[ManifestEntry, ...]] = field(default_factory=dict)
+
+    @property
+    def prepare_stages(self) -> tuple[PrepareStage, ...]:
+        """The plan's prepare stages, with the manifests that its build stages made."""
+        if not self.built:
+            return self.plan.prepare
+        return tuple(
+            replace(stage, manifest=self.built[stage.built_by]) if stage.built_by in self.built else stage
+            for stage in self.plan.prepare
+        )
 
     def digest_at(self, gate: GateName) -> str:
         """Return the digest that a vote at this gate is for: at `start` it covers the pilot's evidence."""

@@ -27,7 +27,7 @@ from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKin
 from machines.model.rollout import Rollout, Target
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
-from machines.rules import gates, pools
+from machines.rules import gates, pools, preparing
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
@@ -66,6 +66,7 @@ def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None
         _rejection_blocker(rollout)
         or _entry_gate_blocker(index, rollout, now)
         or _failure_blocker(index, rollout)
+        or preparing.preparation_blocker(index, rollout)
     )
 
 
@@ -144,11 +145,26 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         or _coverage_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
+        or preparing.unprepared_blocker(index, target)
         or _window_blocker(index, rollout, target.team, now)
         or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
         or _other_rollout_blocker(index, target)
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
+    )
+
+
+def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return why this node may not be prepared now: another user or rollout has it, or it is frozen."""
+    return (
+        quarantine_blocker(index, target)
+        or _stale_blocker(index, target, now)
+        or mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}")
+        or _coverage_blocker(index, rollout, target)
+        or gates.missing_team_vote(index, target)
+        or _freeze_blocker(index, target, now)
+        or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
+        or _other_rollout_blocker(index, target)
     )
 
 
@@ -233,6 +249,10 @@ def _other_rollout_blocker(index: Index, target: Target) -> Reason | None:
             continue
         if other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED or other.isolated:
             return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
+    for name in index.preparing_rollouts(target.node):
+        if name != target.rollout:
+            remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
+            return Reason(ReasonCode.PREPARING, target.node, {"rollout": name}, remedy=remedy)
     return None
 
 

@@ -25,6 +25,7 @@ from machines.model.decision import (
     DeferMaintenance,
     DryRun,
     OpenGate,
+    Prepare,
     ProbeTraffic,
     Requeue,
     RestartSoak,
@@ -53,6 +54,7 @@ class DecisionBuilder:
     capacity: start_blockers.Capacity = field(default_factory=start_blockers.Capacity)
     admissions: list[Admit] = field(default_factory=list)
     current_checks: list[CheckIfCurrent] = field(default_factory=list)
+    preparations: list[Prepare] = field(default_factory=list)
     requeued: list[Requeue] = field(default_factory=list)
     dry_runs: list[DryRun] = field(default_factory=list)
     traffic_probes: list[ProbeTraffic] = field(default_factory=list)

@@ -30,7 +30,7 @@ from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
 from machines.rules.waves import WaveProgress
-from machines.scheduler import admission, expiry, isolation_aborts
+from machines.scheduler import admission, expiry, isolation_aborts, preparing
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
 
@@ -45,6 +45,7 @@ def decide(index: Index, now: float) -> Decision:
     expiry.collect_expired(index, now, builder)
     for rollout in index.rollouts.values():
         if rollout.closed:
+            preparing.collect_preparations(index, rollout, now, builder)
             continue
         doubt = start_blockers.mismatch_blocker(index, "all", f"rollout/{rollout.id}")
         if doubt is not None:  # not even its end or a gate may rest on a doubtful row
@@ -55,6 +56,7 @@ def decide(index: Index, now: float) -> Decision:
         if gates.needs_pilot_evidence(index, rollout):
             builder.pilots_to_document.append(rollout.id)
         _requeue_drifted(index, rollout, builder)
+        preparing.collect_preparations(index, rollout, now, builder)
         if index.all_done(rollout.id):
             _end_rollout(index, rollout, now, builder)
             continue
@@ -67,6 +69,7 @@ def decide(index: Index, now: float) -> Decision:
     return Decision(
         admissions=tuple(builder.admissions),
         current_checks=tuple(builder.current_checks),
+        preparations=tuple(builder.preparations),
         requeued=tuple(builder.requeued),
         dry_runs=tuple(builder.dry_runs),
         traffic_probes=tuple(builder.traffic_probes),

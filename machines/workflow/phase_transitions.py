@@ -17,8 +17,11 @@ def transition(
     text: str = "",
     not_before: float = 0.0,
     code: FailureCode = FailureCode.FAILED,
+    suffix: str = "",
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
+
+    `suffix` tells failures of one attempt apart.
 
     Raises IllegalTransition when the table has no such edge.
     """
@@ -26,7 +29,7 @@ def transition(
     failure = None
     if target_phase is Phase.FAILED:
         # A canary that fails during the soak fails a second time in one attempt; failure ids must differ.
-        suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else ""
+        suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else suffix
         id_ = f"{target.node}#{target.attempt}{suffix}"
         # Nothing runs on a node before it is isolated.
         if target.phase is Phase.ISOLATING and code is FailureCode.FAILED:

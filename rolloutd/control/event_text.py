@@ -88,6 +88,12 @@ def _with_reason(verb: str) -> Callable[[Fields], str]:
     return lambda fields: f"{verb}: {fields['reason']}" if fields.get("reason") else verb
 
 
+def _describe_preparation(content: Fields) -> str:
+    row = content["preparation"]
+    text = f"prepare stage {row['stage']} {row['state']}"
+    return f"{text}: {row['text']}" if row["text"] else text
+
+
 _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "PhaseMoved": _describe_phase_move,
     "StepRecorded": _describe_step,
@@ -101,6 +107,11 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "RolloutCancelled": _with_reason("cancelled the rollout"),
     "RolloutEnded": lambda _: "the rollout has ended",
     "RolloutDeleted": lambda _: "deleted the rollout",
+    "PreparationRecorded": _describe_preparation,
+    "ArtifactsBuilt": lambda f: (
+        f"stage {f['stage']} built {pluralize(len(f['manifest']), 'artifact')}: "
+        + _join_names([f"{each['name']} {each['version']}" for each in f["manifest"]])
+    ),
     "TargetsJoined": lambda f: f"joined: {_join_names([target['node'] for target in f['targets']])}",
     "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
     "DeadlineExtended": lambda f: (

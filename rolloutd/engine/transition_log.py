@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from machines.model.events import (
+    ArtifactsBuilt,
     DaemonStarted,
     Event,
     FreezeLifted,
@@ -118,6 +119,9 @@ def _describe_fleet_event(event: Event) -> str:
             return (
                 f"{event.rollout}: output of {runs} is removed, {format_duration(event.keep_s)} after its end"
             )
+        case ArtifactsBuilt():
+            artifacts = pluralize(len(event.manifest), "artifact")
+            return f"{event.rollout}: prepare stage {event.stage} built {artifacts}"
         case SettingsChanged():
             return f"settings changed: {', '.join(event.changed)}"
         case MismatchSettled():

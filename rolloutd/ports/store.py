@@ -11,6 +11,7 @@ from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, StepRecord
 from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
+from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
@@ -172,6 +173,9 @@ class Store(Protocol):
 
     async def load_rollout(self, rollout: str) -> Rollout:
         """Return one rollout, also a closed one; raises NotFound."""
+
+    async def load_preparations(self, rollout: str) -> Sequence[Preparation]:
+        """Return the prepare stages of one rollout, also of a closed one."""
 
     async def load_targets(self, rollout: str) -> Sequence[Target]:
         """Return the targets of one rollout, also of a closed one, in order."""

@@ -117,7 +117,7 @@ def _describe_mismatch(table: str, key: Row, expected: Row | None, found: Row | 
         columns = tuple(name for name, value in expected.items() if found[name] != value)
     names = [str(value) for value in key.values() if value not in (None, "")]
     row = found or expected or {}
-    node = row["node"] if table in ("target", "failure", "step") else None
+    node = row["node"] if table in ("target", "failure", "step", "preparation") else None
     summary = AuditMismatch("/".join((table, *names)), kind, _scope(table, row), columns, node)
     return RowMismatch(summary, table, key, expected, found, _is_restorable(table, columns, expected, found))
 
@@ -134,7 +134,16 @@ def _scope(table: str, row: Row) -> str:
     match table:
         case "rollout":
             return f"rollout/{row['id']}"
-        case "target" | "failure" | "step" | "pilot_evidence" | "vote" | "opened":
+        case (
+            "target"
+            | "failure"
+            | "step"
+            | "pilot_evidence"
+            | "preparation"
+            | "built_manifest"
+            | "vote"
+            | "opened"
+        ):
             return f"rollout/{row['rollout']}"
         case "hold":
             return f"node/{row['node']}"

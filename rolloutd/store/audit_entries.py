@@ -18,6 +18,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PilotEvidenceAttached,
+    PreparationRecorded,
     RolloutOpened,
     StepRecord,
     StepRecorded,
@@ -63,6 +64,8 @@ def add_sequence_number(draft_text: str, seq: int) -> str:
 def rollout_of(event: Event) -> str | None:
     if isinstance(event, StepRecorded):
         return event.record.rollout
+    if isinstance(event, PreparationRecorded):
+        return event.preparation.rollout
     rollout: str | None = getattr(event, "rollout", None)
     return rollout
 
@@ -71,6 +74,8 @@ def _node_of(event: Event) -> str | None:
     match event:
         case StepRecorded():
             return event.record.node
+        case PreparationRecorded():
+            return event.preparation.node or None
         case HoldTaken():
             return event.hold.node
         case _:
@@ -111,6 +116,9 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 "digest": evidence.digest,
                 "pilot_since": evidence.pilot_since,
             }
+        case PreparationRecorded():
+            # The snapshot is large, and of use only while the stage runs.
+            yield {"preparation": {**_to_json(event.preparation), "before": None}}
         case StepRecorded():
             content = {"content": event.content} if event.content else {}
             yield {"isolated": event.isolated, **content, **_step_fields(event.record)}

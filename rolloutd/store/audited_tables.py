@@ -14,6 +14,8 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "failure": ("rollout", "id"),
     "step": ("rollout", "node", "attempt", "step", "action", "number"),
     "pilot_evidence": ("rollout",),
+    "preparation": ("rollout", "node", "stage"),
+    "built_manifest": ("rollout", "stage"),
     "vote": ("id",),
     "opened": ("rollout", "gate", "wave"),
     "hold": ("node", "source", "id"),
@@ -41,6 +43,7 @@ NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "opened": {"number": "only orders rows"},
     "vote": {"number": "only orders rows"},
     "step": {"output": "evidence for people; the entry has a hash of it"},
+    "preparation": {"before": "needed only while the stage runs; the audit has none of it"},
     "node": {"connection": "may hold secrets, which the audit never has; the inventory sets it again"},
 }
 

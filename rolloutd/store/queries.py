@@ -47,6 +47,7 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
+from rolloutd.store.preparations import load_built, load_preparations
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -54,15 +55,23 @@ PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 MAX_AUDIT_ROWS = 10_000
 """Limit of one audit read, so that no client makes the daemon load the whole audit into memory."""
 
-# A closed rollout is live while one of its nodes must still be returned to service.  A `left` hold has the id
-# `rollout/node`.  The subquery reads the holds once, not once per rollout: after years there are thousands.
+# A closed rollout is live while one of its nodes must still be returned to service, while a prepare stage
+# of it runs, and, once cancelled, until its preparation is cleaned up (RolloutPreparations.needs_cleanup).  A
+# `left` hold has the id `rollout/node`.  The subquery reads the holds once, not once per rollout: after years
+# there are thousands.
 _IS_LIVE = """
 deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT 1 FROM target
     WHERE target.rollout = rollout.id
       AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)) OR rollout.id IN (
     SELECT substr(id, 1, length(id) - length(node) - 1) FROM hold
-    WHERE source = 'left' AND substr(id, -length(node) - 1) = '/' || node))"""
+    WHERE source = 'left' AND substr(id, -length(node) - 1) = '/' || node) OR EXISTS (
+    SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
+    WHERE row.rollout = rollout.id AND (row.state = 'running' OR (
+        cancelled_at IS NOT NULL AND phase = 'pending' AND stage != 'cleanup' AND state != 'skipped'
+        AND NOT EXISTS (SELECT 1 FROM preparation AS cleanup
+            WHERE cleanup.rollout = row.rollout AND cleanup.node = row.node AND cleanup.stage = 'cleanup'
+              AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))))"""
 
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
@@ -107,6 +116,7 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
             "SELECT node, source, id, actor, reason, at, until FROM hold ORDER BY at, node, source, id"
         )
         freezes = connection.execute("SELECT id, scope, reason, by, at, until FROM freeze ORDER BY at, id")
+        preparations = [row for rollout in rollouts for row in load_preparations(connection, rollout.id)]
         rules = connection.execute("SELECT team, windows, canaries FROM team_rules ORDER BY team")
         return FactsSnapshot(
             nodes=tuple(
@@ -131,6 +141,7 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
                 TeamRules(team, tuple(map(_decode_window, json.loads(windows))), _decode_strings(canaries))
                 for team, windows, canaries in rules
             ),
+            preparations=tuple(preparations),
             epoch=epoch,
         )
     finally:
@@ -365,6 +376,7 @@ def _decode_rollout(
         supersedes=row[17],
         pilot_evidence=_load_pilot_evidence(connection, id_),
         source=json.loads(row[18]),
+        built=load_built(connection, id_),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
+from machines.model.preparation import Preparation
 from machines.model.rollout import Rollout, Target
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import (
@@ -40,6 +41,7 @@ from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionRes
 from rolloutd.store.commit_mark import require_newest
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
+from rolloutd.store.preparations import load_preparations
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.sql_statement import Statement, TargetChange
 from rolloutd.store.statements import build_answer_statements, build_statements
@@ -138,6 +140,9 @@ class SqliteStore:
 
     async def load_rollout(self, rollout: str) -> Rollout:
         return await self._read(queries.load_rollout, rollout, self._compile_plan)
+
+    async def load_preparations(self, rollout: str) -> Sequence[Preparation]:
+        return await self._read(load_preparations, rollout)
 
     async def load_targets(self, rollout: str) -> Sequence[Target]:
         return await self._read(queries.load_targets, rollout)

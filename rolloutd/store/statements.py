@@ -17,6 +17,7 @@ from typing import Any, assert_never
 from machines.facts.apply import validate_edge
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import (
+    ArtifactsBuilt,
     ChangeNeeded,
     DaemonStarted,
     DeadlineExtended,
@@ -34,6 +35,7 @@ from machines.model.events import (
     NodesRemoved,
     PhaseMoved,
     PilotEvidenceAttached,
+    PreparationRecorded,
     RecordOnlyEvent,
     RolloutCancelled,
     RolloutDeleted,
@@ -55,6 +57,7 @@ from rolloutd.errors import StoreFailed
 from rolloutd.ports import SourceAnswer
 from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
 from rolloutd.store.audited_tables import settle_row
+from rolloutd.store.preparations import preparation_statements
 from rolloutd.store.rollout_statements import (
     insert_rollout,
     mark_token_used,
@@ -91,6 +94,8 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
             yield _insert_targets(event.targets)
         case TargetsJoined() | TargetChanged():
             yield from _membership_statements(event)
+        case PreparationRecorded() | ArtifactsBuilt():
+            yield from preparation_statements(event)
         case (
             DeadlineExtended()
             | ChangeNeeded()

@@ -60,6 +60,7 @@ def test_table_has_exactly_the_designed_edges() -> None:
     assert {(edge.source, edge.target) for edge in edges()} == busy | {
         (p.PENDING, p.ISOLATING),
         (p.PENDING, p.DONE),
+        (p.PENDING, p.FAILED),
         (p.ISOLATING, p.PENDING),
         (p.ISOLATING, p.MAINTAINING),
         (p.MAINTAINING, p.VERIFYING),

@@ -181,6 +181,16 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
     ReasonCode.CANNOT_ISOLATE: ("n1", {"detail": "db is held"}, "n1 cannot be isolated: db is held"),
     ReasonCode.CHECKING_COMPLIANCE: ("n1", {}, "n1 is checked for whether it needs the change"),
+    ReasonCode.PREPARING: (
+        "n1",
+        {"stage": "copy", "left": 3, "running": True},
+        "n1 is in prepare stage copy; 3 nodes of the rollout not prepared",
+    ),
+    ReasonCode.PREPARE_FAILED: (
+        "n1",
+        {"stage": "copy", "message": "no route", "attempt": 2, "more": 1, "until": 1_800_000_000.0},
+        "prepare stage copy failed on n1, and 1 more: no route; try 3 at 2027-01-15T08:00:00Z",
+    ),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
     ReasonCode.DRIFTED: (
@@ -240,6 +250,7 @@ COMMANDS = {
     RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary",
     RemedyKind.RESUME: "rolloutctl resume R",
     RemedyKind.RETRY: "rolloutctl retry R n1",
+    RemedyKind.RETRY_PREPARATION: "rolloutctl retry R n1",
     RemedyKind.SKIP: "rolloutctl skip R n1 --return",
     RemedyKind.RETURN: "rolloutctl return n1",
     RemedyKind.RELEASE: "rolloutctl release n1 --as k1",

@@ -13,32 +13,26 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from machines.facts import apply
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.preparations import preparations_of
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import (
     Actor,
+    ArtifactsBuilt,
     ChangeNeeded,
-    DaemonStarted,
     DeadlineExtended,
     DriftRecorded,
     Event,
-    FreezeLifted,
-    FreezeStarted,
     GateOpened,
-    HoldReleased,
-    HoldTaken,
-    MismatchSettled,
     NodeAdvanced,
     NodeOrdered,
-    NodesDiscovered,
-    NodesRemoved,
     PhaseMoved,
     PilotEvidenceAttached,
-    RecordOnlyEvent,
+    PreparationRecorded,
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
@@ -52,15 +46,12 @@ from machines.model.events import (
     TargetChanged,
     TargetEvent,
     TargetsJoined,
-    TeamRulesChanged,
     VoteCast,
     VoteWithdrawn,
 )
-from machines.model.limits import TeamRules
-from machines.model.node import Node
 from machines.model.plan import Plan
-from machines.model.rollout import Hold, Rollout, Target
-from machines.model.windows import Freeze
+from machines.model.preparation import Preparation
+from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
@@ -74,35 +65,9 @@ from rolloutd.ports import (
     SourceAnswer,
 )
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries, rollout_of
+from tests.contracts.fakes.memory_state import MemoryState, apply_to_fleet, require
 
 Compile = Callable[[Mapping[str, Any]], Plan]
-
-
-@dataclass(slots=True)
-class MemoryState:
-    """What survives a restart."""
-
-    epoch: int = 0
-    entries: list[AuditEntry] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
-    opened_events: dict[str, RolloutOpened] = field(default_factory=dict)
-    rollouts: dict[str, Rollout] = field(default_factory=dict)
-    targets: dict[tuple[str, str], Target] = field(default_factory=dict)
-    steps: dict[tuple[Any, ...], StepRecord] = field(default_factory=dict)
-    holds: dict[tuple[str, str, str], Hold] = field(default_factory=dict)
-    freezes: dict[str, Freeze] = field(default_factory=dict)
-    team_rules: dict[str, TeamRules] = field(default_factory=dict)
-    used_tokens: set[str] = field(default_factory=set)
-    deleted: set[str] = field(default_factory=set)
-    answers: dict[str, SourceAnswer] = field(default_factory=dict)
-    configurations: dict[str, NodeConfiguration] = field(default_factory=dict)
-    documents: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
-
-    def copy(self) -> MemoryState:
-        """Return a copy to write on; the values in it never change."""
-        copied = {name: getattr(self, name).copy() for name in self.__slots__ if name != "epoch"}
-        return MemoryState(self.epoch, **copied)
 
 
 class MemoryStore:
@@ -150,6 +115,7 @@ class MemoryStore:
             holds=tuple(memory.holds.values()),
             freezes=tuple(memory.freezes.values()),
             team_rules=tuple(sorted(memory.team_rules.values(), key=lambda each: each.team)),
+            preparations=tuple(row for row in memory.preparations.values() if row.rollout in live),
             epoch=memory.epoch,
         )
 
@@ -227,6 +193,9 @@ class MemoryStore:
         if rollout not in self.memory.rollouts or rollout in self.memory.deleted:
             raise NotFound(f"there is no rollout {rollout}")
         return self.memory.rollouts[rollout]
+
+    async def load_preparations(self, rollout: str) -> Sequence[Preparation]:
+        return tuple(row for row in self.memory.preparations.values() if row.rollout == rollout)
 
     async def load_targets(self, rollout: str) -> Sequence[Target]:
         return self._targets(rollout)
@@ -311,7 +280,12 @@ class MemoryStore:
     def _is_live(self, rollout: Rollout) -> bool:
         if rollout.id in self.memory.deleted:
             return False
-        return not rollout.closed or any(
+        rows = (row for row in self.memory.preparations.values() if row.rollout == rollout.id)
+        if not rollout.closed or preparations_of(rollout, rows, (), {}).is_unfinished(
+            self._targets(rollout.id)
+        ):
+            return True
+        return any(
             target.phase in IN_FLIGHT_PHASES | {Phase.FAILED}
             or target.isolated
             or target.order
@@ -352,7 +326,7 @@ class MemoryStore:
                 if isinstance(event, TargetChanged):
                     _change(memory, event)
             case RolloutOpened():
-                _require(event.rollout in memory.opened_events, f"there is a rollout {event.rollout} already")
+                require(event.rollout in memory.opened_events, f"there is a rollout {event.rollout} already")
                 memory.opened_events[event.rollout] = event
                 memory.rollouts[event.rollout] = apply.new_rollout(event, self._compile(event.content))
                 _add(memory, event.targets)
@@ -360,19 +334,24 @@ class MemoryStore:
                 _change(memory, event)
                 _add(memory, event.targets)
             case RolloutDeleted():
-                _require(
+                require(
                     event.rollout in memory.deleted or not _get_rollout(memory, event.rollout).closed,
                     "not closed",
                 )
                 memory.deleted.add(event.rollout)
             case VoteCast() | VoteWithdrawn() | GateOpened():
                 _gate(memory, event)
-            case PilotEvidenceAttached():
+            case PilotEvidenceAttached() | ArtifactsBuilt():
                 _change(memory, event)
+            case PreparationRecorded(preparation=row):
+                key = (row.rollout, row.node, row.stage)
+                before = memory.preparations.get(key)
+                require(before is not None and row.attempt < before.attempt, "has a later attempt")
+                memory.preparations[key] = row
             case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded():
                 _apply_rollout_event(memory, event)
             case _:
-                _apply_to_fleet(memory, event)
+                apply_to_fleet(memory, event)
 
     def _apply_transition(self, memory: MemoryState, event: PhaseMoved) -> None:
         apply.validate_edge(event)
@@ -383,7 +362,7 @@ class MemoryStore:
             memory.configurations[event.node] = after
         rollout = memory.rollouts[event.rollout]
         known = {failure.id for failure in rollout.failures}
-        _require(event.failure is not None and event.failure.id in known, "this failure is known already")
+        require(event.failure is not None and event.failure.id in known, "this failure is known already")
         memory.rollouts[event.rollout] = apply.apply_to_rollout(rollout, event)
 
 
@@ -395,7 +374,7 @@ def _record(memory: MemoryState, event: StepRecorded) -> None:
         record = replace(record, began_at=before.began_at)
         record = record if record.prior is not None else replace(record, prior=before.prior)
         same = replace(record, at=before.at, stage=before.stage, visible_to=before.visible_to) == before
-        _require(before.state is not StepState.INTENDED and not same, f"step {record.step} has ended already")
+        require(before.state is not StepState.INTENDED and not same, f"step {record.step} has ended already")
     _apply_to_target(memory, record.rollout, record.node, event)
     memory.steps[key] = record
     if event.document is not None:
@@ -411,13 +390,13 @@ def _gate(memory: MemoryState, event: VoteCast | VoteWithdrawn | GateOpened) -> 
     match event:
         case VoteCast():
             votes = {vote.id for known in memory.rollouts.values() for vote in known.votes}
-            _require(event.vote.id in votes, f"vote {event.vote.id} was cast already")
+            require(event.vote.id in votes, f"vote {event.vote.id} was cast already")
         case VoteWithdrawn():
             votes = {vote.id for vote in rollout.votes if vote.withdrawn_at is None}
-            _require(event.vote not in votes, f"there is no vote {event.vote}")
+            require(event.vote not in votes, f"there is no vote {event.vote}")
         case GateOpened():
             gates = {(opened.gate, opened.wave) for opened in rollout.opened}
-            _require((event.gate, event.wave) in gates, f"gate {event.gate} is open already")
+            require((event.gate, event.wave) in gates, f"gate {event.gate} is open already")
         case _:
             assert_never(event)
     _change(memory, event)
@@ -429,60 +408,16 @@ def _apply_rollout_event(
     rollout = _get_rollout(memory, event.rollout)
     match event:
         case RolloutPaused():
-            _require(rollout.closed or rollout.paused is not None, "paused already, or closed")
+            require(rollout.closed or rollout.paused is not None, "paused already, or closed")
         case RolloutResumed():
-            _require(rollout.paused is None, f"{rollout.id} is not paused by a person")
+            require(rollout.paused is None, f"{rollout.id} is not paused by a person")
         case RolloutCancelled():
-            _require(rollout.closed, f"{rollout.id} is closed already")
+            require(rollout.closed, f"{rollout.id} is closed already")
         case RolloutEnded():
-            _require(rollout.ended_at is not None, f"{rollout.id} has ended already")
+            require(rollout.ended_at is not None, f"{rollout.id} has ended already")
         case _:
             assert_never(event)
     _change(memory, event)
-
-
-def _apply_to_fleet(
-    memory: MemoryState,
-    event: NodesDiscovered
-    | NodesRemoved
-    | HoldTaken
-    | HoldReleased
-    | FreezeStarted
-    | FreezeLifted
-    | TeamRulesChanged
-    | DaemonStarted
-    | RecordOnlyEvent,
-) -> None:
-    match event:
-        case NodesDiscovered():
-            for node in event.nodes:
-                memory.nodes[node.name] = node
-                before = memory.connections.get(node.name, {})
-                memory.connections[node.name] = event.connections.get(node.name, before)
-        case NodesRemoved():
-            for name in event.names:
-                memory.nodes.pop(name, None)
-        case HoldTaken():
-            hold = event.hold
-            memory.holds[hold.node, hold.source, hold.id] = hold
-        case HoldReleased():
-            key = (event.node, event.source, event.id)
-            _require(key not in memory.holds, f"there is no hold {event.id}")
-            del memory.holds[key]
-        case FreezeStarted():
-            _require(event.freeze.id in memory.freezes, f"there is a freeze {event.freeze.id} already")
-            memory.freezes[event.freeze.id] = event.freeze
-        case FreezeLifted():
-            _require(event.freeze not in memory.freezes, f"there is no freeze {event.freeze}")
-            del memory.freezes[event.freeze]
-        case TeamRulesChanged():
-            memory.team_rules[event.rules.team] = event.rules
-        case MismatchSettled():
-            pass
-        case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
-            pass
-        case _:
-            assert_never(event)
 
 
 def _change(memory: MemoryState, event: apply.RolloutEvent) -> None:
@@ -493,13 +428,13 @@ def _change(memory: MemoryState, event: apply.RolloutEvent) -> None:
 def _add(memory: MemoryState, targets: Sequence[Target]) -> None:
     for target in targets:
         key = (target.rollout, target.node)
-        _require(key in memory.targets, f"{target.node} is a target already")
+        require(key in memory.targets, f"{target.node} is a target already")
         _get_rollout(memory, target.rollout)
         memory.targets[key] = target
 
 
 def _apply_to_target(memory: MemoryState, rollout: str, node: str, event: TargetEvent) -> None:
-    _require((rollout, node) not in memory.targets, f"{node} is not a target of {rollout}")
+    require((rollout, node) not in memory.targets, f"{node} is not a target of {rollout}")
     try:
         memory.targets[rollout, node] = apply.apply_to_target(memory.targets[rollout, node], event)
     except IllegalTransition as error:
@@ -507,10 +442,5 @@ def _apply_to_target(memory: MemoryState, rollout: str, node: str, event: Target
 
 
 def _get_rollout(memory: MemoryState, rollout: str) -> Rollout:
-    _require(rollout not in memory.rollouts, f"there is no rollout {rollout}")
+    require(rollout not in memory.rollouts, f"there is no rollout {rollout}")
     return memory.rollouts[rollout]
-
-
-def _require(wrong: bool, text: str) -> None:
-    if wrong:
-        raise Conflict(text)

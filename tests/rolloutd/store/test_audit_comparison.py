@@ -17,12 +17,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from machines.model.events import (
+    ArtifactsBuilt,
     FreezeStarted,
     GateOpened,
     HoldTaken,
     NodeOrdered,
     NodesDiscovered,
     PilotEvidenceAttached,
+    PreparationRecorded,
     RolloutPaused,
     StepAction,
     StepRecorded,
@@ -34,7 +36,9 @@ from machines.model.events import (
 from machines.model.limits import TeamRules
 from machines.model.mismatch import MismatchKind
 from machines.model.plan import GateName
+from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence
+from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
@@ -84,6 +88,12 @@ async def _write_history(state_dir: Path) -> None:
     evidence = PilotEvidence({"steps": [1]}, "digest-1", 1.0, 2.0)
     await write(store, PilotEvidenceAttached("r1", "n0", evidence))
     await write(store, GateOpened("r1", GateName.START, "", 6.0))
+    row = Preparation(
+        "r1", "n0", "copy", 1, PreparationState.RUNNING, "c1", 7.0, 7.0, before={"boot-id": "b"}
+    )
+    await write(store, PreparationRecorded(row))
+    entry = ManifestEntry("app", "1", ArtifactKind.FILE, 3, "ab", select=parse_selector("arch=amd64"))
+    await write(store, ArtifactsBuilt("r1", "build", (entry,), 7.0))
     await write(store, phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING))
     begun = step(StepState.INTENDED, prior={"weight": 5}, handle="h1", visible_to="payments")
     await write(store, StepRecorded(begun, isolated=True))

@@ -1,0 +1,165 @@
+"""How far the nodes of one rollout are prepared, kept by events.
+
+Each pending node that is not prepared has one place: its next stage, and whether it waits, runs or failed
+there.  A decision asks for the places of a stage, so its cost does not grow with the fleet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from machines.model.node import Node
+from machines.model.preparation import (
+    CLEANUP,
+    MAX_CLEANUP_TRIES,
+    PREPARED,
+    Preparation,
+    PreparationState,
+    PrepareKind,
+    PrepareStage,
+)
+from machines.model.rollout import Rollout, Target
+from machines.states import Phase
+
+Position = tuple[int, int, str]
+"""Order of preparation: the number of the wave, the position in it, the node."""
+
+BUILD_NODE = ""
+"""The node of a build's row: it is of the whole rollout."""
+
+
+@dataclass(slots=True)
+class StagePlaces:
+    """The pending nodes whose next stage this is; `waiting` in the order in which they are prepared."""
+
+    waiting: list[Position] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class RolloutPreparations:
+    """The rows of one rollout, and the place of each of its nodes."""
+
+    rollout: Rollout
+    rows: dict[tuple[str, str], Preparation] = field(default_factory=dict)
+    stages: dict[str, StagePlaces] = field(default_factory=dict)
+    active: set[tuple[str, str]] = field(default_factory=set)
+    """The (node, stage) that run, whatever became of the node or the rollout meanwhile."""
+    _places: dict[str, tuple[str, Position]] = field(default_factory=dict)
+    _waves: dict[str, int] = field(default_factory=dict)
+    _contents: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waves = {wave.name: number for number, wave in enumerate(self.rollout.plan.waves)}
+        self.stages = {stage.name: StagePlaces() for stage in self.rollout.prepare_stages}
+
+    @property
+    def unprepared(self) -> int:
+        """How many pending nodes have a stage left."""
+        return len(self._places)
+
+    def is_prepared(self, node: str) -> bool:
+        return node not in self._places
+
+    def next_stage(self, node: str) -> str | None:
+        """Return the name of the node's next stage, None when it has none."""
+        place = self._places.get(node)
+        return None if place is None else place[0]
+
+    def build_row(self, stage: PrepareStage) -> Preparation | None:
+        return self.rows.get((BUILD_NODE, stage.name))
+
+    def record(self, row: Preparation) -> None:
+        self.rows[row.node, row.stage] = row
+        is_active = row.state is PreparationState.RUNNING
+        (self.active.add if is_active else self.active.discard)((row.node, row.stage))
+
+    def needs_cleanup(self, node: str) -> bool:
+        """Return whether this rollout brought something to the node and has not removed it."""
+        cleaned = self.rows.get((node, CLEANUP))
+        if cleaned is not None and (
+            cleaned.state is PreparationState.DONE or cleaned.attempt >= MAX_CLEANUP_TRIES
+        ):
+            return False
+        rows = (self.rows.get((node, name)) for name in self.stages)
+        return any(row is not None and row.state is not PreparationState.SKIPPED for row in rows)
+
+    def is_proven(self, stage: PrepareStage) -> bool:
+        """Return whether the stage is done, undisturbed, on one node at least."""
+        return any(row.stage == stage.name and row.state in PREPARED for row in self.rows.values())
+
+    def is_unfinished(self, targets: Iterable[Target]) -> bool:
+        """Return whether a closed rollout has a stage that runs, or something to clean up."""
+        pending = (target.node for target in targets if target.phase is Phase.PENDING)
+        is_cancelled = self.rollout.cancelled is not None
+        return bool(self.active) or (is_cancelled and any(map(self.needs_cleanup, pending)))
+
+    def place(self, target: Target, node: Node | None) -> None:
+        """Put a target where it belongs now; it is removed when it is not pending, or prepared."""
+        self.remove(target.node)
+        if target.phase is not Phase.PENDING or node is None:
+            return
+        stage = self._first_left(node)
+        if stage is None:
+            return
+        position = self._position(target)
+        self._places[target.node] = (stage.name, position)
+        places, row = self.stages[stage.name], self.rows.get((target.node, stage.name))
+        if row is not None and row.state is PreparationState.RUNNING:
+            places.running.add(target.node)
+        elif row is not None and row.state is PreparationState.FAILED:
+            places.failed.add(target.node)
+        else:
+            insort(places.waiting, position)
+
+    def remove(self, node: str) -> None:
+        place = self._places.pop(node, None)
+        if place is None:
+            return
+        places = self.stages[place[0]]
+        places.running.discard(node)
+        places.failed.discard(node)
+        at = bisect_left(places.waiting, place[1])
+        if at < len(places.waiting) and places.waiting[at] == place[1]:
+            del places.waiting[at]
+
+    def content(self, stage: PrepareStage, node: Node) -> str:
+        """Return the digest of the stage on this node; computed once for the same artifacts."""
+        key = (stage.name, tuple(each.sha256 for each in stage.artifacts_for(node)))
+        if key not in self._contents:
+            self._contents[key] = stage.content_for(node)
+        return self._contents[key]
+
+    def stages_for(self, node: Node) -> Iterable[PrepareStage]:
+        """Yield the stages with something to do on this node, in order."""
+        for stage in self.rollout.prepare_stages:
+            if stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
+                continue
+            is_awaited = stage.built_by and stage.built_by not in self.rollout.built
+            if stage.kind is PrepareKind.INSTALL or is_awaited or stage.artifacts_for(node):
+                yield stage
+
+    def is_done(self, stage: PrepareStage, node: Node) -> bool:
+        row = self.rows.get((node.name, stage.name))
+        return row is not None and row.state in PREPARED and row.content == self.content(stage, node)
+
+    def _position(self, target: Target) -> Position:
+        return (self._waves.get(target.wave, len(self._waves)), target.position, target.node)
+
+    def _first_left(self, node: Node) -> PrepareStage | None:
+        return next((each for each in self.stages_for(node) if not self.is_done(each, node)), None)
+
+
+def preparations_of(
+    rollout: Rollout, rows: Iterable[Preparation], targets: Iterable[Target], nodes: Mapping[str, Node]
+) -> RolloutPreparations:
+    """Return the preparations of a rollout, made from its rows."""
+    found = RolloutPreparations(rollout)
+    for row in rows:
+        found.record(row)
+    for target in targets:
+        found.place(target, nodes.get(target.node))
+    return found

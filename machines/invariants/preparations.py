@@ -1,0 +1,85 @@
+"""Invariants of preparation: what must never happen to a node that has no slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machines.invariants.facts import InvariantFacts
+from machines.model.events import Event, PhaseMoved
+from machines.model.plan import PILOT_WAVE, GateName
+from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareKind
+from machines.model.rollout import Rollout, Target
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+
+def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target) -> str | None:
+    """Return why a node must not be isolated: a stage is not done, or another rollout prepares it."""
+    node = facts.nodes[target.node]
+    for stage in rollout.prepare_stages:
+        if stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
+            continue
+        if stage.kind is PrepareKind.STAGE and not stage.built_by and not stage.artifacts_for(node):
+            continue
+        if stage.built_by in rollout.built and not stage.artifacts_for(node):
+            continue
+        row = facts.preparation(rollout.id, target.node, stage.name)
+        state = None if row is None else row.state
+        is_done = state in (PreparationState.DONE, PreparationState.SKIPPED)
+        if row is None or not is_done or row.content != stage.content_for(node):
+            return f"its prepare stage {stage.name} is not done"
+    others = sorted(set(facts.preparing_rollouts(target.node)) - {rollout.id})
+    return f"{others[0]} prepares it" if others else None
+
+
+def preparation_violation(facts: InvariantFacts, row: Preparation, earlier: Sequence[Event]) -> str | None:
+    """Judge a stage that is about to begin, or that disturbed its node."""
+    rollout = facts.rollouts.get(row.rollout)
+    if rollout is None or not row.node:
+        return None
+    subject = f"stage {row.stage} of {row.node} in {row.rollout}"
+    if row.state is PreparationState.DISTURBED:
+        failed = any(
+            isinstance(each, PhaseMoved) and each.node == row.node and each.target is Phase.FAILED
+            for each in earlier
+        )
+        return None if failed else f"{subject} disturbed the node, and no failure says so"
+    before = facts.preparation(row.rollout, row.node, row.stage)
+    is_new = before is None or before.attempt != row.attempt
+    if before is not None and row.attempt < before.attempt:
+        return f"{subject}: attempt {row.attempt} does not follow {before.attempt}"
+    if row.state is not PreparationState.RUNNING or not is_new:
+        return None
+    problem = _beginning_violation(facts, rollout, row)
+    return f"{subject} cannot begin: {problem}" if problem else None
+
+
+def _beginning_violation(facts: InvariantFacts, rollout: Rollout, row: Preparation) -> str | None:
+    target = facts.target(rollout.id, row.node)
+    if target.phase is not Phase.PENDING:
+        return f"the node is {target.phase}"
+    others = set(facts.preparing_rollouts(row.node))
+    if others:
+        return f"{min(others)} prepares the node"
+    for other in facts.targets_on(row.node):
+        if other.rollout != rollout.id and (other.phase in IN_FLIGHT_PHASES or other.isolated):
+            return f"the node is {other.phase} in {other.rollout}"
+    if row.stage == CLEANUP:
+        return None if rollout.cancelled is not None else "the rollout is not cancelled"
+    if rollout.cancelled is not None or rollout.ended_at is not None:
+        return "the rollout is over"
+    entry = GateName.PILOT if target.wave == PILOT_WAVE else GateName.START
+    if not any(each.gate is entry for each in rollout.opened):
+        return f"the {entry} gate is not open"
+    node = facts.nodes.get(row.node)
+    for stage in rollout.prepare_stages:
+        if stage.name == row.stage:
+            return None
+        if node is None or stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
+            continue
+        done = facts.preparation(rollout.id, row.node, stage.name)
+        is_needed = stage.kind is PrepareKind.INSTALL or stage.artifacts_for(node)
+        if is_needed and (
+            done is None or done.state not in (PreparationState.DONE, PreparationState.SKIPPED)
+        ):
+            return f"stage {stage.name} is not done"
+    return f"the plan has no stage {row.stage}"

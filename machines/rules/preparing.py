@@ -1,0 +1,94 @@
+"""The rules of preparation: why a node is not prepared yet, and why nothing more is prepared."""
+
+from __future__ import annotations
+
+from machines.facts.index import Index
+from machines.facts.preparations import RolloutPreparations
+from machines.facts.votes import was_opened
+from machines.model.limits import Budget
+from machines.model.plan import PILOT_WAVE, GateName
+from machines.model.preparation import Preparation, PreparationState, PrepareKind
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Rollout, Target
+
+
+def unprepared_blocker(index: Index, target: Target) -> Reason | None:
+    """Return why a node that is not prepared must not be isolated; None when it is prepared."""
+    known = index.preparations(target.rollout)
+    stage = None if known is None else known.next_stage(target.node)
+    if known is None or stage is None:
+        return None
+    row = known.rows.get((target.node, stage))
+    if row is not None and row.state is PreparationState.FAILED:
+        return _failed_reason(target.node, row, failed=1)
+    params: Params = {"stage": stage, "left": known.unprepared, "running": row is not None}
+    remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
+    return Reason(ReasonCode.PREPARING, target.node, params, target.since, remedy)
+
+
+def preparation_blocker(index: Index, rollout: Rollout) -> Reason | None:
+    """Return the stage that failed on more nodes than it may: then nothing else is prepared or isolated."""
+    known = index.preparations(rollout.id)
+    if known is None:
+        return None
+    for stage in rollout.prepare_stages:
+        if stage.kind is PrepareKind.BUILD:
+            row = known.build_row(stage)
+            if row is not None and row.state is PreparationState.FAILED:
+                return _failed_reason(rollout.id, row, failed=1)
+            continue
+        failed = known.stages[stage.name].failed
+        if failed and is_over(stage.tolerate, failed, index, rollout):
+            first = min((known.rows[node, stage.name] for node in failed), key=lambda row: (row.at, row.node))
+            return _failed_reason(first.node, first, failed=len(failed))
+    return None
+
+
+def is_over(tolerate: Budget, failed: set[str], index: Index, rollout: Rollout) -> bool:
+    """Return whether more nodes failed than may; of the pilot and the canaries none may."""
+    first_waves = _first_waves(rollout)
+    if any(index.target(rollout.id, node).wave in first_waves for node in failed):
+        return True
+    counters = index.counters(rollout.id)
+    total = counters.phases.total() - counters.left
+    allowed = tolerate.count or 0
+    if tolerate.percent is not None:
+        allowed = total * tolerate.percent // 100
+    return len(failed) > allowed
+
+
+def may_prepare(rollout: Rollout, target: Target) -> bool:
+    """Return whether the votes allow to touch the node: before the start gate opens, only the pilot."""
+    return target.wave == PILOT_WAVE or was_opened(rollout, GateName.START)
+
+
+def awaited_build(known: RolloutPreparations, rollout: Rollout) -> str | None:
+    """Return the build stage that is not done yet, None when all are."""
+    builds = (stage.name for stage in rollout.prepare_stages if stage.kind is PrepareKind.BUILD)
+    return next((name for name in builds if name not in rollout.built), None)
+
+
+def _first_waves(rollout: Rollout) -> set[str]:
+    names = set()
+    for wave in rollout.plan.waves:
+        names.add(wave.name)
+        if wave.gate is GateName.CONTINUE:
+            break
+    return names
+
+
+def _failed_reason(subject: str, row: Preparation, *, failed: int) -> Reason:
+    params: Params = {
+        "stage": row.stage,
+        "message": row.text,
+        "attempt": row.attempt,
+        "more": failed - 1,
+        "until": row.not_before,
+    }
+    args: dict[str, str | bool] = {"rollout": row.rollout, "node": row.node}
+    remedy = (
+        Remedy(RemedyKind.RETRY_PREPARATION, args, until=row.not_before)
+        if row.node
+        else Remedy(RemedyKind.WAIT_UNTIL, until=row.not_before)
+    )
+    return Reason(ReasonCode.PREPARE_FAILED, subject, params, row.at, remedy)

@@ -1,0 +1,122 @@
+"""Preparation: which stage of which node runs next, and which builds.
+
+A stage needs no slot and no window of the plan.  What a driver does with it is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from machines.facts.index import Index
+from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
+from machines.model import windows
+from machines.model.decision import Prepare
+from machines.model.preparation import CLEANUP, PreparationState, PrepareKind, PrepareStage
+from machines.model.reasons import ReasonCode
+from machines.model.rollout import Rollout
+from machines.rules import preparing, start_blockers
+from machines.scheduler.admission import DecisionBuilder
+from machines.states import Phase
+
+
+def collect_preparations(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
+    """Collect the stages to run now: those that run already, then new ones.
+
+    Once too many nodes failed, only those are tried again.  A cancelled rollout is cleaned up.
+    """
+    known = index.preparations(rollout.id)
+    if known is None:
+        return
+    for node, name in sorted(known.active):  # after a restart nothing follows them
+        builder.preparations.append(Prepare(rollout.id, node, name, known.rows[node, name].attempt))
+    if builder.dry_reason is not None or index.disk_shortage is not None:
+        return
+    if rollout.cancelled is not None:
+        _collect_cleanups(index, rollout, known, now, builder)
+        return
+    blocker = start_blockers.rollout_blocker(index, rollout, now)
+    if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
+        return
+    if not windows.any_open(rollout.plan.prepare_windows, now):
+        opens_at = windows.next_opening(rollout.plan.prepare_windows, now)
+        if opens_at is not None:
+            builder.wake_by(opens_at)
+        return
+    walk = _Walk(index, rollout, known, now, builder, only_failed=blocker is not None)
+    for stage in rollout.prepare_stages:
+        if stage.kind is not PrepareKind.BUILD:
+            walk.collect_nodes(stage)
+        elif stage.name not in rollout.built:
+            walk.collect(stage.name, BUILD_NODE)
+            return  # the other stages need what it makes
+
+
+def _collect_cleanups(
+    index: Index, rollout: Rollout, known: RolloutPreparations, now: float, builder: DecisionBuilder
+) -> None:
+    """Collect the nodes without the change that still have what this rollout brought."""
+    walk = _Walk(index, rollout, known, now, builder, only_failed=False)
+    busy = {node for node, _ in known.active}
+    for node in dict.fromkeys(node for node, _ in known.rows):
+        target = None if node in busy or node == BUILD_NODE else index.target(rollout.id, node)
+        if target is None or target.phase is not Phase.PENDING or node not in index.nodes:
+            continue
+        if known.needs_cleanup(node) and not any(index.preparing_rollouts(node)):
+            walk.collect(CLEANUP, node)
+
+
+class _Walk:
+    """The stages of one rollout in one decision."""
+
+    def __init__(
+        self,
+        index: Index,
+        rollout: Rollout,
+        known: RolloutPreparations,
+        now: float,
+        builder: DecisionBuilder,
+        *,
+        only_failed: bool,
+    ) -> None:
+        self._index = index
+        self._rollout = rollout
+        self._known = known
+        self._now = now
+        self._builder = builder
+        self._only_failed = only_failed
+
+    def collect_nodes(self, stage: PrepareStage) -> None:
+        """Collect the nodes whose next stage this is, below its limit; an install first on one node alone."""
+        places = self._known.stages[stage.name]
+        limit = stage.max_parallel
+        if stage.kind is PrepareKind.INSTALL and not self._known.is_proven(stage):
+            limit = 1
+        free = limit - len(places.running)
+        for node in self._candidates(places):
+            if free <= 0:
+                return
+            target = self._index.target(self._rollout.id, node)
+            if not preparing.may_prepare(self._rollout, target):
+                continue
+            if start_blockers.preparation_hindrance(self._index, self._rollout, target, self._now) is None:
+                free -= self.collect(stage.name, node)
+            elif limit == 1:
+                return  # the first node goes alone, also when it has to wait
+
+    def _candidates(self, places: StagePlaces) -> Iterator[str]:
+        waiting: Iterable[str] = () if self._only_failed else (node for _, _, node in places.waiting)
+        yield from sorted(places.failed)
+        yield from waiting
+
+    def collect(self, stage: str, node: str) -> bool:
+        """Collect one stage of one node, unless its backoff is not over."""
+        row = self._known.rows.get((node, stage))
+        if row is not None and row.state is PreparationState.RUNNING:
+            return False  # collected with those that run
+        if row is not None and row.state is PreparationState.FAILED and row.at <= self._now < row.not_before:
+            self._builder.wake_by(row.not_before)
+            return False
+        self._builder.preparations.append(
+            Prepare(self._rollout.id, node, stage, 1 if row is None else row.attempt + 1)
+        )
+        return True
