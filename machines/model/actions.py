@@ -69,6 +69,30 @@ class RunCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class ArmGuard:
+    """Let the node restore itself unless the daemon disarms it; a second arm finds the first."""
+
+    spec: StepDef
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DisarmGuard:
+    """Confirm the change on the node, unless the node has restored itself."""
+
+    spec: StepDef
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreGuard:
+    """Let the node restore itself now, or find out that it has."""
+
+    spec: StepDef
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Do nothing before this instant (epoch seconds)."""
 
@@ -116,6 +140,9 @@ Action = (
     | CleanUpStaleRuns
     | RunPlaybook
     | RunCheck
+    | ArmGuard
+    | DisarmGuard
+    | RestoreGuard
     | Wait
     | Transition
     | StopRun
@@ -146,6 +173,12 @@ def step_name(action: Action) -> str | None:
             return f"stopping {action.record.step}"
         case RunPlaybook():
             return action.stage.step
+        case ArmGuard():
+            return "arming the guard"
+        case DisarmGuard():
+            return "disarming the guard"
+        case RestoreGuard():
+            return "restoring by the guard"
         case RunCheck() | Wait():
             return action.step
         case Transition() | CompleteOrder() | NoAction():

@@ -30,6 +30,9 @@ class StepAction(StrEnum):
     RUN = "run"
     CHECK = "check"
     CLEAN_UP = "clean-up"
+    ARM = "arm"
+    DISARM = "disarm"
+    RESTORE = "restore"
 
 
 class StepState(StrEnum):

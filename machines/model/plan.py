@@ -119,6 +119,19 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """A dead-man's switch: the node restores itself unless the daemon disarms it.
+
+    `step` has the parameters of the node's part, with templates that are not yet rendered.  `after_s`: how
+    long the node waits without a word from the daemon.  `confirm`: the checks before the guard is disarmed.
+    """
+
+    step: StepDef
+    after_s: float
+    confirm: tuple[StepDef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WaveDef:
     """A part of the targets; `select` None takes what earlier waves left."""
 
@@ -186,6 +199,7 @@ class Plan:
     expected_s: float = DEFAULT_EXPECTED_S
     vote_ttl_s: float | None = None
     pilot: Pilot | None = None
+    guard: Guard | None = None
     skip_compliant: bool = False
     keep: bool = False
     drift_every_s: float | None = None

@@ -26,6 +26,7 @@ def plan_for_target(plan: Plan, target: Target, node: Node, *, in_effect: Collec
         plan,
         traffic=applicable(plan.traffic, node),
         isolate=isolate,
+        guard=plan.guard and replace(plan.guard, confirm=applicable(plan.guard.confirm, node)),
         isolate_timeout_s=max(drains, default=plan.isolate_timeout_s),
         verify=infra + team,
     )

@@ -24,13 +24,17 @@ from typing import Any
 
 from machines.model.actions import (
     Action,
+    ArmGuard,
     CleanUpStaleRuns,
     CompleteOrder,
+    DisarmGuard,
     Isolate,
     NoAction,
+    RestoreGuard,
     Revert,
     RunCheck,
     RunPlaybook,
+    StopRun,
     Transition,
     Wait,
 )
@@ -46,6 +50,7 @@ from machines.workflow.records import (
 )
 from machines.workflow.steps import (
     CLEAN_UP,
+    GUARD_ANSWER_S,
     RULES,
     Purpose,
     Step,
@@ -55,6 +60,7 @@ from machines.workflow.steps import (
     latest_record,
     next_try,
     repair_step,
+    restore_step,
     stages_for,
 )
 from machines.workflow.stopping import next_stop_action, on_isolation_lost
@@ -105,10 +111,10 @@ def next_action(
         compile_steps(plan, target),
     )
     if target.order is NodeOrder.STOP:
-        return next_stop_action(target, records)
+        return reconciler.end_guard_before(next_stop_action(target, records))
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
-    return reconciler.reconcile_phase()
+    return reconciler.end_guard_before(reconciler.reconcile_phase())
 
 
 def backoff_s(aborted_isolations: int) -> float:
@@ -133,7 +139,7 @@ class _Reconciler:
             case Phase.ISOLATING:
                 return self._reconcile_isolating()
             case Phase.MAINTAINING:
-                return self._walk_phase() or Transition(Trigger.MAINTAINED)
+                return self._stop_unguarded_run() or self._walk_phase() or Transition(Trigger.MAINTAINED)
             case Phase.VERIFYING:
                 outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
                 return (
@@ -222,6 +228,12 @@ class _Reconciler:
                 latest = self._latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 return RunPlaybook(stage, number, is_started)
+            case StepAction.ARM, StepDef() as spec:
+                return ArmGuard(spec, number)
+            case StepAction.DISARM, StepDef() as spec:
+                return DisarmGuard(spec, number)
+            case StepAction.RESTORE, StepDef() as spec:
+                return RestoreGuard(spec, number)
             case StepAction.CHECK, StepDef() as spec:
                 return RunCheck(spec, step.id, number, is_baseline=step.purpose is Purpose.BASELINE)
             case _:
@@ -337,6 +349,49 @@ class _Reconciler:
                 case state if state is not StepState.OK:
                     return False
         return True
+
+    # the guard
+
+    def end_guard_before(self, action: Action) -> Action:
+        """Return the action; before a failure, the restore by a guard that may still be armed.
+
+        A change that failed is not confirmed, so the node must not keep it.
+        """
+        if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
+            return action
+        if self.plan.guard is None or not self._may_be_armed():
+            return action
+        step = restore_step(self.plan.guard)
+        latest = self._latest(step)
+        answer = self._next_try(step, latest)
+        if latest is None or not (isinstance(answer, StepState) or self._is_restore_overdue(step)):
+            return answer if isinstance(answer, Wait) else self._start(step, answer)
+        text = f"{action.text}; {latest.text}" if latest.text else action.text
+        return replace(action, text=text)
+
+    def _may_be_armed(self) -> bool:
+        guard_actions = {StepAction.ARM, StepAction.DISARM}
+        records = [record for record in self._attempt_records if record.action in guard_actions]
+        is_armed = any(r.action is StepAction.ARM and r.state is not StepState.FAILED for r in records)
+        return is_armed and not any(
+            r.action is StepAction.DISARM and r.state is StepState.OK for r in records
+        )
+
+    def _is_restore_overdue(self, step: Step) -> bool:
+        """Return whether the node has not reported its restore although it must have restored itself."""
+        assert self.plan.guard is not None
+        began_at = min(r.began_at for r in self._attempt_records if r.action is step.rule.action)
+        return self.now - began_at > self.plan.guard.after_s + GUARD_ANSWER_S
+
+    def _stop_unguarded_run(self) -> Action | None:
+        """Stop a run whose node has restored itself meanwhile; None if its guard is armed."""
+        ended = [r for r in self._attempt_records if r.action is StepAction.DISARM]
+        if not ended or ended[-1].state is not StepState.FAILED:
+            return None
+        running = [r for r in self._attempt_records if r.handle and r.state is StepState.INTENDED]
+        if running:
+            return StopRun(running[-1], f"{ended[-1].text}; its playbook was stopped")
+        return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text)
 
     # verifying
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from machines.model.actions import Wait, retry_wait
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import Capability, Plan, Stage, StepDef
+from machines.model.plan import Capability, Guard, Plan, Stage, StepDef
 from machines.model.rollout import Target
 from machines.states import Phase
 
@@ -36,6 +36,9 @@ UNKNOWN_MAX_TRIES = 3
 RETURN_MAX_TRIES = 45
 """Tries of a return to service whose isolator answers "busy", some 15 minutes; then a person decides."""
 
+GUARD_ANSWER_S = 300.0
+"""How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
+
 
 class Purpose(StrEnum):
     """Why a step is done."""
@@ -47,9 +50,15 @@ class Purpose(StrEnum):
     ISOLATE = "isolate"
     CLEAN_UP = "clean-up"
     """End what older runs left on the node."""
+    ARM_GUARD = "arm-guard"
     MAINTAIN = "maintain"
     JUDGE_RUN = "judge-run"
     """Find out whether a run whose result is unknown made its change."""
+    CONFIRM = "confirm"
+    """Find out whether the node can be reached after the change, from here and from the node itself."""
+    DISARM_GUARD = "disarm-guard"
+    RESTORE_GUARD = "restore-guard"
+    """Let the guard restore a node whose change is not confirmed."""
     VERIFY = "verify"
     REPAIR = "repair"
     """Run the playbook that a failed check names, once."""
@@ -104,13 +113,21 @@ _LOST_RETURN = {
     StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES + 1),
 }
 
+_LOST_GUARD = {StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES)}
+# Without a limit of tries: how long the node may take follows from the guard's `after_s`.
+_AWAITED_RESTORE = {StepState.BUSY: Retry(UNKNOWN_RETRY_S), StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S)}
+
 RULES: Mapping[Purpose, Rule] = {
     Purpose.BASELINE: Rule(StepAction.CHECK, Phase.ISOLATING, _LOST_CHECK),
     Purpose.CORDON: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
     Purpose.ISOLATE: Rule(StepAction.APPLY, Phase.ISOLATING, _LOST_ISOLATION),
     Purpose.CLEAN_UP: Rule(StepAction.CLEAN_UP, retries={StepState.OK: Retry()}, repeated_by_order=True),
+    Purpose.ARM_GUARD: Rule(StepAction.ARM, Phase.MAINTAINING, _LOST_GUARD),
     Purpose.MAINTAIN: Rule(StepAction.RUN, Phase.MAINTAINING),
     Purpose.JUDGE_RUN: Rule(StepAction.CHECK),
+    Purpose.CONFIRM: Rule(StepAction.CHECK, Phase.MAINTAINING, _LOST_CHECK),
+    Purpose.DISARM_GUARD: Rule(StepAction.DISARM, Phase.MAINTAINING, _LOST_GUARD),
+    Purpose.RESTORE_GUARD: Rule(StepAction.RESTORE, retries=_AWAITED_RESTORE),
     Purpose.VERIFY: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK),
     Purpose.REPAIR: Rule(StepAction.RUN),
     Purpose.RETURN: Rule(StepAction.REVERT, Phase.VERIFYING, _LOST_RETURN, repeated_by_order=True),
@@ -154,7 +171,9 @@ def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
         *_rows(Purpose.BASELINE, baseline, BASELINE_PREFIX),
         *_rows(Purpose.CORDON, cordons),
         *_rows(Purpose.ISOLATE, plan.isolate),
-        *(Step(stage.step, Purpose.MAINTAIN, stage) for stage in stages_for(plan, target)),
+        *_guarded(
+            plan.guard, [Step(stage.step, Purpose.MAINTAIN, stage) for stage in stages_for(plan, target)]
+        ),
         *_rows(Purpose.VERIFY, isolated),
         *_rows(Purpose.RETURN, reversed(plan.isolate)),
         *_rows(Purpose.VERIFY_IN_SERVICE, in_service),
@@ -229,6 +248,22 @@ def next_try(
     if is_ordered:
         return latest.number + 1
     return latest.state
+
+
+def restore_step(guard: Guard) -> Step:
+    """Return the restore by the guard, which is due before a node with an armed guard fails."""
+    return Step(guard.step.name, Purpose.RESTORE_GUARD, guard.step)
+
+
+def _guarded(guard: Guard | None, runs: list[Step]) -> list[Step]:
+    """Return the runs, between the arming of the guard and its end."""
+    if guard is None:
+        return runs
+    confirm = _rows(Purpose.CONFIRM, guard.confirm)
+    arm, disarm = (
+        Step(guard.step.name, purpose, guard.step) for purpose in (Purpose.ARM_GUARD, Purpose.DISARM_GUARD)
+    )
+    return [arm, *runs, *confirm, disarm]
 
 
 def _rows(purpose: Purpose, specs: Iterable[StepDef], prefix: str = "") -> list[Step]:
