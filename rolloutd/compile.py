@@ -7,6 +7,7 @@ both compile to the same plan.  It validates and resolves nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
@@ -18,6 +19,7 @@ from machines.model.plan import (
     Capability,
     EnrolPolicy,
     GateName,
+    Guard,
     OnUnknownPolicy,
     Pilot,
     Plan,
@@ -49,6 +51,13 @@ CORE_PARAMS = frozenset({"in_service", "where", "baseline", "repair", "inconclus
 
 MIN_TIMEOUT_S = 1.0
 """Minimum limit of a step without `within` and `timeout`: its adapter has a limit of its own."""
+
+GUARD_STEP = "guard"
+
+GUARD_TIMEOUT_S = 120.0
+"""Limit of one command of the guard on the node: a backup of some megabytes on a busy node."""
+
+_DEFAULT_CONFIRMATION: StepContent = {"reachable": {"within": 300}}
 
 _DEFAULT_ROLLBACK_CHECK: StepContent = {"reachable": {"within": 300}}
 """Check after a rollback if the plan has none that applies: no node returns to service unchecked."""
@@ -94,6 +103,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         isolate_timeout_s=float(spec["limits"]["isolate"]),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
         pilot=_compile_pilot(spec.get("pilot")),
+        guard=_compile_guard(spec.get("guard")),
         skip_compliant=bool(spec.get("skip_compliant", False)),
         keep=bool(spec.get("keep", False)),
         drift_every_s=_compile_drift_interval(spec),
@@ -220,6 +230,27 @@ def _compile_drift_interval(spec: Mapping[str, JSON]) -> float | None:
 
 def _compile_pilot(pilot: Mapping[str, JSON] | None) -> Pilot | None:
     return None if pilot is None else Pilot(pilot["node"], pilot["waived"] or "")
+
+
+def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
+    """Return the guard; a check that confirms the change has no longer than the node waits."""
+    if guard is None:
+        return None
+    after_s = float(guard["after"])
+    confirm = compile_steps(CHECKS, guard["confirm"] or (_DEFAULT_CONFIRMATION,), "confirm")
+    params = {key: guard[key] for key in ("paths", "commands", "after", "across_reboot")}
+    return Guard(
+        step=StepDef(GUARD_STEP, GUARD_STEP, params, timeout_s=GUARD_TIMEOUT_S),
+        after_s=after_s,
+        confirm=tuple(
+            replace(
+                check,
+                timeout_s=min(check.timeout_s, max(after_s, MIN_TIMEOUT_S)),
+                params={**check.params, "within": min(float(check.params.get("within", 0)), after_s)},
+            )
+            for check in confirm
+        ),
+    )
 
 
 def _seconds(duration: JSON) -> float | None:

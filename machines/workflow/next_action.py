@@ -34,7 +34,6 @@ from machines.model.actions import (
     Revert,
     RunCheck,
     RunPlaybook,
-    StopRun,
     Transition,
     Wait,
 )
@@ -42,6 +41,12 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.workflow.guard import (
+    is_restore_overdue,
+    may_be_armed,
+    restored_failure,
+    stop_unguarded_run,
+)
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
@@ -50,7 +55,6 @@ from machines.workflow.records import (
 )
 from machines.workflow.steps import (
     CLEAN_UP,
-    GUARD_ANSWER_S,
     RULES,
     Purpose,
     Step,
@@ -139,7 +143,11 @@ class _Reconciler:
             case Phase.ISOLATING:
                 return self._reconcile_isolating()
             case Phase.MAINTAINING:
-                return self._stop_unguarded_run() or self._walk_phase() or Transition(Trigger.MAINTAINED)
+                return (
+                    stop_unguarded_run(self._attempt_records)
+                    or self._walk_phase()
+                    or Transition(Trigger.MAINTAINED)
+                )
             case Phase.VERIFYING:
                 outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
                 return (
@@ -259,6 +267,14 @@ class _Reconciler:
                 return Transition(Trigger.FAILED, step=step.id, text=text)
             case Purpose.CONFIRM_RETURN, StepDef() as spec:
                 return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
+            case Purpose.ARM_GUARD, _:
+                # Nothing was done to the node yet.
+                code = (
+                    FailureCode.UNREACHABLE
+                    if latest.state is StepState.UNKNOWN
+                    else FailureCode.NEVER_STARTED
+                )
+                return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
                 code = FailureCode.UNKNOWN if latest.state is StepState.UNKNOWN else FailureCode.FAILED
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
@@ -357,41 +373,20 @@ class _Reconciler:
 
         A change that failed is not confirmed, so the node must not keep it.
         """
+        guard, records = self.plan.guard, self._attempt_records
         if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
             return action
-        if self.plan.guard is None or not self._may_be_armed():
+        if guard is None or not may_be_armed(records):
             return action
-        step = restore_step(self.plan.guard)
+        step = restore_step(guard)
         latest = self._latest(step)
-        answer = self._next_try(step, latest)
-        if latest is None or not (isinstance(answer, StepState) or self._is_restore_overdue(step)):
-            return answer if isinstance(answer, Wait) else self._start(step, answer)
-        text = f"{action.text}; {latest.text}" if latest.text else action.text
-        return replace(action, text=text)
-
-    def _may_be_armed(self) -> bool:
-        guard_actions = {StepAction.ARM, StepAction.DISARM}
-        records = [record for record in self._attempt_records if record.action in guard_actions]
-        is_armed = any(r.action is StepAction.ARM and r.state is not StepState.FAILED for r in records)
-        return is_armed and not any(
-            r.action is StepAction.DISARM and r.state is StepState.OK for r in records
-        )
-
-    def _is_restore_overdue(self, step: Step) -> bool:
-        """Return whether the node has not reported its restore although it must have restored itself."""
-        assert self.plan.guard is not None
-        began_at = min(r.began_at for r in self._attempt_records if r.action is step.rule.action)
-        return self.now - began_at > self.plan.guard.after_s + GUARD_ANSWER_S
-
-    def _stop_unguarded_run(self) -> Action | None:
-        """Stop a run whose node has restored itself meanwhile; None if its guard is armed."""
-        ended = [r for r in self._attempt_records if r.action is StepAction.DISARM]
-        if not ended or ended[-1].state is not StepState.FAILED:
-            return None
-        running = [r for r in self._attempt_records if r.handle and r.state is StepState.INTENDED]
-        if running:
-            return StopRun(running[-1], f"{ended[-1].text}; its playbook was stopped")
-        return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text)
+        match self._next_try(step, latest):
+            case Wait() as wait if not is_restore_overdue(guard, records, self.now):
+                return wait
+            case int() as number if not is_restore_overdue(guard, records, self.now):
+                return self._start(step, number)
+        assert latest is not None
+        return restored_failure(action, latest)
 
     # verifying
 

@@ -36,9 +36,6 @@ UNKNOWN_MAX_TRIES = 3
 RETURN_MAX_TRIES = 45
 """Tries of a return to service whose isolator answers "busy", some 15 minutes; then a person decides."""
 
-GUARD_ANSWER_S = 300.0
-"""How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
-
 
 class Purpose(StrEnum):
     """Why a step is done."""

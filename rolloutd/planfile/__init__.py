@@ -55,6 +55,8 @@ FORMAT = FileFormat(
         lambda root: rules.steps_are_well_formed(root, ("spec", "isolate"), ISOLATORS),
         lambda root: rules.steps_are_well_formed(root, ("spec", "verify"), CHECKS),
         lambda root: rules.steps_are_well_formed(root, ("spec", "rollback", "verify"), CHECKS),
+        lambda root: rules.steps_are_well_formed(root, ("spec", "guard", "confirm"), CHECKS),
+        rules.confirmation_is_one_check,
         rules.pilot_is_a_node_or_waived,
         rules.gates_need_votes,
         rules.names_are_unique,

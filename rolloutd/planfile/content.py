@@ -25,6 +25,7 @@ CHANGE_KEYS = ("isolate", "maintain", "rollback", "verify", "probation")
 SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 
+OPTIONAL_CHANGE_KEYS = ("guard",)
 OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant", "keep", "every")
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
@@ -42,7 +43,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
             stage["name"] = _default_stage_name(number, len(stages))
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
-    for key in OPTIONAL_POLICY_KEYS:
+    for key in (*OPTIONAL_CHANGE_KEYS, *OPTIONAL_POLICY_KEYS):
         if content["spec"][key] is None or content["spec"][key] is False:
             del content["spec"][key]
     if content["spec"]["prepare"] is None:
@@ -131,12 +132,10 @@ def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
     `pin` holds `kind` and `pin`, as the source was resolved at submit.
     """
     spec = content["spec"]
+    change = {key: spec[key] for key in CHANGE_KEYS}
+    optional = {key: spec[key] for key in OPTIONAL_CHANGE_KEYS if key in spec}
     prepare = _part_of_prepare(spec, PREPARE_CHANGE_KEYS)
-    return {
-        "pin": {"kind": pin["kind"], "pin": pin["pin"]},
-        **{key: spec[key] for key in CHANGE_KEYS},
-        **prepare,
-    }
+    return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **change, **optional, **prepare}
 
 
 def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:

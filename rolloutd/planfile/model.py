@@ -160,6 +160,36 @@ class Rollback(Params):
     )
 
 
+class Guard(Params):
+    """What a node undoes by itself unless the daemon confirms the change."""
+
+    paths: list[field_types.NodePath] = Field(
+        min_length=1,
+        max_length=MAX_STEPS,
+        description="Files and directories that the change touches; backed up on the node, with those that "
+        "do not exist.",
+    )
+    commands: list[field_types.OneLineCommand] = Field(
+        default=[],
+        max_length=MAX_STEPS,
+        description="Shell commands that the node runs as root after it has restored the paths.",
+    )
+    after: PositiveDuration = duration_field(
+        "2m", "Silence of the daemon after which the node restores itself, counted on the node."
+    )
+    across_reboot: bool = Field(
+        default=False,
+        description="Wait for the daemon again after a reboot, by an enabled systemd unit, and then restore.",
+    )
+    confirm: list[VerifyStep] = Field(
+        default=ABSENT,
+        min_length=1,
+        max_length=MAX_STEPS,
+        description="Checks that must pass within `after` once the playbook has ended; `reachable` if not "
+        "given.",
+    )
+
+
 class Needs(Params):
     """Who must say yes at a gate."""
 
@@ -330,6 +360,11 @@ class Spec(Params):
         max_length=MAX_ITEMS,
         description="The change: a playbook run, or several.",
         json_schema_extra=_stages_schema,
+    )
+    guard: Guard = Field(
+        default=ABSENT,
+        description="How a node undoes the change by itself if it cannot be reached any more; not if not "
+        "given.",
     )
     rollback: Rollback = Field(default=ABSENT, description="How the change is undone on a node.")
     verify: list[VerifyStep] = Field(

@@ -96,6 +96,18 @@ def steps_are_well_formed(root: Value, path: Path, group: str) -> Iterator[RuleV
                 yield RuleViolation(place, ", ".join(given), "only one of them", message, at_key=True)
 
 
+def confirmation_is_one_check(root: Value) -> Iterator[RuleViolation]:
+    """A check that confirms a guarded change runs once, on the isolated node."""
+    path: Path = ("spec", "guard", "confirm")
+    for index, step in enumerate(as_list(value_at(root, *path))):
+        for kind, params in step.children.items() if isinstance(step.children, dict) else ():
+            named = params.children if isinstance(params.children, dict) else {}
+            for key in ("in_service", "baseline", "repair"):
+                if key in named:
+                    message = f"`{key}` has no meaning in `confirm`"
+                    yield RuleViolation((*path, index, kind, key), key, "no such key", message, at_key=True)
+
+
 def pilot_is_a_node_or_waived(root: Value) -> Iterator[RuleViolation]:
     pilot = value_at(root, "spec", "pilot")
     if pilot is None or not isinstance(pilot.children, dict):

@@ -29,6 +29,9 @@ MAX_PATTERN_CHARS = 1000
 
 MAX_TEXT_CHARS = 8192
 """Characters of a command or another text of a step: far below the limit of a command line."""
+MAX_PATH_CHARS = 1024
+"""Characters of a path on a node: Linux allows 4096, and people write fewer."""
+
 
 MAX_ITEMS = 100
 """Items of a list, such as waves, stages, windows or inventory sources."""
@@ -214,6 +217,12 @@ def check_template(text: str) -> str:
     return text
 
 
+def _require_whole_path(text: str) -> str:
+    if not {"", ".", ".."}.isdisjoint(text.split("/")[1:]):
+        raise InvalidValue("this path is not in its shortest form", "such as /etc/netplan")
+    return text
+
+
 def _require_playbook_path(text: str) -> str:
     parts = text.split("/")
     if text.startswith("-") or not {"", ".."}.isdisjoint(parts):
@@ -360,6 +369,19 @@ TicketReference = Annotated[
     Field(max_length=200),
     with_json_schema(type=["string", "integer"], maxLength=200),
 ]
+NodePath = Annotated[
+    str,
+    Field(min_length=2, max_length=MAX_PATH_CHARS, pattern="^/[^\n]+$"),
+    AfterValidator(_require_whole_path),
+    AfterValidator(check_template),
+]
+"""An absolute path on a node, with templates."""
+
+OneLineCommand = Annotated[
+    str, Field(min_length=1, max_length=MAX_TEXT_CHARS, pattern="^[^\n]+$"), AfterValidator(check_template)
+]
+"""A shell command on one line, with templates."""
+
 Playbook = Annotated[
     str,
     Field(min_length=1, max_length=512, json_schema_extra={"format": "playbook"}),

@@ -1,0 +1,54 @@
+"""The guard of one attempt: whether it may be armed, and what its records say of its end.
+
+An armed guard restores the node unless it is disarmed.  So a change ends in one of two ways: the guard was
+disarmed (DISARM is OK), or the node was restored (RESTORE is OK).  The node decides which; the records only
+repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from machines.model.actions import Action, StopRun, Transition
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.plan import Guard
+from machines.model.rollout import FailureCode
+from machines.states import Trigger
+
+ANSWER_S = 300.0
+"""How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
+
+
+def may_be_armed(records: Sequence[StepRecord]) -> bool:
+    """Return whether a guard of this attempt may be armed on the node, or may have restored it."""
+    is_armed = any(r.action is StepAction.ARM and r.state is not StepState.FAILED for r in records)
+    is_disarmed = any(r.action is StepAction.DISARM and r.state is StepState.OK for r in records)
+    return is_armed and not is_disarmed
+
+
+def is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float) -> bool:
+    """Return whether the node has not reported its restore, although it must have restored itself."""
+    began = [record.began_at for record in records if record.action is StepAction.RESTORE]
+    return bool(began) and now - min(began) > guard.after_s + ANSWER_S
+
+
+def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
+    """Return the end of a run whose node has restored itself meanwhile; None if its guard did not end."""
+    ended = [record for record in records if record.action is StepAction.DISARM]
+    if not ended or ended[-1].state is not StepState.FAILED:
+        return None
+    running = [record for record in records if record.handle and record.state is StepState.INTENDED]
+    if running:
+        return StopRun(running[-1], f"{ended[-1].text}; its playbook was stopped")
+    return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text)
+
+
+def restored_failure(failed: Transition, restore: StepRecord) -> Transition:
+    """Return the failure with what the guard did; the last restore is final, or its answer overdue."""
+    text = f"{failed.text}; {restore.text}" if restore.text else failed.text
+    if restore.state is not StepState.OK:
+        return replace(failed, text=text)
+    # Without a value nothing had been armed.
+    code = failed.code if restore.prior is None else FailureCode.RESTORED_ITSELF
+    return replace(failed, text=text, code=code)

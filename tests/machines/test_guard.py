@@ -1,0 +1,142 @@
+"""The guard's steps: armed before the run, disarmed after the checks, restored before a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machines.model.actions import (
+    Action,
+    ArmGuard,
+    DisarmGuard,
+    RestoreGuard,
+    RunCheck,
+    RunPlaybook,
+    StopRun,
+    Transition,
+    Wait,
+)
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.plan import Guard, StepDef
+from machines.model.rollout import FailureCode, NodeOrder, Target
+from machines.states import Phase, Trigger
+from machines.workflow.guard import ANSWER_S
+from machines.workflow.next_action import next_action
+from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
+from tests.machines.builders import T0, plan_of
+
+GUARD = StepDef("guard", "guard")
+REACHABLE = StepDef("confirm.0.reachable", "reachable")
+PLAN = plan_of(guard=Guard(GUARD, 120.0, (REACHABLE,)))
+MAINTAINING = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, attempt=1, since=T0)
+
+
+def step(
+    action: StepAction, state: StepState, number: int = 1, *, prior: object = None, at: float = 0.0
+) -> StepRecord:
+    name = {StepAction.RUN: "run.configure", StepAction.CHECK: REACHABLE.name}.get(action, GUARD.name)
+    handle = "run" if action is StepAction.RUN else ""
+    times = {"at": T0 + at, "began_at": T0 + at}
+    return StepRecord(
+        "R",
+        "n1",
+        1,
+        name,
+        action,
+        number,
+        state,
+        **times,
+        handle=handle,
+        prior=prior,
+        text=f"{action} {state}",
+    )
+
+
+ARMED = step(StepAction.ARM, StepState.OK)
+RAN = step(StepAction.RUN, StepState.OK)
+CONFIRMED = step(StepAction.CHECK, StepState.OK)
+RUNNING = step(StepAction.RUN, StepState.INTENDED)
+RUN_FAILED = step(StepAction.RUN, StepState.FAILED)
+GUARD_ENDED = step(StepAction.DISARM, StepState.FAILED)
+RESTORED = step(StepAction.RESTORE, StepState.OK, prior={"restored": ["/etc/net"]})
+
+
+def after(*records: StepRecord, at: float = 0.0, target: Target = MAINTAINING) -> Action:
+    return next_action(PLAN, target, records, T0 + at, elapsed_s=at, has_unfinished_run=False)
+
+
+def failure(*records: StepRecord, at: float = 0.0, target: Target = MAINTAINING) -> Transition:
+    action = after(*records, at=at, target=target)
+    assert isinstance(action, Transition)
+    assert action.trigger is Trigger.FAILED
+    return action
+
+
+def test_guard_is_armed_before_run_and_disarmed_after_checks() -> None:
+    assert after() == ArmGuard(GUARD, 1)
+    assert after(step(StepAction.ARM, StepState.INTENDED)) == ArmGuard(GUARD, 1)
+    assert after(ARMED) == RunPlaybook(PLAN.stages[0], 1, is_started=False)
+    assert after(ARMED, RAN) == RunCheck(REACHABLE, REACHABLE.name, 1)
+    assert after(ARMED, RAN, CONFIRMED) == DisarmGuard(GUARD, 1)
+    disarming = step(StepAction.DISARM, StepState.INTENDED)
+    assert after(ARMED, RAN, CONFIRMED, disarming) == DisarmGuard(GUARD, 1)
+    disarmed = step(StepAction.DISARM, StepState.OK)
+    assert after(ARMED, RAN, CONFIRMED, disarmed) == Transition(Trigger.MAINTAINED)
+
+
+def test_node_that_cannot_arm_fails_untouched() -> None:
+    refused = failure(step(StepAction.ARM, StepState.FAILED))
+    assert (refused.step, refused.code) == ("guard", FailureCode.NEVER_STARTED)
+
+
+def test_lost_answer_of_arm_is_restored_before_failure() -> None:
+    lost = [step(StepAction.ARM, StepState.UNKNOWN, n) for n in range(1, UNKNOWN_MAX_TRIES + 1)]
+    assert after(lost[0]) == Wait(T0 + UNKNOWN_RETRY_S, "guard")
+    assert after(*lost) == RestoreGuard(GUARD, 1)
+    nothing_armed = step(StepAction.RESTORE, StepState.OK)
+    assert failure(*lost, nothing_armed).code is FailureCode.UNREACHABLE
+
+
+def test_failed_run_is_restored_then_fails() -> None:
+    assert after(ARMED, RUN_FAILED) == RestoreGuard(GUARD, 1)
+    failed = failure(ARMED, RUN_FAILED, RESTORED)
+    assert (failed.step, failed.code) == ("run.configure", FailureCode.RESTORED_ITSELF)
+    assert failed.text == "run failed; restore ok"
+
+
+def test_failed_confirmation_is_restored() -> None:
+    assert after(ARMED, RAN, step(StepAction.CHECK, StepState.FAILED)) == RestoreGuard(GUARD, 1)
+
+
+def test_node_that_restored_itself_is_not_confirmed() -> None:
+    assert after(ARMED, RAN, CONFIRMED, GUARD_ENDED) == RestoreGuard(GUARD, 1)
+    failed = failure(ARMED, RAN, CONFIRMED, GUARD_ENDED, RESTORED)
+    assert (failed.step, failed.code) == ("guard", FailureCode.RESTORED_ITSELF)
+
+
+def test_run_of_restored_node_is_stopped() -> None:
+    action = after(ARMED, RUNNING, GUARD_ENDED)
+    assert action == StopRun(RUNNING, "disarm failed; its playbook was stopped")
+    assert after(ARMED, GUARD_ENDED) == RestoreGuard(GUARD, 1)
+
+
+def test_stop_order_restores_first() -> None:
+    stopped = replace(MAINTAINING, order=NodeOrder.STOP)
+    assert isinstance(after(ARMED, RUNNING, target=stopped), StopRun)
+    assert after(ARMED, RUN_FAILED, target=stopped) == RestoreGuard(GUARD, 1)
+    assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.RESTORED_ITSELF
+
+
+def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
+    silent = step(StepAction.RESTORE, StepState.UNKNOWN)
+    assert after(ARMED, RUN_FAILED, silent) == Wait(T0 + UNKNOWN_RETRY_S, "guard")
+    assert after(ARMED, RUN_FAILED, silent, at=UNKNOWN_RETRY_S) == RestoreGuard(GUARD, 2)
+    overdue = failure(ARMED, RUN_FAILED, silent, at=120.0 + ANSWER_S + 1)
+    assert overdue.code is FailureCode.FAILED
+    assert overdue.text == "run failed; restore unknown"
+
+
+def test_rollback_is_guarded_too() -> None:
+    undo = replace(PLAN, rollback=PLAN.stages[0])
+    rolling_back = replace(MAINTAINING, rolling_back=True)
+    action = next_action(undo, rolling_back, [], T0, elapsed_s=0.0, has_unfinished_run=False)
+    assert action == ArmGuard(GUARD, 1)
