@@ -24,6 +24,7 @@ from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
 from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
+from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import ApschedulerScheduler
 from rolloutd.compile import compile_limits, compile_source_rules
@@ -134,6 +135,7 @@ async def _run_services(
         AdapterRegistry(CHECKS, kit),
         _make_tree_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
+        SshNodeGuard(shell, clock, settings.ssh.guard_dir),
     )
     inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(

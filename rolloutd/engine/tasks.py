@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> None:
@@ -105,7 +106,7 @@ class CancellableTask:
 
 
 @asynccontextmanager
-async def running_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+async def running_in_background(coroutine: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Run a coroutine while the body runs, then cancel it; if it failed before, raise its error."""
     task = asyncio.create_task(coroutine)
     try:
@@ -116,7 +117,7 @@ async def running_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIt
         await _cancel_and_wait(task)
 
 
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait for its end, so that it does not outlive its parent."""
     task.cancel()
     await asyncio.wait((task,))

@@ -7,6 +7,7 @@ fake and its real adapters pass the same contract suite.  Instants are epoch sec
 from rolloutd.ports.artifacts import Artifact, ArtifactStore
 from rolloutd.ports.clocks import Clock, Scheduler
 from rolloutd.ports.context import AdapterContext, InventorySnapshot
+from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
     DEFAULT_STALE_AFTER_S,
     GROUPS,
@@ -97,12 +98,15 @@ __all__ = [
     "ConnectionDefaults",
     "DiscoveredNode",
     "Failed",
+    "GuardReport",
+    "GuardState",
     "Host",
     "Inventory",
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
     "NodeConfigurations",
+    "NodeGuard",
     "NodeSnapshots",
     "Notifier",
     "Observer",

@@ -165,6 +165,10 @@ class Ssh(Params):
         default=None, description="User on the nodes; the daemon's user if not given."
     )
     key_file: OptionalPath = Field(default=None, description="Private key; ssh's own defaults if not given.")
+    guard_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
+        default="/var/lib/rolloutd/guard",
+        description="Directory on the nodes for the backups of armed guards; made for root only.",
+    )
 
 
 class Ansible(Params):

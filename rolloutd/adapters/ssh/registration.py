@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -85,6 +85,24 @@ class SshCheckParams(CheckParams):
         if isinstance(value, dict) and value.keys().isdisjoint(cls.exclusive):
             return {**value, "exit": 0}
         return value
+
+
+class NodeCheckParams(CheckParams):
+    """The node itself reaches an address, or resolves a name."""
+
+    exclusive = ("tcp", "icmp", "dns")
+
+    tcp: TemplateText = Field(default=ABSENT, description="HOST:PORT that accepts a TCP connection.")
+    icmp: TemplateText = Field(default=ABSENT, description="Address or name that answers a ping.")
+    dns: TemplateText = Field(default=ABSENT, description="Name that the node resolves.")
+    within: Duration = duration_field("30s", "How long the probe may take to pass; 0s probes once.")
+    timeout: PositiveDuration = duration_field("10s", "Limit of one try.")
+
+    @model_validator(mode="after")
+    def _require_target(self) -> Self:
+        if self.model_fields_set.isdisjoint(self.exclusive):
+            raise InvalidValue("the check probes nothing", "one of tcp, icmp, dns")
+        return self
 
 
 class SelfUpdatesCheckParams(CheckParams):
@@ -171,6 +189,7 @@ REACHABLE_CHECK = Registration(
     frozenset({Capability.JUDGES_LIVENESS}),
 )
 SSH_CHECK = Registration("rolloutd.adapters.ssh.check:make", SshCheckParams)
+NODE_CHECK = Registration("rolloutd.adapters.ssh.node_probe:make", NodeCheckParams)
 SELF_UPDATES_CHECK = Registration("rolloutd.adapters.ssh.self_updates:make", SelfUpdatesCheckParams)
 CONNECTIONS_PROBE = Registration(
     "rolloutd.adapters.ssh.connections_probe:make",

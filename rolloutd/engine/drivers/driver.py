@@ -27,6 +27,7 @@ from machines.workflow import next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, first_busy
 from machines.workflow.steps import baseline_record
+from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
@@ -85,8 +86,9 @@ class Driver:
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
         self._isolation = Isolation(session, self._journal, self._capture_errors)
+        self._guard = GuardSteps(session, self._journal, self._capture_errors)
         self._execution = PlaybookExecution(
-            session, self._journal, self._isolation, self._wakeup, self._capture_errors
+            session, self._journal, self._isolation, self._guard, self._wakeup, self._capture_errors
         )
         self._current_action = CancellableTask()
         self._stopping = False
@@ -259,7 +261,7 @@ class Driver:
         else:
             await self._carry_out(action)
 
-    async def _carry_out(self, action: actions.Action) -> None:
+    async def _carry_out(self, action: actions.Action) -> None:  # noqa: C901  # one line per kind of action
         match action:
             case actions.Isolate():
                 self._on_isolated(action, await self._isolation.isolate(action))
@@ -273,6 +275,8 @@ class Driver:
                 await self._execution.run(action)
             case actions.RunCheck():
                 await self._verify(action)
+            case actions.ArmGuard() | actions.DisarmGuard() | actions.RestoreGuard():
+                await self._guard.carry_out(action)
             case actions.Wait():
                 await self._pause(max(0.0, action.until - self._state.now()))
             case actions.Transition():

@@ -13,7 +13,7 @@ from machines.model.target_plan import plan_for_target
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import NotFound, SourceFailed
 from rolloutd.plugin.templates import render
-from rolloutd.ports import Check, Isolator, Runner, StepContext, TrafficProbe
+from rolloutd.ports import Check, Isolator, NodeGuard, Runner, StepContext, TrafficProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class AdapterSet:
     checks: Mapping[str, Check]
     tree: Callable[[str], Awaitable[Path]]
     probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
+    guard: NodeGuard | None = None
 
 
 @dataclass(frozen=True, slots=True)

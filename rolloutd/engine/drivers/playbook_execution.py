@@ -15,6 +15,7 @@ from machines.model.events import StepAction, StepRecord
 from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.steps import CLEAN_UP
 from rolloutd.configuration import intended_configuration
+from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import ErrorCapture, Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
@@ -39,6 +40,7 @@ class PlaybookExecution:
         session: NodeSession,
         journal: StepJournal,
         isolation: Isolation,
+        guard: GuardSteps,
         wakeup: Wakeup,
         capture_errors: ErrorCapture,
     ) -> None:
@@ -47,6 +49,7 @@ class PlaybookExecution:
         self._runner = session.adapters.runner
         self._journal = journal
         self._isolation = isolation
+        self._guard = guard
         self._wakeup = wakeup
         self._capture_errors = capture_errors
 
@@ -72,6 +75,8 @@ class PlaybookExecution:
         )
         if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
             return
+        if not run_in_progress and not await self._guard.wait_until_heard():
+            return
         # Write even an unchanged record: if another daemon took over, the write fails and no run starts.
         configuration = None if run_in_progress else self._configuration(action)
         await self._journal.write(self._journal.recorded_version(record), configuration=configuration)
@@ -79,6 +84,8 @@ class PlaybookExecution:
         result = await self._follow_with_retries(action, record)
         if result is None:
             return
+        if not isinstance(result, Failed):
+            await self._guard.renew()  # the checks that confirm the change have the guard's whole time
         await self._journal.finish(self._journal.recorded_version(record), result)
         await self._journal.update_unfinished_run()
 
@@ -117,7 +124,7 @@ class PlaybookExecution:
     async def _follow_with_retries(
         self, action: actions.RunPlaybook, record: StepRecord
     ) -> StepResult | None:
-        """Follow the run to its end; None when the node left, or could not be isolated again.
+        """Follow the run to its end; None when the node left, restored itself or could not be isolated again.
 
         A run that the daemon cannot follow continues, so the daemon finds it again as after a restart.  After
         the last try the run is cancelled: no second run may start on the node while it runs.
@@ -141,25 +148,29 @@ class PlaybookExecution:
         return failure
 
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
-        """Start or find the run and wait for its end; None when the node left or could not be isolated."""
-        runner = self._runner
-        handle = await runner.start(await self._build_request(action, record.handle))
-        if handle != self._journal.recorded_version(record).handle:
-            await self._journal.write(replace(record, handle=handle))
-        while True:
-            async with running_in_background(self._isolation.wait_until_lost(self._session.plan)) as lost:
-                lost.add_done_callback(lambda _: self._wakeup.trigger())
-                while not lost.done():
-                    run_state = await runner.get_state(handle)
-                    self._publish_progress(run_state)
-                    if run_state.result is not None:
-                        return run_state
-                    if self._session.target.phase not in IN_FLIGHT_PHASES:
-                        await runner.cancel(handle)
-                        return None
-                    await self._wakeup.wait_for(runner.wait_for_change(handle))
-            if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=True):
-                return None
+        """Start or find the run and wait for its end; None when the node left, or must not go on with it."""
+        async with running_in_background(self._guard.keep_armed()) as guard_ended:
+            guard_ended.add_done_callback(lambda _: self._wakeup.trigger())
+            handle = await self._runner.start(await self._build_request(action, record.handle))
+            if handle != self._journal.recorded_version(record).handle:
+                await self._journal.write(replace(record, handle=handle))
+            while True:
+                async with running_in_background(self._isolation.wait_until_lost(self._session.plan)) as lost:
+                    lost.add_done_callback(lambda _: self._wakeup.trigger())
+                    while not lost.done() and not guard_ended.done():
+                        run_state = await self._runner.get_state(handle)
+                        self._publish_progress(run_state)
+                        if run_state.result is not None:
+                            return run_state
+                        if self._session.target.phase not in IN_FLIGHT_PHASES:
+                            await self._runner.cancel(handle)
+                            return None
+                        await self._wakeup.wait_for(self._runner.wait_for_change(handle))
+                if guard_ended.done():
+                    await self._guard.record_end(guard_ended.result())
+                    return None
+                if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=True):
+                    return None
 
     async def _was_started(self, handle: str) -> bool:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""

@@ -84,6 +84,12 @@ spec:
   maintain:
     - {name: stage, playbook: stage.yml, vars: {a: [1]}, timeout: 10m, expected: 5m, on_unknown: rerun}
     - {name: configure, playbook: site.yml}
+  guard:
+    paths: [/etc/netplan, "/etc/{{ node.name }}.conf"]
+    commands: [netplan apply]
+    after: 3m
+    across_reboot: true
+    confirm: [{reachable: {within: 1m}}]
   rollback:
     playbook: undo.yml
     vars: {a: 1}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rolloutd.planfile import canonical_json, digest, read, selector_digest
-from rolloutd.planfile.content import OPTIONAL_POLICY_KEYS
+from rolloutd.planfile.content import OPTIONAL_CHANGE_KEYS, OPTIONAL_POLICY_KEYS
 from tests.rolloutd.planfile.plan_samples import DESIGN_PLAN, FULL_PLAN, SMALLEST_PLAN
 
 PIN = {"kind": "git", "pin": "0f" * 20}
@@ -84,7 +84,7 @@ def test_every_key_is_in_exactly_one_part(path: Path) -> None:
 def test_the_sample_with_everything_has_every_key() -> None:
     """Else the test above would prove less than it says."""
     spec = content_of(FULL_PLAN)["spec"]
-    optional = {*OPTIONAL_POLICY_KEYS, "prepare"}
+    optional = {*OPTIONAL_CHANGE_KEYS, *OPTIONAL_POLICY_KEYS, "prepare"}
     assert set(spec) | {"pilot"} == set(content_of(SMALLEST_PLAN)["spec"]) | optional
     assert all(spec[key] for key in spec)
 
@@ -98,6 +98,7 @@ def test_the_sample_with_everything_has_every_key() -> None:
         (("spec", "prepare", "windows"), "policy"),
         (("spec", "prepare", "tolerate"), "policy"),
         (("spec", "probation"), "change"),
+        (("spec", "guard", "after"), "change"),
         (("spec", "targets"), "scope"),
         (("spec", "canary", "select"), "scope"),
         (("spec", "waves", 0, "select"), "scope"),

@@ -314,3 +314,30 @@ def test_the_error_names_every_mistake() -> None:
     with pytest.raises(InvalidFile) as raised:
         read(b"kind: x\n", "some/plan.yaml")
     assert str(raised.value).count("some/plan.yaml:1:") == len(raised.value.diagnostics) == 4
+
+
+GUARDED = SMALLEST_PLAN + "  guard:\n    paths: [{path}]\n    confirm: [{confirm}]\n"
+
+
+def test_guard_has_safe_defaults() -> None:
+    content = read((SMALLEST_PLAN + "  guard: {paths: [/etc/netplan]}\n").encode(), "plan.yaml").content
+    assert content["spec"]["guard"] == {
+        "paths": ["/etc/netplan"],
+        "commands": [],
+        "after": 120,
+        "across_reboot": False,
+        "confirm": None,
+    }
+
+
+@pytest.mark.parametrize("path", ["etc/netplan", "/", "/etc/../shadow", '"/etc/a\\nb"', "/etc/"])
+def test_guarded_path_is_absolute_and_short(path: str) -> None:
+    (mistake,) = diagnostics_of(GUARDED.replace("{path}", path).replace("{confirm}", "{reachable: {}}"))
+    assert mistake.path == "spec.guard.paths[0]"
+
+
+@pytest.mark.parametrize("key", ["in_service: true", "baseline: true", "repair: fix.yml"])
+def test_confirming_check_runs_once(key: str) -> None:
+    confirm = f"{{ssh: {{run: uptime, {key}}}}}"
+    (mistake,) = diagnostics_of(GUARDED.replace("{path}", "/etc/a").replace("{confirm}", confirm))
+    assert mistake.message == f"`{key.partition(':')[0]}` has no meaning in `confirm`"

@@ -1,0 +1,337 @@
+# The guard on a node: restores paths unless it is disarmed.  POSIX sh; runs as root, without an agent.
+#
+#   guard.sh OPERATION NODE_DIR TOKEN [ARGUMENTS]
+#
+# Each guard is a directory NODE_DIR/TOKEN.  Its state is the name of one file there, and changes by rename(2)
+# only: armed -> confirmed, or armed -> restoring -> restored.  So exactly one of `confirmed` and `restored`
+# happens, whoever asks first.  A restore that was interrupted is continued by the next one.
+
+LC_ALL=C
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+export LC_ALL PATH
+umask 077
+
+LOCK_WAIT_S=20           # an arm or a restore of another process
+RESTORE_WAITS=150        # how often `restore` looks for the end of the detached restore, each 0.2 s
+COMMAND_LIMIT_S=60       # of each command after a restore
+MAX_BACKUP_KIB=65536
+
+fail() {
+    echo "error $*"
+    exit 1
+}
+
+# -- what the guard is
+
+state() {
+    # In the order of their course: a state that is missed here is found as a later one.
+    for name in armed restoring restored confirmed; do
+        [ -e "$guard/$name" ] && { echo "$name"; return; }
+    done
+    echo none
+}
+
+report() {
+    echo "state $(state)"
+    [ ! -e "$guard/restored" ] || cat "$guard/restored"
+}
+
+now() {
+    read -r up rest < /proc/uptime
+    echo "${up%%.*}"
+}
+
+# Prints a digest of a path's types, modes, owners, link targets and contents, or `absent`.
+fingerprint() {
+    if [ -d "$1" ] && [ ! -L "$1" ]; then
+        (
+            cd -- "$1" || exit
+            find . -print0 | sort -z | xargs -0 -r stat -c '%f %u %g %N'
+            find . -type f -print0 | sort -z | xargs -0 -r sha256sum
+        ) | sha256sum | cut -d ' ' -f 1
+    elif [ -L "$1" ]; then
+        { stat -c '%f %u %g' -- "$1"; readlink -- "$1"; } | sha256sum | cut -d ' ' -f 1
+    elif [ -e "$1" ]; then
+        { stat -c '%f %u %g' -- "$1"; cat -- "$1"; } | sha256sum | cut -d ' ' -f 1
+    else
+        echo absent
+    fi
+}
+
+# -- arm
+
+require() {
+    for tool in flock find sort xargs stat sha256sum readlink du cp mv timeout; do
+        command -v "$tool" > /dev/null || fail "the node lacks the command $tool"
+    done
+    [ -d /run/systemd/system ] || command -v setsid > /dev/null || fail "the node has neither systemd nor setsid"
+    [ -z "$across_reboot" ] || [ -d /run/systemd/system ] ||
+        fail "the node has no systemd, so its guard does not last across a reboot"
+    mkdir -p -- "$node_dir" 2> /dev/null || fail "$node_dir cannot be made; let the login become root"
+    [ -O "$node_dir" ] && [ ! -L "$node_dir" ] && chmod 700 -- "$node_dir" ||
+        fail "$node_dir belongs to another user"
+}
+
+# Whether this guard is newer than the newest one that the same database has armed here.
+is_newest() {
+    [ -e "$node_dir/newest" ] || return 0
+    read -r seen_order seen_database rest < "$node_dir/newest"
+    [ "$seen_database" = "$database" ] && [ "$rest" != "$token" ] || return 0
+    [ "${order%%.*}" -gt "${seen_order%%.*}" ] && return 0
+    [ "${order%%.*}" -eq "${seen_order%%.*}" ] && [ "${order#*.}" -gt "${seen_order#*.}" ]
+}
+
+# Ends the node's other guards: what was not confirmed is restored before a newer change is backed up.
+end_others() {
+    for other in "$node_dir"/*/; do
+        other=${other%/}
+        [ -d "$other" ] && [ "$other" != "$guard" ] || continue
+        if [ -e "$other/armed" ] || [ -e "$other/restoring" ]; then
+            sh "$other/guard.sh" expire "$node_dir" "${other##*/}" daemon now 9>&-
+            [ ! -e "$other/armed" ] && [ ! -e "$other/restoring" ] || fail "an older guard still restores the node"
+        fi
+        rm -rf -- "$other"
+    done
+}
+
+back_up() {
+    rm -rf -- "$guard"
+    mkdir -- "$guard" "$guard/backup" || fail "$guard cannot be made"
+    number=0 size=0
+    printf '%s\n' "$paths" | while IFS= read -r path; do
+        number=$((number + 1))
+        saved=$guard/backup/$number
+        if [ -e "$path" ] || [ -L "$path" ]; then
+            [ -f "$path" ] || [ -d "$path" ] || [ -L "$path" ] || fail "$path is not a file, a directory or a link"
+            size=$((size + $(du -sk -- "$path" | cut -f 1)))
+            [ "$size" -le "$MAX_BACKUP_KIB" ] || fail "the guarded paths are larger than $MAX_BACKUP_KIB KiB"
+            cp -a -- "$path" "$saved" || fail "$path cannot be backed up"
+        fi
+        fingerprint "$path" > "$saved.sum"
+        [ "$(fingerprint "$saved")" = "$(cat "$saved.sum")" ] || fail "$path changed while it was backed up"
+    done || { rm -rf -- "$guard"; exit 1; }
+    printf '%s\n' "$paths" > "$guard/paths"
+    printf '%s\n' "$commands" > "$guard/commands"
+    printf '%s\n' "$body" > "$guard/guard.sh"
+    echo "$after" > "$guard/after"
+    cat "$guard"/backup/*.sum | sha256sum | cut -d ' ' -f 1 > "$guard/digest" || fail "the backup has no digest"
+    echo "$order $database $token" > "$node_dir/newest"
+}
+
+extend() {
+    # Whole seconds, rounded up: the silence lasts `after` at least.
+    echo $(($(now) + $(cat "$guard/after") + 1)) > "$guard/deadline.new" &&
+        mv -f -- "$guard/deadline.new" "$guard/deadline"
+}
+
+arm() {
+    require
+    exec 9> "$node_dir/lock"
+    flock -w "$LOCK_WAIT_S" 9 || fail "another guard is being armed on the node"
+    if [ "$(state)" = none ]; then
+        is_newest || fail "a newer guard was armed on the node; this one is too late"
+        end_others
+        back_up
+        extend
+        [ -z "$across_reboot" ] || enable_at_boot
+        : > "$guard/armed"
+        watch || { stop_watching; rm -rf -- "$guard"; fail "the node's timer cannot be started"; }
+    fi
+    renew
+}
+
+# -- the timer
+
+unit() {
+    echo "rolloutd-guard-$(printf '%s' "$guard" | sha256sum | cut -c 1-16)"
+}
+
+# Starts the restore detached from this login: `launch SUFFIX DELAY_S ARGUMENTS`.
+launch() {
+    suffix=$1 delay_s=$2
+    shift 2
+    set -- /bin/sh "$guard/guard.sh" expire "$node_dir" "$token" "$@"
+    if [ -d /run/systemd/system ]; then
+        systemctl reset-failed "$(unit)$suffix.service" 2> /dev/null
+        systemd-run --quiet --collect --unit="$(unit)$suffix" --on-active="${delay_s}s" \
+            --timer-property=AccuracySec=100ms --property=Restart=on-failure --property=RestartSec=1s "$@"
+    else
+        setsid "$@" < /dev/null > /dev/null 2>&1 9>&- &
+    fi
+}
+
+is_watched() {
+    if [ -d /run/systemd/system ]; then
+        systemctl -q is-active "$(unit).timer" || systemctl -q is-active "$(unit).service"
+    else
+        { read -r pid < "$guard/watcher"; } 2> /dev/null && grep -qs "$guard/guard.sh" "/proc/$pid/cmdline"
+    fi
+}
+
+watch() {
+    is_watched || launch '' "$(cat "$guard/after")" timer
+}
+
+stop_watching() {
+    [ -d /run/systemd/system ] || return 0
+    # Not the service: it may be what runs this.
+    systemctl stop "$(unit).timer" 2> /dev/null
+    unit_file=/etc/systemd/system/$(unit)-boot.service
+    if [ -e "$unit_file" ]; then
+        systemctl disable "${unit_file##*/}" 2> /dev/null
+        rm -f -- "$unit_file"
+        systemctl daemon-reload
+    fi
+}
+
+enable_at_boot() {
+    unit_file=/etc/systemd/system/$(unit)-boot.service
+    cat > "$unit_file" << END
+[Unit]
+Description=Guard of rolloutd, restores this node unless it is disarmed
+RequiresMountsFor=$guard
+[Service]
+ExecStart=/bin/sh $guard/guard.sh boot $node_dir $token
+Restart=on-failure
+[Install]
+WantedBy=multi-user.target
+END
+    systemctl daemon-reload && systemctl -q enable "${unit_file##*/}" && sync ||
+        { stop_watching; fail "the guard's unit cannot be enabled"; }
+}
+
+# Waits for the deadline, which a renewal moves, then restores: `expire CAUSE [now]`.
+expire() {
+    [ -n "${2:-}" ] || echo $$ > "$guard/watcher"
+    while [ -z "${2:-}" ] && [ -e "$guard/armed" ] && [ "$(now)" -lt "$(cat "$guard/deadline")" ]; do sleep 1; done
+    mv -- "$guard/armed" "$guard/restoring" 2> /dev/null && echo "$1" > "$guard/cause"
+    finish_restore
+}
+
+# -- restore
+
+finish_restore() {
+    [ -e "$guard/restoring" ] || return 0
+    exec 8> "$guard/restore.lock"
+    flock -w "$LOCK_WAIT_S" 8 || return 0
+    [ -e "$guard/restoring" ] || return 0
+    {
+        echo "by $(cat "$guard/cause" 2> /dev/null || echo timer)"
+        echo "digest $(cat "$guard/digest")"
+        restore_paths
+        run_commands
+    } > "$guard/record" 2> /dev/null
+    # An interrupted restore lists what it restored in `listed`, so that the next one does not forget it.
+    sort -u "$guard/listed" >> "$guard/record" 2> /dev/null
+    cp -- "$guard/record" "$guard/restoring"
+    mv -- "$guard/restoring" "$guard/restored"
+    stop_watching
+}
+
+restore_paths() {
+    number=0
+    while IFS= read -r path; do
+        number=$((number + 1))
+        saved=$guard/backup/$number
+        wanted=$(cat "$saved.sum")
+        [ "$(fingerprint "$path")" != "$wanted" ] || continue
+        if [ "$(fingerprint "$saved")" != "$wanted" ]; then
+            echo "problem $path: its backup is damaged; restore it by hand"
+            continue
+        fi
+        echo "restored $path" >> "$guard/listed"
+        put_back "$saved" "$path"
+        [ "$(fingerprint "$path")" = "$wanted" ] || echo "problem $path: it differs from its backup; restore it by hand"
+    done < "$guard/paths"
+}
+
+# Makes $2 what $1 is; a file is replaced by one rename.
+put_back() {
+    new=$2.rolloutd-new old=$2.rolloutd-old
+    rm -rf -- "$new" "$old"
+    if [ ! -e "$1" ] && [ ! -L "$1" ]; then
+        rm -rf -- "$2"
+        return
+    fi
+    mkdir -p -- "${2%/*}/"
+    cp -a -- "$1" "$new"
+    if [ -f "$1" ] && [ -f "$2" ] && [ ! -L "$1" ] && [ ! -L "$2" ]; then
+        mv -f -- "$new" "$2" || cp -a -- "$1" "$2"
+    elif [ -d "$1" ] && [ -d "$2" ] && [ ! -L "$1" ] && [ ! -L "$2" ] && ! mv -- "$2" "$old"; then
+        # A mount point cannot be renamed.
+        find "$2" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +
+        cp -a -- "$1/." "$2/"
+    else
+        [ ! -e "$2" ] && [ ! -L "$2" ] || mv -- "$2" "$old"
+        mv -- "$new" "$2"
+    fi
+    rm -rf -- "$new" "$old"
+}
+
+run_commands() {
+    while IFS= read -r line; do
+        [ -n "$line" ] || continue
+        (umask 022 && exec timeout "$COMMAND_LIMIT_S" sh -c "$line") < /dev/null >> "$guard/output" 2>&1 8>&-
+        status=$?
+        [ "$status" -eq 0 ] || echo "problem \`$line\` ended with $status"
+    done < "$guard/commands"
+}
+
+# -- what the daemon asks
+
+renew() {
+    [ "$(state)" != armed ] || { extend && watch; } || fail "the node's timer cannot be renewed"
+}
+
+disarm() {
+    mv -- "$guard/armed" "$guard/confirmed" 2> /dev/null || return 0
+    stop_watching
+    rm -rf -- "$guard/backup"
+}
+
+restore() {
+    case $(state) in armed | restoring) ;; *) return ;; esac
+    launch -now 0 daemon now
+    waited=0
+    while [ "$waited" -lt "$RESTORE_WAITS" ]; do
+        case $(state) in armed | restoring) sleep 0.2 2> /dev/null || sleep 1 ;; *) return ;; esac
+        waited=$((waited + 1))
+    done
+}
+
+clean() {
+    [ -d "$node_dir" ] || { echo clean; return; }
+    exec 9> "$node_dir/lock"
+    flock -w "$LOCK_WAIT_S" 9 || fail "a guard is being armed on the node"
+    for guard in "$node_dir"/*/; do
+        guard=${guard%/}
+        case $(state) in
+        armed | restoring) echo "kept ${guard##*/}" ;;
+        *) rm -rf -- "$guard" ;;
+        esac
+    done
+    set -- "$node_dir"/*/
+    [ -d "$1" ] || { rm -rf -- "$node_dir" && echo clean; }
+}
+
+operation=$1 node_dir=$2 token=$3
+shift 3
+guard=$node_dir/$token
+case $operation in
+arm)
+    after=$1 across_reboot=$2 order=$3 database=$4
+    arm
+    report
+    ;;
+renew | disarm | restore)
+    "$operation"
+    report
+    ;;
+inspect) report ;;
+clean) clean ;;
+expire) expire "$@" ;;
+boot)
+    [ ! -e "$guard/armed" ] || extend
+    expire boot
+    ;;
+esac

@@ -1,0 +1,200 @@
+"""The guard of one node: arm, keep it from restoring while the node can be heard, disarm, restore.
+
+The node decides whether its change is confirmed or restored; this file records the answer.  What follows from
+it, the core decides from the records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from machines.model import actions
+from machines.model.events import StepAction
+from machines.model.plan import Guard, StepDef
+from machines.workflow.guard import may_be_armed
+from rolloutd.engine.drivers.isolation import ErrorCapture
+from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import (
+    Busy,
+    Failed,
+    GuardReport,
+    GuardState,
+    NodeGuard,
+    Ok,
+    StepContext,
+    StepResult,
+    Unknown,
+)
+
+RENEWALS = 4
+"""Renewals within the guard's `after`: a node may miss some of them."""
+
+MIN_RENEWAL_TIMEOUT_S = 5.0
+"""Limit of one renewal, or the interval if that is longer: a new connection to a busy node."""
+
+ARM_RETRY_S = 2.0
+"""Pause before a node is asked again whether its guard is armed, so that its run may begin."""
+
+MAX_LISTED_PATHS = 5
+
+_CAUSES = {"timer": "the daemon was silent", "boot": "it rebooted", "daemon": "the change had failed"}
+
+GuardAction = actions.ArmGuard | actions.DisarmGuard | actions.RestoreGuard
+Operation = Callable[[NodeGuard, StepContext], Awaitable[GuardReport]]
+
+
+class GuardSteps:
+    """The guard of one node in one rollout; a plan without a guard needs none of it."""
+
+    def __init__(self, session: NodeSession, journal: StepJournal, capture_errors: ErrorCapture) -> None:
+        self._session = session
+        self._state = session.state
+        self._journal = journal
+        self._capture_errors = capture_errors
+
+    async def carry_out(self, action: GuardAction) -> None:
+        """Arm, disarm or restore, and record what the node says."""
+        match action:
+            case actions.ArmGuard():
+                order = await self._state.fence_token()
+                await self._record(action, StepAction.ARM, lambda g, ctx: g.arm(ctx, order=order), _armed)
+            case actions.DisarmGuard():
+                await self._record(action, StepAction.DISARM, lambda g, ctx: g.disarm(ctx), _confirmed)
+            case actions.RestoreGuard():
+                await self._record(action, StepAction.RESTORE, lambda g, ctx: g.restore(ctx), _restored)
+
+    async def wait_until_heard(self) -> bool:
+        """Return whether the node's guard is armed, so that a run may begin; its end is recorded."""
+        guard = self._armed_guard()
+        if guard is None:
+            return True
+        until = self._state.now() + guard.after_s
+        while not isinstance(report := await self.renew(), GuardReport):
+            if self._state.now() >= until:
+                await self._record_end(guard, f"{self._session.node} was not heard; no playbook was started")
+                return False
+            await self._state.clock.sleep(ARM_RETRY_S)
+        return not await self.record_end(report)
+
+    async def keep_armed(self) -> GuardReport:
+        """Renew the guard while the node can be heard; return once it has ended on the node."""
+        guard = self._armed_guard()
+        if guard is None:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+        while True:
+            report = await self.renew()
+            if isinstance(report, GuardReport) and report.state is not GuardState.ARMED:
+                return report
+            await self._state.clock.sleep(guard.after_s / RENEWALS)
+
+    async def renew(self) -> GuardReport | Failed | Unknown | None:
+        """Let the guard's time begin again; None without a guard."""
+        guard = self._armed_guard()
+        if guard is None:
+            return None
+        timeout_s = max(MIN_RENEWAL_TIMEOUT_S, guard.after_s / RENEWALS)
+        return await self._ask(guard.step, lambda adapter, ctx: adapter.renew(ctx), timeout_s)
+
+    async def record_end(self, report: GuardReport) -> bool:
+        """Return whether the guard has ended before it was disarmed; that is recorded."""
+        guard = self._armed_guard()
+        if guard is None or report.state is GuardState.ARMED:
+            return False
+        await self._record_end(guard, _describe(self._session.node, report))
+        return True
+
+    async def _record_end(self, guard: Guard, text: str) -> None:
+        ended = [r.number for r in self._journal.records if r.action is StepAction.DISARM]
+        record = self._journal.begin(guard.step.name, StepAction.DISARM, 1 + max(ended, default=0))
+        await self._journal.finish(record, Failed(text))
+
+    def _armed_guard(self) -> Guard | None:
+        attempt = self._session.target.attempt
+        records = [record for record in self._journal.records if record.attempt == attempt]
+        return self._session.plan.guard if may_be_armed(records) else None
+
+    async def _record(
+        self,
+        action: GuardAction,
+        kind: StepAction,
+        operation: Operation,
+        result_of: Callable[[str, GuardReport], StepResult],
+    ) -> None:
+        record = self._journal.begin(action.spec.name, kind, action.number)
+        await self._journal.write(record)
+        answer = await self._ask(action.spec, operation, action.spec.timeout_s)
+        if isinstance(answer, GuardReport):
+            result = result_of(self._session.node, answer)
+        else:
+            # The node restores itself whatever the daemon sees, so no error is the last word on that.
+            is_awaited = kind is StepAction.RESTORE
+            result = Unknown(answer.text) if is_awaited else answer
+        await self._journal.finish(record, result)
+
+    async def _ask(
+        self, spec: StepDef, operation: Operation, timeout_s: float
+    ) -> GuardReport | Failed | Unknown:
+        answer: Any = await self._capture_errors(self._ask_node(spec, operation, timeout_s))
+        assert isinstance(answer, GuardReport | Failed | Unknown)
+        return answer
+
+    async def _ask_node(
+        self, spec: StepDef, operation: Operation, timeout_s: float
+    ) -> GuardReport | Failed | Unknown:
+        guard = self._session.adapters.guard
+        if guard is None:
+            return Failed(f"{self._session.node}: this daemon has no guard; upgrade it")
+        ctx = await self._session.step_context(spec)
+        try:
+            return await operation(guard, replace(ctx, deadline=self._state.now() + timeout_s))
+        except NodeUnreachable as error:
+            return Unknown(str(error))
+
+
+def _armed(node: str, report: GuardReport) -> StepResult:
+    if report.state is GuardState.ARMED:
+        return Ok(f"{node} restores itself unless the change is confirmed")
+    return Failed(_describe(node, report))
+
+
+def _confirmed(node: str, report: GuardReport) -> StepResult:
+    if report.state is GuardState.CONFIRMED:
+        return Ok(f"{node}: the change is confirmed")
+    return Failed(_describe(node, report))
+
+
+def _restored(node: str, report: GuardReport) -> StepResult:
+    match report.state:
+        case GuardState.RESTORED:
+            paths, problems = list(report.restored), list(report.problems)
+            value = {"by": report.by, "restored": paths, "problems": problems}
+            return Ok(_describe(node, report), value=value)
+        case GuardState.NONE:
+            return Ok()
+        case GuardState.CONFIRMED:
+            return Failed(_describe(node, report))
+        case GuardState.ARMED | GuardState.RESTORING:
+            return Busy(f"{node} restores itself now")
+
+
+def _describe(node: str, report: GuardReport) -> str:
+    """Return what became of the guard, in one sentence."""
+    match report.state:
+        case GuardState.RESTORED:
+            listed = ", ".join(report.restored[:MAX_LISTED_PATHS]) or "no path had changed"
+            more = len(report.restored) - MAX_LISTED_PATHS
+            listed += f" and {more} more" if more > 0 else ""
+            cause = f" because {_CAUSES[report.by]}" if report.by in _CAUSES else ""
+            return "; ".join((f"{node} restored itself{cause}: {listed}", *report.problems))
+        case GuardState.CONFIRMED:
+            return f"{node}: the change was confirmed already, so it stays"
+        case GuardState.RESTORING | GuardState.ARMED:
+            return f"{node} restores itself"
+        case GuardState.NONE:
+            return f"{node} has no guard of this attempt; inspect it"

@@ -1,0 +1,177 @@
+"""The driver's guard: no run without it, and a run whose node has restored itself is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from machines.model.rollout import FailureCode, Target
+from machines.states import Phase
+from rolloutd.engine.drivers.driver import Driver
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.ports import Failed, GuardState, Ok
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.node_guard import FakeNodeGuard
+from tests.contracts.fakes.runner import FakeRun, FakeRunner, Script
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+AFTER_S = 120
+GUARDED = PLAN + "  guard: {paths: [/etc/net], after: 2m}\n"
+
+
+class GuardedNode:
+    """One node, isolated and about to be changed under a guard; its playbook runs until the test ends it."""
+
+    def __init__(self, env: ControlEnvironment, rollout: str) -> None:
+        self.env, self.rollout = env, rollout
+        self.runner, self.check = FakeRunner(env.run_host), FakeCheck()
+        self.guard = FakeNodeGuard(env.clock)
+        self.files["/etc/net"] = "before"
+        self.driver: asyncio.Task[None] | None = None
+
+    @property
+    def files(self) -> dict[str, str]:
+        return self.guard.node("p1").files
+
+    @property
+    def target(self) -> Target:
+        return self.env.state.index.target(self.rollout, "p1")
+
+    @property
+    def code(self) -> FailureCode | None:
+        return None if self.target.failure is None else self.target.failure.code
+
+    def start(self) -> None:
+        async def tree(rollout: str) -> Path:
+            return Path("/tree")
+
+        isolator = FakeIsolator()
+        isolator.isolated.add("p1")
+        checks = {"reachable": self.check}
+        adapters = AdapterSet(self.runner, {"command": isolator}, checks, tree, {}, self.guard)
+        now = self.env.clock.now()
+        driver = Driver(self.env.state, adapters, self.rollout, "p1", daemon_started_at=now)
+        self.driver = asyncio.create_task(driver.run())
+
+    async def stop(self) -> None:
+        """End the driver, as a daemon's end does."""
+        assert self.driver is not None
+        self.driver.cancel()
+        await asyncio.wait({self.driver})
+
+    async def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            await self.settle()
+            self.env.clock.advance(1.0)
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(40):
+            if condition():
+                return
+            await self.pass_time(5)
+        raise AssertionError(f"still {self.target.phase}: {self.target.last_text}")
+
+    async def run_in_progress(self) -> FakeRun:
+        """Let the playbook begin, and change the node."""
+        await self.until(lambda: bool(self.env.run_host.runs))
+        (run,) = self.env.run_host.runs.values()
+        self.files["/etc/net"] = "after"
+        return run
+
+
+@asynccontextmanager
+async def guarded_node(tmp_path: Path) -> AsyncIterator[GuardedNode]:
+    async with control_environment(tmp_path) as env:
+        env.run_host.scripts = {"site.yml": Script.LONG}
+        rollout = await env.start(text=GUARDED)
+        await env.isolate(rollout, "p1")
+        node = GuardedNode(env, rollout)
+        node.start()
+        try:
+            yield node
+        finally:
+            await node.stop()
+
+
+async def test_confirmed_change_stays(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        run = await node.run_in_progress()
+        await node.pass_time(10 * AFTER_S)  # a long playbook is no silence
+        run.end(Ok("changed"))
+        await node.until(lambda: node.target.phase is not Phase.MAINTAINING)
+        assert node.guard.outcomes == [GuardState.CONFIRMED]
+        assert node.files["/etc/net"] == "after"
+
+
+async def test_node_that_cannot_arm_is_not_touched(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        node.guard.refusing.add("p1")
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.env.run_host.runs == {}
+        assert node.code is FailureCode.NEVER_STARTED
+
+
+async def test_cut_off_node_restores_itself_and_run_is_stopped(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        run = await node.run_in_progress()
+        node.guard.down.add("p1")
+        await node.pass_time(AFTER_S)
+        assert node.files["/etc/net"] == "before"
+        node.guard.down.clear()
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert isinstance(run.result, Failed)
+        assert node.code is FailureCode.RESTORED_ITSELF
+        assert "p1 restored itself because the daemon was silent: /etc/net" in node.target.failure.message
+        assert node.guard.outcomes == [GuardState.RESTORED]
+
+
+async def test_daemon_that_was_away_finds_restore(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        run = await node.run_in_progress()
+        await node.stop()
+        run.end(Ok("changed"))
+        await node.pass_time(AFTER_S)
+        node.start()
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.code is FailureCode.RESTORED_ITSELF
+
+
+async def test_short_absence_changes_nothing(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        run = await node.run_in_progress()
+        await node.stop()
+        await node.pass_time(AFTER_S // 2)
+        node.start()
+        await node.pass_time(AFTER_S)
+        run.end(Ok("changed"))
+        await node.until(lambda: node.target.phase is not Phase.MAINTAINING)
+        assert node.guard.outcomes == [GuardState.CONFIRMED]
+
+
+async def test_run_does_not_begin_after_its_guard(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        while not node.guard.node("p1").guards:
+            await asyncio.sleep(0)
+        await node.stop()
+        await node.pass_time(AFTER_S)
+        node.start()
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.env.run_host.runs == {}
+
+
+async def test_failed_confirmation_restores_node(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        node.check.results["p1"] = [Failed("p1: no route to the gateway")]
+        (await node.run_in_progress()).end(Ok("changed"))
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.files["/etc/net"] == "before"
+        assert node.code is FailureCode.RESTORED_ITSELF
+        assert node.target.failure.step == "confirm.0.reachable"
