@@ -27,8 +27,8 @@ ADAPTER_KINDS = {
     kind
     for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"].values()
     for kind in group
-} - {"none"}
-"""Kinds of the installed adapters; `none` is a word of the plan without an adapter."""
+} - {"none", "node"}
+"""Kinds of the installed adapters; `none` is a word of the plan without an adapter, `node` of the core."""
 
 
 @pytest.mark.parametrize("source", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in SOURCES])
