@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rolloutd import __version__
 from rolloutd.cli import (
+    artifacts,
     audit,
     changes,
     configuration,
@@ -40,6 +41,7 @@ from rolloutd.errors import RolloutdError
 
 _MODULES = (
     plans,
+    artifacts,
     queries,
     changes,
     configuration,

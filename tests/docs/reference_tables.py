@@ -1,6 +1,6 @@
 """Draws the tables of the documents: the keys of the files from their schemas, the roles from the routes.
 
-docs/plan-file.md, docs/settings.md and docs/api.md hold what this draws, and a
+docs/plan-file.md, docs/settings.md, docs/artifacts.md and docs/api.md hold what this draws, and a
 test holds them to it, so that the documents cannot fall behind the code.
 """
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rolloutd import planfile, settings
 from rolloutd.control.handlers import ROUTES
+from rolloutd.planfile import manifest
 from tests.docs.reference_tables import (
     BEGIN,
     END,
@@ -22,6 +23,7 @@ def main() -> None:
     """Rewrite the tables."""
     replace_table("plan-file.md", BEGIN, END, render_reference(planfile.schema()))
     replace_table("settings.md", BEGIN, END, render_reference(settings.schema()))
+    replace_table("artifacts.md", BEGIN, END, render_reference(manifest.schema()))
     replace_table("api.md", ROLES_BEGIN, ROLES_END, render_roles(ROUTES))
 
 

@@ -49,6 +49,12 @@ from tests.fuzz.netbox_answers import (
     read_netbox_message,
     read_netbox_page,
 )
+from tests.fuzz.preparation_answers import (
+    FACTS,
+    SNAPSHOTS,
+    read_fact,
+    read_snapshot,
+)
 from tests.fuzz.web_answers import HAPROXY, HTTP, haproxy, http_check
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
 
@@ -457,4 +463,6 @@ TARGETS: dict[str, Target] = {
     "prometheus": Target(PROMETHEUS, simple(read_prometheus), mutate_values),
     "netbox": Target(NETBOX_PAGES, simple(read_netbox_page), mutate_values),
     "netbox-webhook": Target(NETBOX_MESSAGES, simple(read_netbox_message), mutate_values),
+    "fact": Target(FACTS, simple(read_fact), mutate_values),
+    "snapshot": Target(SNAPSHOTS, simple(read_snapshot)),
 }

@@ -98,6 +98,12 @@ else
 fi
 """
 
+_SOCKET = re.compile(r"(?:[0-9A-F]{8}|[0-9A-F]{32}):[0-9A-F]{4}")
+"""An address and a port in /proc/net/tcp and its like."""
+
+_LISTENER = re.compile(r"([0-9]+) ([0-9]{1,20}) \((.*)\)(?: \S+){19} ([0-9]{1,20})(?: .*)?")
+"""An inode and the line of /proc/PID/stat: pid, name, and start as field 22."""
+
 _Entries = Iterator[tuple[str, str]]
 
 
@@ -175,7 +181,7 @@ def _entries(sections: Mapping[str, list[str]], ephemeral: range) -> _Entries:
 
 
 def _port_range(lines: Iterable[str]) -> range:
-    numbers = [word for line in lines for word in line.split() if word.isdecimal()]
+    numbers = [word for line in lines for word in line.split() if re.fullmatch("[0-9]{1,5}", word)]
     return range(int(numbers[0]), int(numbers[1]) + 1) if len(numbers) == 2 else range(0)
 
 
@@ -189,13 +195,10 @@ def _ports(protocol: str, lines: Iterable[str], state: str, ignored: range) -> _
 def _socket(line: str) -> tuple[int, str, str, str] | None:
     """Return port, address, state and inode of a line of /proc/net/tcp or udp."""
     fields = line.split()
-    if len(fields) < 10 or ":" not in fields[1]:
+    if len(fields) < 10 or not _SOCKET.fullmatch(fields[1]):
         return None
     address, _, port = fields[1].partition(":")
-    try:
-        return int(port, 16), _kernel_address(address), fields[3], fields[9]
-    except ValueError:
-        return None
+    return int(port, 16), _kernel_address(address), fields[3], fields[9]
 
 
 def _kernel_address(text: str) -> str:
@@ -232,11 +235,10 @@ def _listeners(lines: Iterable[str], tcp: Iterable[str]) -> _Entries:
     ports = {place[3]: place[0] for line in tcp if (place := _socket(line)) is not None}
     oldest: dict[int, tuple[int, int, str]] = {}
     for line in lines:
-        match = re.fullmatch(r"(\d+) (\d+) \((.*)\) (.*)", line)
-        fields = match[4].split() if match else []
-        if match is None or match[1] not in ports or len(fields) < 20 or not fields[19].isdecimal():
+        match = _LISTENER.fullmatch(line)
+        if match is None or match[1] not in ports:
             continue
-        process = (int(fields[19]), int(match[2]), match[3])
+        process = (int(match[4]), int(match[2]), match[3])
         port = ports[match[1]]
         oldest[port] = min(process, oldest.get(port, process))
     for port, (start, pid, name) in sorted(oldest.items()):

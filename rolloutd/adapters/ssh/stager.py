@@ -7,7 +7,6 @@ know who limits their rate.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +18,7 @@ from machines.model.preparation import ManifestEntry
 from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.staging_script import SCRIPT
+from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Failed, Host, Shell, ShellResult, Staged, StagingRequest, TakeBytes, staged_file
 
@@ -30,10 +30,10 @@ WRITES_IN_FLIGHT = 4
 
 DEFAULT_MODE = "0644"
 
-_MAX_DIGESTS = 1000
-"""Remembered digests of local files: more than a manifest has."""
+_MAX_READINGS = 1000
+"""Remembered comparisons of local files: as many as a manifest has artifacts."""
 
-_FileVersion = tuple[Path, int, int, int]
+_FileVersion = tuple[Path, str, int, int, int]
 
 
 class _NodeStager:
@@ -104,19 +104,16 @@ class SshStager(_NodeStager):
     def __init__(self, shell: SshShell) -> None:
         super().__init__(shell)
         self._sftp = shell.open_sftp
-        self._digests: dict[_FileVersion, asyncio.Task[str]] = {}
+        self._readings: dict[_FileVersion, asyncio.Task[FileMismatch | None]] = {}
 
     async def _refusal(self, request: StagingRequest) -> Failed | None:
         artifact = request.artifact
-        source = request.directory / artifact.path
-        try:
-            found = await self._local_digest(source)
-        except OSError as error:
-            return Failed(f"{_title(artifact)}: {source} cannot be read: {error.strerror}; build it again")
-        if found != artifact.sha256:
-            size = source.stat().st_size
-            problem = f"truncated to {size} bytes" if size < artifact.size else "altered"
-            return Failed(_mismatch(artifact, f"{artifact.path} is {problem}", found, "build it again"))
+        mismatch = await self._compare(request.directory / artifact.path, artifact)
+        if mismatch is not None:
+            problem = f"{artifact.path} {mismatch.problem}"
+            if not mismatch.found:
+                return Failed(f"{_title(artifact)}: {problem}; build it again")
+            return Failed(_mismatch(artifact, problem, mismatch.found, "build it again"))
         return await super()._refusal(request)
 
     async def _bring(
@@ -138,20 +135,21 @@ class SshStager(_NodeStager):
             return Staged(sent, f"{_title(request.artifact)} is on {request.host.name}{resumed}")
         return _failure(request, answer)
 
-    async def _local_digest(self, source: Path) -> str:
-        """Return the sha256 of a file; nodes that ask at once share one reading."""
-        status = source.stat()  # noqa: ASYNC240  # one call, of a file that is read next
-        version = (source, status.st_mtime_ns, status.st_size, status.st_ino)
-        task = self._digests.get(version)
-        if task is None:
-            if len(self._digests) >= _MAX_DIGESTS:
-                self._digests.clear()
-            task = self._digests[version] = asyncio.ensure_future(asyncio.to_thread(_file_digest, source))
+    async def _compare(self, source: Path, artifact: ManifestEntry) -> FileMismatch | None:
+        """Compare a file with its artifact; nodes that ask at once share one reading."""
         try:
-            return await asyncio.shield(task)
+            status = source.stat()  # noqa: ASYNC240  # one call, of a file that is read next
         except OSError:
-            self._digests.pop(version, None)
-            raise
+            return await asyncio.to_thread(compare_file, source, artifact.size, artifact.sha256)
+        version = (source, artifact.sha256, status.st_mtime_ns, status.st_size, status.st_ino)
+        reading = self._readings.get(version)
+        if reading is None:
+            if len(self._readings) >= _MAX_READINGS:
+                self._readings.clear()
+            reading = self._readings[version] = asyncio.ensure_future(
+                asyncio.to_thread(compare_file, source, artifact.size, artifact.sha256)
+            )
+        return await asyncio.shield(reading)
 
 
 class UrlStager(_NodeStager):
@@ -195,16 +193,7 @@ def _resume_at(source: Path, present: int, digest: str) -> int:
     """Return how much of the file is on the node: all that is there, if it is the file's beginning."""
     if not 0 < present <= source.stat().st_size:
         return 0
-    return present if _file_digest(source, present) == digest else 0
-
-
-def _file_digest(path: Path, limit: int | None = None) -> str:
-    digest, left = hashlib.sha256(), limit
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
-            digest.update(chunk)
-            left = None if left is None else left - len(chunk)
-    return digest.hexdigest()
+    return present if file_digest(source, present) == digest else 0
 
 
 def _failure(request: StagingRequest, answer: ShellResult) -> Failed:
@@ -225,7 +214,7 @@ def _failure(request: StagingRequest, answer: ShellResult) -> Failed:
 
 
 def _mismatch(artifact: ManifestEntry, problem: str, found: str, action: str) -> str:
-    return f"{_title(artifact)}: {problem}: sha256 {found}, the manifest has {artifact.sha256}; {action}"
+    return mismatch_text(_title(artifact), problem, found, artifact.sha256, action)
 
 
 def _title(artifact: ManifestEntry) -> str:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rolloutd import planfile, settings
-from rolloutd.planfile import schema
+from rolloutd.planfile import manifest, schema
 from rolloutd.planfile.schema import resolve_reference
 from tests.docs.reference_tables import render_reference
 from tests.rolloutd.planfile.plan_samples import DESIGN_PLAN, FULL_PLAN, SMALLEST_PLAN, diagnostics_of
@@ -141,7 +141,12 @@ def test_every_key_is_described(of: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "name"), [(planfile.schema, "plan-file.md"), (settings.schema, "settings.md")]
+    ("of", "name"),
+    [
+        (planfile.schema, "plan-file.md"),
+        (settings.schema, "settings.md"),
+        (manifest.schema, "artifacts.md"),
+    ],
 )
 def test_the_documents_hold_the_reference(of: Any, name: str) -> None:
     assert render_reference(of()) in (DOCS / name).read_text()

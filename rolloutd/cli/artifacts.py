@@ -1,0 +1,103 @@
+"""Commands for manifests of artifacts; they need no daemon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
+from rolloutd.cli import exits
+from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.output import print_line, print_message, sanitize
+from rolloutd.text import pluralize
+
+MANIFEST = "artifacts.yml"
+
+_VERSION = re.compile(r"(?P<name>.+?)[-_]v?(?P<version>[0-9][A-Za-z0-9.+~]*)(?:[-_].*)?", re.ASCII)
+_EXTENSIONS = re.compile(r"(?:\.(?:tar|gz|xz|bz2|zst|tgz|zip|deb|rpm|whl|bundle|bin))+$")
+_ARCHIVE = re.compile(r".*\.(?:tar(?:\.[a-z0-9]+)?|tgz|zip)")
+_PACKAGE = re.compile(r".*\.(?:deb|rpm)")
+
+
+def register(commands: CommandGroup) -> None:
+    group = commands.add_group("artifacts", "write and verify manifests of artifacts")
+    parser = group.add_command("manifest", manifest, "write the manifest of a directory's files")
+    parser.add_argument("directory", metavar="DIR", type=Path, help=f"the directory; writes DIR/{MANIFEST}")
+    parser = group.add_command("verify", verify, "compare the files of a manifest with it")
+    parser.add_argument(
+        "file", metavar="FILE|DIR", type=Path, help=f"the manifest, or its directory ({MANIFEST})"
+    )
+
+
+def manifest(call: Invocation) -> int:
+    """Write a manifest; what the present one says of a file, but for size and digest, is kept."""
+    from rolloutd.planfile.manifest import format_manifest
+
+    directory: Path = call.args.directory
+    file = directory / MANIFEST
+    known = {record["path"]: record for record in _read(file)} if file.exists() else {}
+    records = [_record(directory, path, known.get(str(path), {})) for path in _files(directory)]
+    if not records:
+        raise exits.Exit(exits.REFUSED, f"{directory}: no files; build the artifacts first")
+    records += [record for record in known.values() if not record["path"]]
+    file.write_text(format_manifest(records))
+    return call.report(records, f"{file}: {pluralize(len(records), 'artifact')}")
+
+
+def verify(call: Invocation) -> int:
+    """Compare the files with their manifest; a URL alone is not fetched."""
+    file: Path = call.args.file / MANIFEST if call.args.file.is_dir() else call.args.file
+    records = [record for record in _read(file) if record["path"]]
+    results = [_result(file.parent, record) for record in records]
+    wrong = [result for result in results if not result["valid"]]
+    if call.args.json:
+        call.print_data({"valid": not wrong, "artifacts": results})
+    for result in wrong if not call.args.json else ():
+        print_line(sanitize(result["text"]))
+    checked = pluralize(len(results), "artifact")
+    print_message(f"{file}: {len(wrong)} of {checked} differ" if wrong else f"{file}: {checked}, all valid")
+    return exits.REFUSED if wrong else exits.OK
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    from rolloutd.planfile.manifest import read_manifest
+
+    return read_manifest(file.read_bytes(), str(file))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Yield the files of a directory, relative to it; hidden ones and the manifest are no artifacts."""
+    for path in sorted(directory.rglob("*")):
+        inner = path.relative_to(directory)
+        if path.is_file() and str(inner) != MANIFEST and not any(p.startswith(".") for p in inner.parts):
+            yield inner
+
+
+def _record(directory: Path, path: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    stem = _EXTENSIONS.sub("", path.name)
+    match = _VERSION.fullmatch(stem)
+    file = directory / path
+    digest = file_digest(file)
+    is_archive, is_package = _ARCHIVE.fullmatch(path.name), _PACKAGE.fullmatch(path.name)
+    guessed = {
+        "name": match["name"] if match else stem,
+        "version": match["version"] if match else digest[:12],
+        "kind": "archive" if is_archive else "package" if is_package else "file",
+        "path": str(path),
+    }
+    return {**guessed, **known, "sha256": digest, "size": file.stat().st_size}
+
+
+def _result(directory: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    name, version, path, wanted = (str(record[key]) for key in ("name", "version", "path", "sha256"))
+    mismatch = compare_file(directory / path, record["size"], wanted)
+    result = {"name": name, "version": version, "path": path, "expected": wanted}
+    if mismatch is None:
+        return {**result, "valid": True, "found": wanted, "text": ""}
+    text = f"{name} {version}: {path} {mismatch.problem}; build it again"
+    if mismatch.found:
+        problem = f"{path} {mismatch.problem}"
+        text = mismatch_text(f"{name} {version}", problem, mismatch.found, wanted, "build it again")
+    return {**result, "valid": False, "found": mismatch.found, "text": text}
