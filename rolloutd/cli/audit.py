@@ -60,21 +60,27 @@ def register(commands: CommandGroup) -> None:
         "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
         "       rolloutctl audit verify [--database FILE] [--head HASH] [--anchor FILE] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
-        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason R [--json]\n"
+        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
     parser.add_argument(
-        "target", metavar="ROLLOUT", nargs="?", help="only this rollout; or verify, head, settle or export"
+        "target",
+        metavar="ROLLOUT",
+        nargs="?",
+        help="only this rollout; or an action: verify, head, settle or export",
     )
     parser.add_argument(
-        "exported", metavar="SUBJECT", nargs="?", help="rollout to export; or mismatch to settle, or all"
+        "exported",
+        metavar="SUBJECT",
+        nargs="?",
+        help="for export: the rollout; for settle: a mismatch, or all",
     )
     parser.add_argument(
         "--keep",
         choices=("audit", "database"),
-        help="restore rows from the audit, or accept the stored ones",
+        help="for settle: restore rows from the audit, or keep those of the database",
     )
-    parser.add_argument("--reason", metavar="R", help="why, for settle")
+    parser.add_argument("--reason", metavar="TEXT", help="for settle: reason, kept in the audit")
     parser.add_argument(
         "--rollout", metavar="ROLLOUT", help=f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
     )
@@ -88,18 +94,26 @@ def register(commands: CommandGroup) -> None:
     size.add_argument("--limit", metavar="N", type=int_argument(1), help="only the first N entries")
     size.add_argument("-n", "--last", metavar="N", type=int_argument(1), help="only the last N entries")
     parser.add_argument("-f", "--follow", action="store_true", help="show new entries until interrupted")
-    parser.add_argument("--database", metavar="FILE", type=Path, help="verify this file, without a daemon")
     parser.add_argument(
-        "--anchor", metavar="FILE", type=Path, help="lines kept outside, which the audit must agree with"
+        "--database", metavar="FILE", type=Path, help="for verify and head: read this file, without a daemon"
     )
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="archive to write (ROLLOUT.tar.gz); - is stdout"
+        "--anchor",
+        metavar="FILE",
+        type=Path,
+        help="for verify: copy of the anchors' lines, which the audit must agree with",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="for export: archive to write (ROLLOUT.tar.gz); - is stdout",
     )
     parser.add_argument(
         "--head",
         metavar="HASH",
         type=_hash_argument,
-        help="hash noted earlier, which must occur in the chain",
+        help="for verify: a hash noted earlier, which the chain must contain",
     )
 
 

@@ -21,7 +21,7 @@ SHORT_HASH = 12
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command("changes", changes, "show which node has which change, across rollouts")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's name; its groups and nodes too")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="only this plan, with its groups and nodes")
 
 
 def changes(call: Invocation) -> int:

@@ -19,9 +19,6 @@ from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.text import nearest_name
 
-SHELLS = ("bash", "zsh", "fish")
-"""Shells that `rolloutctl completion` knows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -103,7 +100,7 @@ class CommandGroup:
             name, help=summary, description=_as_sentence(summary), parents=[self._shared]
         )
         if json:
-            parser.add_argument("--json", action="store_true", help="print JSON (stable)")
+            parser.add_argument("--json", action="store_true", help="print JSON, whose keys are stable")
             parser.add_argument(
                 "-o",
                 action=_OutputFormat,
@@ -134,36 +131,22 @@ def shared_options() -> argparse.ArgumentParser:
         "--host",
         metavar="HOST",
         default=argparse.SUPPRESS,
-        help="ssh destination; reach that machine's daemon as the account you log in to",
+        help="ssh destination: use that machine's daemon, as your account there",
     )
     return shared
 
 
 def add_rollout_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    argument = parser.add_argument(
+    parser.add_argument(
         "rollout",
         metavar="ROLLOUT",
         nargs="?" if optional else None,
         help="rollout id, its prefix, or its plan's name",
     )
-    complete_with(argument, "rollouts")
 
 
 def add_node_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    argument = parser.add_argument(
-        "node", metavar="NODE", nargs="?" if optional else None, help="the node's name"
-    )
-    complete_with(argument, "nodes")
-
-
-def complete_with(argument: argparse.Action, kind: str) -> None:
-    """Let a shell complete an argument with the daemon's names of a kind (`rolloutctl names`)."""
-    function = f"_rolloutctl_{kind}"
-    argument.complete = {  # type: ignore[attr-defined]
-        "bash": function,
-        "zsh": function,
-        "fish": f"({function})",
-    }
+    parser.add_argument("node", metavar="NODE", nargs="?" if optional else None, help="the node's name")
 
 
 def add_watch_option(parser: argparse.ArgumentParser) -> None:

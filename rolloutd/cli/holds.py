@@ -38,8 +38,10 @@ def register(commands: CommandGroup) -> None:
         "locks", show_locks, "show every pool's slots and holders, holds and freezes"
     )
     add_watch_option(locks)
-    hold = commands.add_command("hold", take_hold, "keep rollouts off a node, for other work: take its slots")
-    release = commands.add_command("release", release_hold, "release a held node")
+    hold = commands.add_command(
+        "hold", take_hold, "reserve a node for other work: no rollout starts it, and it takes its slots"
+    )
+    release = commands.add_command("release", release_hold, "release a hold on a node")
     for parser in (hold, release):
         add_node_argument(parser)
         parser.add_argument("--as", dest="id", metavar="ID", help="name of the hold (your user name)")

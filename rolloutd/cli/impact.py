@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("drift", drift, "check the done nodes of a rollout in check mode, now")
+    parser = commands.add_command(
+        "drift", drift, "run a rollout's playbook on its done nodes in check mode now, to find drift"
+    )
     add_rollout_argument(parser)
 
 

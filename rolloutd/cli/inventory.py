@@ -32,7 +32,9 @@ MAX_NAMES_SHOWN = 10
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("inventory", inventory, "list nodes, what each source said, and conflicts")
+    parser = commands.add_command(
+        "inventory", inventory, "list nodes, what each source reports, and conflicts"
+    )
     parser.usage = (
         "rolloutctl inventory [--refresh] [--json] [NODE]\n"
         "       rolloutctl inventory conflicts [--json]\n"
@@ -43,11 +45,13 @@ def register(commands: CommandGroup) -> None:
         "what",
         metavar="NODE | conflicts | accept | pin",
         nargs="?",
-        help="a node, to show what each source said of it; conflicts: list the quarantined nodes;"
-        " accept: let a held answer of a source take effect; pin: accept the host key and machine id"
-        " that are reported of a node now",
+        help="a node: show what each source reports about it; conflicts: list the quarantined nodes;"
+        " accept: apply a response of a source that is held back; pin: trust the host key and machine id"
+        " that a node reports now",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the source to accept, or the node to pin")
+    parser.add_argument(
+        "name", metavar="SOURCE | NODE", nargs="?", help="the source to accept, or the node to pin"
+    )
     parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
     add_reason_option(parser, required=False)
     add_watch_option(parser)

@@ -1,4 +1,4 @@
-"""Commands that run other programs: demo, admin commands, console; and shell completion.
+"""Commands that run other programs: demo, admin commands, and the console.
 
 Those programs need libraries that rolloutctl does not load, because its start-up counts.
 """
@@ -9,30 +9,17 @@ import argparse
 import os
 import subprocess
 import sys
-from functools import partial
 from typing import NoReturn
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import SHELLS, CommandGroup, Invocation, int_argument
-from rolloutd.cli.output import print_line, sanitize
+from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
 from rolloutd.cli.programs import environment, module_command
-from rolloutd.control.client import api_path
-
-NAME_KINDS = ("rollouts", "nodes", "teams", "pools")
-
-_PREAMBLES = {
-    "bash": '_rolloutctl_{kind}() {{ compgen -W "$(rolloutctl names {kind} 2>/dev/null)" -- "$1"; }}\n',
-    "zsh": (
-        "_rolloutctl_{kind}() {{ local -a names;"
-        ' names=(${{(f)"$(rolloutctl names {kind} 2>/dev/null)"}}); compadd -a names }}\n'
-    ),
-    "fish": "function _rolloutctl_{kind}; rolloutctl names {kind} 2>/dev/null; end\n",
-}
-"""A function for each kind of name, in each shell: shells ask the daemon when they complete."""
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("demo", demo, "show a rollout on an embedded fleet")
+    parser = commands.add_command(
+        "demo", demo, "run a rollout on a small fleet that this command starts on this machine"
+    )
     parser.add_argument("--nodes", metavar="N", type=int, help="number of nodes (12)")
     parser.add_argument(
         "--fault",
@@ -40,34 +27,39 @@ def register(commands: CommandGroup) -> None:
         action="append",
         help="break a node while isolating, maintaining or verifying (repeatable)",
     )
-    parser.add_argument("--headless", action="store_true", help="answer every question with yes")
+    parser.add_argument(
+        "--headless", action="store_true", help="run without a terminal, and answer every question with yes"
+    )
     parser.add_argument("--plain", action="store_true", help="show bars and questions instead of the console")
-    parser.add_argument("--dir", metavar="DIR", help="keep all files there, to inspect from another terminal")
+    parser.add_argument("--dir", metavar="DIR", help="keep all files there (a temporary directory)")
     for name, summary, file_help in (
         ("doctor", "check dependencies and suggest fixes", ""),
         ("backup", "copy the daemon's database; it may be running", "file to write; replaced if it exists"),
         ("restore", "restore a backup; the daemon must be stopped", "a file that `rolloutctl backup` wrote"),
     ):
         parser = commands.add_command(name, run_admin_command, summary)
-        parser.add_argument("--config", metavar="FILE", help="the daemon's settings (its default)")
+        parser.add_argument(
+            "--config", metavar="FILE", help="the daemon's settings file (/etc/rolloutd/config.yaml)"
+        )
         if file_help:
             parser.add_argument("file", metavar="FILE", help=file_help)
-    parser = commands.add_command("names", names, "print the names that completion offers", json=False)
-    parser.add_argument("kind", metavar="KIND", choices=NAME_KINDS, help=", ".join(NAME_KINDS))
-    complete = partial(completion, commands.root_parser)
-    parser = commands.add_command("completion", complete, "print shell completion", json=False)
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     _register_console(commands)
     parser = commands.add_command(
-        "serve-status", serve_status, "serve the rollouts' pages, read-only, on a loopback port", json=False
+        "serve-status", serve_status, "serve a read-only page of each rollout on a loopback port", json=False
     )
-    parser.add_argument("--port", metavar="N", type=int_argument(0), default=0, help="port (any free one)")
+    parser.add_argument(
+        "--port", metavar="N", type=int_argument(0), default=0, help="port of 127.0.0.1 (any free one)"
+    )
 
 
 def _register_console(commands: CommandGroup) -> None:
-    tui_parser = commands.add_command("tui", tui, "open the console, to watch and to decide", json=False)
+    tui_parser = commands.add_command(
+        "tui", tui, "open the console in this terminal: watch rollouts, vote and act", json=False
+    )
     tui_parser.set_defaults(opens_own_tunnel=True)
-    web_parser = commands.add_command("web", web, "serve the console to a browser", json=False)
+    web_parser = commands.add_command(
+        "web", web, "serve the console to a browser on this machine", json=False
+    )
     for parser in (tui_parser, web_parser):
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
         parser.add_argument("--ascii", action="store_true", help="use only ASCII characters")
@@ -122,32 +114,6 @@ def serve_status(call: Invocation) -> int:
     from rolloutd.cli.status_server import serve
 
     serve(call.client, call.args.port)
-    return exits.OK
-
-
-def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
-    """Print a completion script of the whole command line."""
-    import shtab
-
-    shell = call.args.shell
-    preamble = "".join(_PREAMBLES[shell].format(kind=kind) for kind in NAME_KINDS)
-    print_line(shtab.complete(root_parser, shell, preamble=preamble))
-    return exits.OK
-
-
-def names(call: Invocation) -> int:
-    """Print the names of one kind, one per line."""
-    match call.args.kind:
-        case "rollouts":
-            lines = call.get(api_path("rollouts"))["rollouts"]
-            found = [name for each in lines for name in (each["rollout"], each["plan"])]
-        case "pools":
-            found = [lock["pool"] for lock in call.get(api_path("locks"))["pools"]]
-        case kind:
-            key = "node" if kind == "nodes" else "team"
-            found = [node[key] or "" for node in call.get(api_path("inventory"))["nodes"]]
-    for name in dict.fromkeys(filter(None, found)):
-        print_line(sanitize(name))
     return exits.OK
 
 

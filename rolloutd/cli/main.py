@@ -17,6 +17,7 @@ from rolloutd.cli import (
     artifacts,
     audit,
     changes,
+    completion,
     configuration,
     exits,
     handover,
@@ -57,6 +58,7 @@ _MODULES = (
     audit,
     report,
     local,
+    completion,
 )
 """The modules with commands, in the order of the help."""
 
@@ -67,7 +69,7 @@ A plan describes one change.  Submitting it opens a rollout, which changes the
 plan's nodes in waves, the canaries first.  At a gate the rollout waits for
 people's votes.  A pool limits how many of its nodes may be out of service at
 once: each of these takes a slot.  A hold takes a node's slots for other work;
-a freeze lets no node start.
+a freeze prevents nodes from starting.
 """
 
 _EPILOG = """\

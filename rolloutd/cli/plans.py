@@ -60,7 +60,9 @@ def register(commands: CommandGroup) -> None:
             )
     parser.add_argument("--again", action="store_true", help="open a new rollout even if this plan has one")
     parser.add_argument(
-        "--supersede", action="store_true", help="cancel the live rollout of the same plan name"
+        "--supersede",
+        action="store_true",
+        help="replace the live rollout of the same plan name; its completed nodes stay done",
     )
     parser = group.add_command(
         "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False

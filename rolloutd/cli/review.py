@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command(
-        "gates", gates, "list the gates, their votes and which are missing; of one rollout also its review"
+        "gates", gates, "list gates, their votes and the missing votes; for one rollout, also its review"
     )
     add_rollout_argument(parser, optional=True)
     add_watch_option(parser)
     parser = commands.add_command(
-        "review", review, "show what a vote is for: change, targets, checks, digest, plan"
+        "review", review, "show what a vote approves: change, targets, checks, digest, plan"
     )
     add_rollout_argument(parser)
 

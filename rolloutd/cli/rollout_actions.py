@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ROLLOUT_ACTIONS = {
     "pause": ("start no more nodes of a rollout until it is resumed", "paused"),
-    "resume": ("end a user's pause of a rollout", "resumed"),
-    "cancel": ("end a rollout for good: none of its nodes starts again", "cancelled"),
+    "resume": ("resume a rollout that a user paused", "resumed"),
+    "cancel": ("end a rollout: no further node starts, and it cannot be resumed", "cancelled"),
 }
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {
@@ -44,7 +44,9 @@ def register(commands: CommandGroup) -> None:
         add_reason_option(parser)
         if action in _ACTIONS_WITH_NOW:
             parser.add_argument(
-                "--now", action="store_true", help="stop running work too; its nodes fail and wait for you"
+                "--now",
+                action="store_true",
+                help="also stop the runs in progress; their nodes fail and wait for a decision",
             )
         if action == "cancel":
             add_yes_option(parser)
@@ -60,7 +62,7 @@ def register(commands: CommandGroup) -> None:
     choice = parser.add_mutually_exclusive_group()
     for option, text in (
         ("return", "return an isolated node to service, after the infra checks"),
-        ("leave", "leave an isolated node isolated; its slots stay taken"),
+        ("leave", "keep an isolated node isolated; it keeps its slots"),
     ):
         choice.add_argument(f"--{option}", dest="put_back", action="store_const", const=option, help=text)
     parser = commands.add_command(

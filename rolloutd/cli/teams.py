@@ -15,7 +15,6 @@ from rolloutd.cli.command_group import (
     Invocation,
     add_reason_option,
     add_until_option,
-    complete_with,
 )
 from rolloutd.cli.output import print_line, sanitize
 from rolloutd.control.client import api_path
@@ -29,11 +28,11 @@ def register(commands: CommandGroup) -> None:
 
     def add(name: str, handler: Handler, summary: str) -> argparse.ArgumentParser:
         parser = group.add_command(name, handler, summary)
-        complete_with(parser.add_argument("team", metavar="TEAM", help="the team's name"), "teams")
+        parser.add_argument("team", metavar="TEAM", help="the team's name")
         return parser
 
     add("show", show_team, "show a team's windows, canaries and freezes")
-    windows = add("windows", set_windows, "set when the team's nodes may start, in addition to other windows")
+    windows = add("windows", set_windows, "set when the team's nodes may start; all other windows apply too")
     windows.add_argument(
         "window",
         metavar="WINDOW",
@@ -42,7 +41,9 @@ def register(commands: CommandGroup) -> None:
         help='such as "mon-fri 09:00-16:00 Europe/Amsterdam"',
     )
     canaries = add("canaries", set_canaries, "set which of the team's nodes go first")
-    canaries.add_argument("node", metavar="NODE", nargs="*", help="nodes in their order")
+    canaries.add_argument(
+        "node", metavar="NODE", nargs="*", help="a canary; give them in the order in which they start"
+    )
     freeze = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
     add_until_option(freeze, "end of the freeze")
     unfreeze = add("unfreeze", unfreeze_team, "lift the team's freezes")

@@ -49,14 +49,21 @@ def register(commands: CommandGroup) -> None:
         _add_gate_arguments(parser)
         parser.add_argument("--team", metavar="TEAM", help="team to vote as, if you belong to several")
     for parser in (approve, reject):
-        parser.add_argument("--digest", metavar="SHA256", help="the digest you read; any other is refused")
+        parser.add_argument(
+            "--digest",
+            metavar="SHA256",
+            help="the digest that you reviewed; the vote is refused if it differs",
+        )
     approve.add_argument(
-        "--node", metavar="NODE", action="append", help="at proceed: only this failed node (repeatable)"
+        "--node",
+        metavar="NODE",
+        action="append",
+        help="at proceed: approve only this failed node (repeatable)",
     )
     approve.add_argument(
-        "--more", metavar="K", type=_more_argument, help="at proceed: number of further failures to cover"
+        "--more", metavar="K", type=_more_argument, help="at proceed: approve up to K further failures too"
     )
-    add_until_option(approve, "at proceed: end of covering further failures")
+    add_until_option(approve, "at proceed: end of --more")
     add_yes_option(approve)
     _register_tokens(
         commands.add_group("token", "sign and use tokens for votes from a ticket system or a chat")
@@ -66,17 +73,26 @@ def register(commands: CommandGroup) -> None:
 def _register_tokens(group: CommandGroup) -> None:
     parser = group.add_command("sign", sign_token, "sign a token for a person's vote", json=False)
     _add_gate_arguments(parser)
-    parser.add_argument("--service", metavar="NAME", required=True, help="service account of the settings")
+    parser.add_argument("--service", metavar="NAME", required=True, help="service account from the settings")
     parser.add_argument(
-        "--key-file", metavar="FILE", type=Path, required=True, help="HMAC secret of the service"
+        "--key-file",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="file with the HMAC secret of the service",
     )
     parser.add_argument("--for", dest="outside", metavar="PERSON", required=True, help="person who votes")
     parser.add_argument(
         "--answer", choices=("yes", "no", "withdraw"), default="yes", help="their answer (yes)"
     )
-    parser.add_argument("--expires", metavar="TIME", type=time_argument, help="end of validity (15m)")
+    parser.add_argument(
+        "--expires",
+        metavar="TIME",
+        type=time_argument,
+        help="end of validity: RFC 3339, or a duration from now, such as 2h (15m)",
+    )
     parser.add_argument("--team", metavar="TEAM", help="team to vote as, if the service has several")
-    parser = group.add_command("use", use_token, "cast the vote of a token; each counts once")
+    parser = group.add_command("use", use_token, "cast the vote of a token; a token counts once")
     add_rollout_argument(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the token's file (stdin)")
 
@@ -89,7 +105,9 @@ def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         choices=GATES,
         help="pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)",
     )
-    parser.add_argument("--wave", metavar="WAVE", help="wave before the gate, if there are several")
+    parser.add_argument(
+        "--wave", metavar="WAVE", help="wave before the gate, if several gates have this name"
+    )
     add_reason_option(parser)
 
 

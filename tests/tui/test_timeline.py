@@ -143,7 +143,15 @@ def test_scale_fits_the_rollout_and_follows_the_moment() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ago"),
-    [("10m ago", 600), ("90 s", 90), ("18:30", 600), ("18:39:59", 1), ("18:41", 86_340), ("noon", None)],
+    [
+        ("10m ago", 600),
+        ("1h30m", 5_400),
+        ("2026-11-20T18:30:00Z", 600),
+        ("18:30", 600),
+        ("18:39:59", 1),
+        ("18:41", 86_340),
+        ("noon", None),
+    ],
 )
 def test_moments_are_times_or_ages(text: str, ago: float | None, utc: None) -> None:
     parsed = parse_moment(text, NOON)

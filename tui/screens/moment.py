@@ -5,36 +5,33 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
-from rolloutd.control import event_text
+from rolloutd.control import event_text, user_time
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Item, heading, note_row, static_line
 from tui.state.history import History, PastPhase
-from tui.state.values import BUSY_PHASES, NodeState, RolloutState
+from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
 
 MAX_NAME_WIDTH = 32
 
 MAX_DECISIONS, MAX_TRANSITIONS = 8, 12
 
 _CLOCK = re.compile(r"(?:(\d{4}-\d\d-\d\d)[ T])?(\d{1,2}):(\d\d)(?::(\d\d))?")
-_AGO = re.compile(r"(\d+)\s*([smhd])(?:\s+ago)?")
-
-UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def parse_moment(text: str, now: float) -> float | None:
-    """Return the instant of `03:44`, `2026-11-22 03:44:10` or `10m ago`; None for another text.
+    """Return the instant of `03:44`, `2026-11-22 03:44:10`, `10m ago` or RFC 3339; None for another text.
 
-    A time without a date is the latest such time that has passed.
+    A time without a date is the latest such time that has passed; without a zone it is local.
     """
-    ago = _AGO.fullmatch(text.strip())
-    if ago is not None:
-        return now - int(ago[1]) * UNIT_S[ago[2]]
     clock = _CLOCK.fullmatch(text.strip())
     if clock is None:
+        with suppress(ValueError):
+            return parse_timestamp(user_time.parse_past(text.strip(), datetime.fromtimestamp(now, UTC)))
         return None
     today = datetime.fromtimestamp(now).astimezone()
     try:

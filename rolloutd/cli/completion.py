@@ -1,0 +1,122 @@
+"""Shell completion: the words of the command line, and names that the shell asks the daemon for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from rolloutd.cli import exits
+from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.output import print_line
+from rolloutd.control.client import api_path
+
+SHELLS = ("bash", "zsh", "fish")
+
+_KINDS_BY_METAVAR: Mapping[str, str] = {
+    "ROLLOUT": "rollouts",
+    "SUBJECT": "rollouts",
+    "PLAN": "plans",
+    "NODE": "nodes",
+    "TEAM": "teams",
+    "SCOPE": "scopes",
+    "WAVE": "waves",
+    "FILE": "file",
+    "PATH": "file",
+    "DIR": "directory",
+}
+"""What completes an argument, by the name of its value in the help; files are the shell's own."""
+
+_PREAMBLES = {
+    "bash": '_rolloutctl_{kind}() {{ compgen -W "$(rolloutctl names {kind} 2>/dev/null)" -- "$1"; }}\n',
+    "zsh": (
+        "_rolloutctl_{kind}() {{ local -a names;"
+        ' names=(${{(f)"$(rolloutctl names {kind} 2>/dev/null)"}}); compadd -a names }}\n'
+    ),
+    "fish": "function _rolloutctl_{kind}; rolloutctl names {kind} 2>/dev/null; end\n",
+}
+"""A function for each kind of name, in each shell: shells ask the daemon when they complete."""
+
+_PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
+"""Names that a shell reads as they are: bash expands the words that it completes with."""
+
+
+def register(commands: CommandGroup) -> None:
+    parser = commands.add_command("names", names, "print the names that completion offers", json=False)
+    parser.add_argument("kind", metavar="KIND", choices=tuple(_READERS), help=", ".join(_READERS))
+    complete = partial(completion, commands.root_parser)
+    parser = commands.add_command(
+        "completion", complete, "print a completion script, to evaluate in your shell", json=False
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+
+
+def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
+    """Print a completion script of the whole command line."""
+    import shtab
+
+    shell = call.args.shell
+    _set_completers(root_parser, {"file": shtab.FILE, "directory": shtab.DIRECTORY})
+    preamble = "".join(_PREAMBLES[shell].format(kind=kind) for kind in _READERS)
+    print_line(shtab.complete(root_parser, shell, preamble=preamble))
+    return exits.OK
+
+
+def _set_completers(parser: argparse.ArgumentParser, own: Mapping[str, Any]) -> None:
+    """Let a shell complete each argument of a parser and its subcommands; `own` are the shell's."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _set_completers(below, own)
+        elif isinstance(action.metavar, str) and action.choices is None:
+            words = action.metavar.split(" | ")
+            kind = next((_KINDS_BY_METAVAR[word] for word in words if word in _KINDS_BY_METAVAR), None)
+            if kind is not None:
+                function = f"_rolloutctl_{kind}"
+                asks_daemon = {"bash": function, "zsh": function, "fish": f"({function})"}
+                action.complete = own.get(kind, asks_daemon)  # type: ignore[attr-defined]
+
+
+def names(call: Invocation) -> int:
+    """Print the names of one kind, one per line."""
+    for name in dict.fromkeys(_READERS[call.args.kind](call)):
+        if name and _PLAIN_WORD.fullmatch(name):
+            print_line(name)
+    return exits.OK
+
+
+def _rollouts(call: Invocation) -> Iterable[str]:
+    lines = call.get(api_path("rollouts"))["rollouts"]
+    return (name for each in lines for name in (each["rollout"], each["plan"]))
+
+
+def _plans(call: Invocation) -> Iterable[str]:
+    return (each["plan"] for each in call.get(api_path("rollouts"))["rollouts"])
+
+
+def _nodes(call: Invocation, key: str = "node") -> Iterable[str | None]:
+    return (node[key] for node in call.get(api_path("inventory"))["nodes"])
+
+
+def _scopes(call: Invocation) -> Iterable[str]:
+    pools = (lock["pool"] for lock in call.get(api_path("locks"))["pools"])
+    nodes: list[dict[str, Any]] = call.get(api_path("inventory"))["nodes"]
+    teams = (f"team/{node['team']}" for node in nodes if node["team"])
+    return ("all", *teams, *pools, *(f"node/{node['node']}" for node in nodes))
+
+
+def _waves(call: Invocation) -> Iterable[str | None]:
+    return (gate["wave"] for each in call.get(api_path("status"))["rollouts"] for gate in each["gates"])
+
+
+_READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
+    "rollouts": _rollouts,
+    "plans": _plans,
+    "nodes": _nodes,
+    "teams": partial(_nodes, key="team"),
+    "scopes": _scopes,
+    "waves": _waves,
+}
+"""How the names of each kind are read from the daemon."""
