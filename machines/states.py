@@ -4,8 +4,7 @@ Each node of a rollout is in one of six phases.  The happy path is
 
     pending -> isolating -> maintaining -> verifying -> done
 
-and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  Three kinds of edges leave the
-path:
+and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  These edges leave the path:
 
 - `failed` can follow every in-flight phase, `pending` when a prepare stage disturbs the node, and `done` when
   a check fails during the soak.  A failed node
@@ -14,6 +13,7 @@ path:
   no failure; the node waits a little longer after each abort.
 - `left` leads to done from every phase, because the inventory can lose a node at any time.
 - `drifted` leads from done back to pending, for plans that keep their change only.
+- `rollback-ordered` leads from failed or done to isolating: by a person, or by the plan after a failure.
 
 MACHINE below is the only place where a transition is defined.  Legality, the next phase, the outcomes that a
 transition may end with, and the diagram in ARCHITECTURE.md all come from it; a transition that it does not
@@ -131,7 +131,7 @@ MACHINE = Machine(
         _edge(Trigger.VERIFIED, [Phase.VERIFYING], Phase.DONE, Outcome.CHANGED, Outcome.ROLLED_BACK),
         _edge(Trigger.FAILED, sorted(IN_FLIGHT_PHASES), Phase.FAILED),
         _edge(Trigger.RETRIED, [Phase.FAILED], Phase.PENDING),
-        _edge(Trigger.ROLLBACK_ORDERED, [Phase.FAILED], Phase.ISOLATING),
+        _edge(Trigger.ROLLBACK_ORDERED, [Phase.FAILED, Phase.DONE], Phase.ISOLATING),
         _edge(Trigger.ROLLED_BACK, [Phase.FAILED], Phase.DONE, Outcome.ROLLED_BACK),
         _edge(Trigger.SKIPPED, [Phase.PENDING, Phase.FAILED], Phase.DONE, Outcome.SKIPPED),
         _edge(

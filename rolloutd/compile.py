@@ -20,6 +20,7 @@ from machines.model.plan import (
     EnrolPolicy,
     GateName,
     Guard,
+    OnFailure,
     OnUnknownPolicy,
     Pilot,
     Plan,
@@ -89,6 +90,9 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
         rollback=_compile_rollback(spec["rollback"]),
         rollback_verify=_compile_rollback_checks(spec["rollback"], verify),
+        on_failure=OnFailure(spec.get("on_failure", OnFailure.PAUSE)),
+        at_most=spec.get("at_most"),
+        start_timeout_s=spec["limits"].get("start"),
         fallback_verify=compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
         gates={
             gate: _compile_vote_requirement(spec["gates"][gate.value])

@@ -299,6 +299,11 @@ def _failure(node: str, params: Params) -> str:
     return f"{node} failed in {params['step']}: {params['message']}"
 
 
+def _cause(params: Params) -> str:
+    """Return the failure that a plan answers with rollbacks, as a part of a sentence."""
+    return f": {_failure(params['node'], params)}" if "node" in params else ""
+
+
 def _exceptions(params: Params) -> str:
     """Return how many nodes have the change, and by outcome which have not and why."""
     parts = [f"{params['changed']} changed"]
@@ -344,6 +349,16 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
     ReasonCode.NODE_FAILED: lambda node, p: _failure(node, p) + _more(p),
+    ReasonCode.NODE_FAILED: lambda node, p: (
+        _failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
+    ),
+    ReasonCode.ROLLING_BACK: lambda _, p: f"rolling back {pluralize(p['left'], 'node')}{_cause(p)}",
+    ReasonCode.ROLLBACK_LIMIT: lambda _, p: (
+        f"{pluralize(p['left'], 'node')} not rolled back, because at_most is {p['at_most']}{_cause(p)}"
+    ),
+    ReasonCode.ROLLBACK_FAILED: lambda node, p: (
+        f"the rollback of {node} failed in {p['step']}, so no other begins: {p['message']}"
+    ),
     ReasonCode.SOAKING: lambda _, p: f"wave {p['wave']} soaks until {format_rfc3339(p['until'])}",
     ReasonCode.OBSERVE_ONLY: lambda *_: "observe_only is set: rolloutd decides everything and does nothing",
     ReasonCode.AUDIT_MISMATCH: lambda subject, p: describe_mismatch(subject, p["kind"], p["columns"]),
@@ -410,6 +425,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.QUEUED: lambda node, p: (
         f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
     ),
+    ReasonCode.ROLLBACK_QUEUED: lambda node, _: f"{node} is queued for its rollback",
     # A node that does not wait to start.
     ReasonCode.ISOLATING: lambda node, _: f"{node} is isolating",
     ReasonCode.MAINTAINING: lambda node, _: f"{node} is maintaining",
@@ -447,6 +463,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     RemedyKind.RESUME: lambda a: f"resume {a['rollout']}",
     RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']}",
     RemedyKind.RETRY_PREPARATION: lambda a: f"retry {a['rollout']} {a['node']}",
+    RemedyKind.ROLL_BACK: lambda a: f"rollback {a['rollout']} {a['nodes']}",
     RemedyKind.SKIP: lambda a: f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''}",
     RemedyKind.RETURN: lambda a: f"return {a['node']}",
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from machines.model import events
 from machines.model.plan import Plan
-from machines.model.rollout import Drift, GateOpening, Interruption, Rollout, Target
+from machines.model.rollout import Drift, GateOpening, Interruption, NodeOrder, Rollout, Target
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 
 
@@ -128,6 +128,8 @@ def validate_transition(target: Target, event: events.PhaseMoved) -> None:
 def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
     validate_transition(target, event)
     aborted_isolations = 0 if event.trigger in RESETS_BACKOFF else target.aborted_isolations
+    if target.order is NodeOrder.ROLLBACK:  # a node that takes an edge begins the rollback, or needs none
+        target = replace(target, order=None, order_by=None, ordered_at=0.0)
     return replace(
         target,
         phase=event.target,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from machines.model.rollout import Target
+from machines.model.rollout import NodeOrder, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 
 TYPICAL_PERCENTILE = 50
@@ -46,7 +46,8 @@ class RolloutCounters:
     """Counts of a rollout's targets: by phase, outcome, wave, team and pool.
 
     `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
-    change, `drifted` those that lost it; `durations` are the sorted seconds that changed nodes took.
+    change, `drifted` those that lost it, `rollbacks_due` those that wait for a rollback that a person
+    ordered, or whose isolation was aborted; `durations` are the sorted seconds that changed nodes took.
     """
 
     phases: Counter[Phase] = field(default_factory=Counter)
@@ -58,6 +59,7 @@ class RolloutCounters:
     failed: set[str] = field(default_factory=set)
     exceptions: set[str] = field(default_factory=set)
     drifted: set[str] = field(default_factory=set)
+    rollbacks_due: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
 
     def add_all(self, targets: Iterable[Target]) -> None:
@@ -89,6 +91,8 @@ class RolloutCounters:
             self._adjust_pools(target, delta)
         if target.drift is not None:
             (self.drifted.add if delta > 0 else self.drifted.discard)(target.node)
+        if _awaits_rollback(target):
+            (self.rollbacks_due.add if delta > 0 else self.rollbacks_due.discard)(target.node)
         if target.phase in IN_FLIGHT_PHASES:
             (self.in_flight.add if delta > 0 else self.in_flight.discard)(target.node)
         elif target.phase is Phase.FAILED:
@@ -131,6 +135,11 @@ class RolloutCounters:
                 counters.in_flight += delta
             if not counters.total:
                 del self.pools[pool]
+
+
+def _awaits_rollback(target: Target) -> bool:
+    is_aborted = target.rolling_back and target.phase is Phase.PENDING
+    return is_aborted or (target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES)
 
 
 def _duration_s(target: Target) -> list[float]:

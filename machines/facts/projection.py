@@ -133,6 +133,12 @@ class Projection(Index):
             case _:
                 self._apply_to_fleet(event)
 
+    def load_rollout(self, rollout: Rollout, targets: Iterable[Target]) -> None:
+        """Add a closed rollout that the store did not load at the start, because it needed nothing."""
+        self._add_rollout(rollout)
+        for target in targets:
+            self._store_target(target)
+
     def record_observations(self, observations: Iterable[Observation], now: float) -> None:
         """Record observations; one that is older than the last of its node is ignored."""
         self.advance(now)
@@ -167,9 +173,9 @@ class Projection(Index):
             self.dry_run_results.forget(target.rollout, node)
 
     def record_traffic(self, traffic: TrafficResult) -> None:
-        """Record a traffic result; one of a closed rollout is ignored."""
+        """Record a traffic result; one of a closed rollout is ignored, unless nodes wait for a rollback."""
         rollout = self._rollouts.get(traffic.rollout)
-        if rollout is None or rollout.closed:
+        if rollout is None or (rollout.closed and not self._counters[rollout.id].rollbacks_due):
             return
         self._traffic.record(replace(traffic, poll_s=rollout.plan.poll_s))
         self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
@@ -318,7 +324,7 @@ class Projection(Index):
                 self._in_flight += 1
             elif target.phase is Phase.PENDING:
                 self._pending[rollout].setdefault(target.wave, []).append(queue_position(target))
-            if target.phase in IN_FLIGHT_PHASES or target.order is not None:
+            if target.needs_driver:
                 self._needing_driver.add((rollout, target.node))
         for queue in self._pending[rollout].values():
             queue.sort()
@@ -380,8 +386,7 @@ class Projection(Index):
         # A shorter expected time may let waiting nodes fit into their window.
         if self._counters[rollout].expected_s(0.0) != expected:
             self.scheduling_queue.activate_rollout(rollout)
-        needs_driver = target.phase in IN_FLIGHT_PHASES or target.order is not None
-        (self._needing_driver.add if needs_driver else self._needing_driver.discard)((rollout, node))
+        (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
         self._unresolved_failures.pop(rollout, None)
@@ -406,7 +411,8 @@ class Projection(Index):
             self.scheduling_queue.remove(target)
 
     def _enqueue(self, target: Target) -> None:
-        if self._rollouts[target.rollout].closed:
+        # A rollback whose isolation was aborted is no start of the wave: machines/rules/rollbacks.py.
+        if self._rollouts[target.rollout].closed or target.rolling_back:
             return
         ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
         self.scheduling_queue.enqueue(target, ids)

@@ -27,8 +27,8 @@ from machines.model.events import (
 )
 from machines.model.limits import Limits
 from machines.model.node import UNLABELED, NodeHealth, Observation, SourceFreshness
-from machines.model.plan import GateName, VoteRequirement
-from machines.model.rollout import Hold, Rollout, Target
+from machines.model.plan import GateName, OnFailure, VoteRequirement
+from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
 from machines.model.windows import any_open
@@ -149,24 +149,45 @@ def _transition_violation(
         return f"{name}: {wrong}"
     if reached is not event.target or target.phase is not event.source:
         return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {reached}"
-    if event.trigger is Trigger.ADMITTED:
+    if event.trigger is Trigger.ADMITTED and not target.rolling_back:
         return _admission_violation(facts, event, target, now, earlier)
     if event.trigger is Trigger.DRIFTED:
         return _requeue_violation(facts, event, target)
-    if event.trigger is Trigger.ROLLBACK_ORDERED:
-        for other in facts.targets_on(event.node):
-            if other.rollout != event.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):
-                return f"{name} cannot be rolled back: it is {other.phase} in {other.rollout}"
-        if any(_is_hold_active(hold, now) for hold in facts.holds_on(event.node)):
-            return f"{name} cannot be rolled back: it is held"
-        if _is_quarantined(facts, event.node):
-            return f"{name} cannot be rolled back: it is quarantined"
+    if event.trigger in (Trigger.ROLLBACK_ORDERED, Trigger.ADMITTED):
+        problem = _rollback_violation(facts, target, now, earlier)
+        return f"{name} cannot be rolled back: {problem}" if problem else None
     still_isolated = target.isolated if event.isolated is None else event.isolated
     if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED, Trigger.ROLLED_BACK) and still_isolated:
         return f"{name} is still isolated and cannot be {event.trigger}"
     if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
         return f"{name} cannot end as {event.outcome}, which was not done to it"
     return None
+
+
+def _rollback_violation(
+    facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
+) -> str | None:
+    for other in facts.targets_on(target.node):
+        if other.rollout != target.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):
+            return f"it is {other.phase} in {other.rollout}"
+    if any(_is_hold_active(hold, now) for hold in facts.holds_on(target.node)):
+        return "it is held"
+    if _is_quarantined(facts, target.node):
+        return "it is quarantined"
+    if target.phase is Phase.FAILED:
+        return None  # it has its slots, and a person may order it at any time
+    rollout = facts.rollouts[target.rollout]
+    if rollout.plan.rollback is None:
+        return "its plan has no rollback"
+    if target.phase is Phase.DONE and target.outcome is not Outcome.CHANGED:
+        return f"it is done as {target.outcome}, not changed"
+    is_planned = rollout.plan.on_failure is not OnFailure.PAUSE and not rollout.closed
+    is_planned = is_planned and bool(vote_recount.open_failures(facts, rollout))
+    if target.order is not NodeOrder.ROLLBACK and not target.rolling_back and not is_planned:
+        return "no person ordered it, and no open failure of the plan does"
+    if facts.limits.observe_only:
+        return "observe_only is set"
+    return _pool_violation(facts, rollout, target, now, earlier)
 
 
 def _admission_violation(

@@ -61,6 +61,15 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """Begin the rollback of this node; `reason` is the failure, None if a person ordered it."""
+
+    rollout: str
+    node: str
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AbortIsolation:
     rollout: str
     node: str
@@ -113,6 +122,7 @@ class Decision:
     current_checks: tuple[CheckIfCurrent, ...] = ()
     preparations: tuple[Prepare, ...] = ()
     requeued: tuple[Requeue, ...] = ()
+    rollbacks: tuple[RollBack, ...] = ()
     dry_runs: tuple[DryRun, ...] = ()
     traffic_probes: tuple[ProbeTraffic, ...] = ()
     isolation_aborts: tuple[AbortIsolation, ...] = ()

@@ -44,6 +44,15 @@ class OnUnknownPolicy(StrEnum):
     PAUSE = "pause"
 
 
+class OnFailure(StrEnum):
+    """What is rolled back without asking when a node fails; the rollout pauses in any case."""
+
+    PAUSE = "pause"
+    ROLLBACK_NODE = "rollback-node"
+    ROLLBACK_WAVE = "rollback-wave"
+    ROLLBACK_ALL = "rollback-all"
+
+
 class GateName(StrEnum):
     PILOT = "pilot"
     START = "start"
@@ -171,6 +180,8 @@ class Plan:
     A node starts once its traffic probes, each `poll_s`, have said idle for `idle_for_s` in a row.
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
     With `skip_compliant` check mode decides before a node's first start whether it needs the change.
+    After a failure at most `at_most` nodes of the rollout are rolled back as `on_failure` says, None: all.
+    A node that cannot be reached before its run has begun is tried for `start_timeout_s`, None: once.
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
     `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
     `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
@@ -186,6 +197,9 @@ class Plan:
     isolate: tuple[StepDef, ...] = ()
     rollback: Stage | None = None
     rollback_verify: tuple[StepDef, ...] = ()
+    on_failure: OnFailure = OnFailure.PAUSE
+    at_most: int | None = None
+    start_timeout_s: float | None = None
     fallback_verify: tuple[StepDef, ...] = ()
     gates: Mapping[GateName, VoteRequirement] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()

@@ -29,6 +29,9 @@ class ReasonCode(StrEnum):
     GATE_START = "gate-start"
     GATE_CONTINUE = "gate-continue"
     NODE_FAILED = "node-failed"
+    ROLLING_BACK = "rolling-back"
+    ROLLBACK_LIMIT = "rollback-limit"
+    ROLLBACK_FAILED = "rollback-failed"
     SOAKING = "soaking"
     OBSERVE_ONLY = "observe-only"
     AUDIT_MISMATCH = "audit-mismatch"
@@ -67,6 +70,8 @@ class ReasonCode(StrEnum):
     PREPARE_FAILED = "prepare-failed"
     STARTING = "starting"
     QUEUED = "queued"
+    # A node that waits for its rollback.
+    ROLLBACK_QUEUED = "rollback-queued"
     # A node that does not wait to start: its phase, or how it came to be done.
     ISOLATING = Phase.ISOLATING.value
     MAINTAINING = Phase.MAINTAINING.value
@@ -109,6 +114,7 @@ class RemedyKind(StrEnum):
     RESUME = "resume"
     RETRY = "retry"  # or skip, or rollback: a failed node's three ways on
     RETRY_PREPARATION = "retry-preparation"  # or skip; it is also tried again by itself
+    ROLL_BACK = "roll-back"
     SKIP = "skip"
     RETURN = "return"
     RELEASE = "release"

@@ -14,7 +14,7 @@ from typing import Any
 
 from machines.model.plan import Digest, GateName, Plan
 from machines.model.preparation import ManifestEntry, PrepareStage
-from machines.states import Outcome, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
 
 class ActorKind(StrEnum):
@@ -106,6 +106,8 @@ class NodeOrder(StrEnum):
 
     RETURN = "return"
     STOP = "stop"
+    ROLLBACK = "rollback"
+    """Rolled back as soon as its pools have a slot for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,11 @@ class Target:
     downtime_s: float = 0.0
     drift: Drift | None = None
     content: str = ""
+
+    @property
+    def needs_driver(self) -> bool:
+        """Whether it is in flight, or has an order that needs no slot."""
+        return self.phase in IN_FLIGHT_PHASES or self.order in (NodeOrder.RETURN, NodeOrder.STOP)
 
 
 @dataclass(frozen=True, slots=True)

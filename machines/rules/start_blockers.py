@@ -28,6 +28,7 @@ from machines.model.rollout import Rollout, Target
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
+from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
@@ -112,6 +113,8 @@ def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:
     failures = index.unresolved_failures(rollout.id)
     if not failures:
         return None
+    if (rolling_back := rollbacks_reason(index, rollout)) is not None:
+        return rolling_back
     first = failures[0]
     params: Params = {"step": first.step, "message": first.message, "more": len(failures) - 1}
     remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
@@ -131,6 +134,23 @@ def wave_blocker(progress: WaveProgress, target: Target) -> Reason | None:
 
 def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
     """Return why this node may not start, whatever its pools say."""
+    return (
+        _record_blocker(index, rollout, target, now)
+        or gates.missing_team_vote(index, target)
+        or _freeze_blocker(index, target, now)
+        or preparing.unprepared_blocker(index, target)
+        or _window_blocker(index, rollout, target.team, now)
+        or _condition_blocker(index, target, now)
+    )
+
+
+def rollback_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return why this node may not be rolled back now; votes, freezes and windows do not keep a change."""
+    return _record_blocker(index, rollout, target, now) or _condition_blocker(index, target, now)
+
+
+def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return what is wrong with what is recorded of the node."""
     if target.node not in index.nodes:
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
     if (doubt := quarantine_blocker(index, target) or _stale_blocker(index, target, now)) is not None:
@@ -140,14 +160,15 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         params: Params = {"until": target.not_before, "detail": target.last_text}
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
         return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)
+    return mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}") or _coverage_blocker(
+        index, rollout, target
+    )
+
+
+def _condition_blocker(index: Index, target: Target, now: float) -> Reason | None:
+    """Return what takes or keeps the node itself from the rollout."""
     return (
-        mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}")
-        or _coverage_blocker(index, rollout, target)
-        or gates.missing_team_vote(index, target)
-        or _freeze_blocker(index, target, now)
-        or preparing.unprepared_blocker(index, target)
-        or _window_blocker(index, rollout, target.team, now)
-        or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
+        _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
         or _other_rollout_blocker(index, target)
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)

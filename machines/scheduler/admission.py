@@ -29,6 +29,7 @@ from machines.model.decision import (
     ProbeTraffic,
     Requeue,
     RestartSoak,
+    RollBack,
     SkipQuarantined,
 )
 from machines.model.node import natural_sort_key
@@ -56,6 +57,7 @@ class DecisionBuilder:
     current_checks: list[CheckIfCurrent] = field(default_factory=list)
     preparations: list[Prepare] = field(default_factory=list)
     requeued: list[Requeue] = field(default_factory=list)
+    rollbacks: list[RollBack] = field(default_factory=list)
     dry_runs: list[DryRun] = field(default_factory=list)
     traffic_probes: list[ProbeTraffic] = field(default_factory=list)
     probe_budget: traffic.ProbeBudget = field(default_factory=traffic.ProbeBudget)
@@ -105,14 +107,14 @@ def request_peer_observations(index: Index, target: Target, builder: DecisionBui
     needs_observation = False
     for pool in index.pools_for(target.rollout, target.node):
         if pool.id not in builder.unobserved_by_pool:
-            builder.unobserved_by_pool[pool.id] = _request_observations(
+            builder.unobserved_by_pool[pool.id] = request_observations(
                 index, nsmallest(MAX_OBSERVATIONS, pool.unknown, key=natural_sort_key), builder
             )
         needs_observation |= builder.unobserved_by_pool[pool.id]
     return needs_observation
 
 
-def _request_observations(index: Index, nodes: Iterable[str], builder: DecisionBuilder) -> bool:
+def request_observations(index: Index, nodes: Iterable[str], builder: DecisionBuilder) -> bool:
     stale = [
         node
         for node in nodes
@@ -171,7 +173,7 @@ class _WaveAdmission:
             return True
         if node_blocker is not None or blocked is not None:
             # Both are requested at once: one after the other would take two rounds of observations.
-            stale = _request_observations(index, (target.node,), builder) | request_peer_observations(
+            stale = request_observations(index, (target.node,), builder) | request_peer_observations(
                 index, target, builder
             )
             cursor.stays_active |= stale or pools.pool_without_slot(index, target) != blocked
@@ -219,7 +221,7 @@ class _WaveAdmission:
                 return False
             builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
         elif blocker.code in start_blockers.NEEDS_OBSERVATION:
-            cursor.stays_active |= _request_observations(index, (target.node,), builder)
+            cursor.stays_active |= request_observations(index, (target.node,), builder)
         else:
             expires_at = start_blockers.blocker_expires_at(index, self.rollout, target, blocker, self.now)
             cursor.retry_at = min(cursor.retry_at, expires_at)

@@ -29,8 +29,9 @@ from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
+from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
-from machines.scheduler import admission, expiry, isolation_aborts, preparing
+from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
 
@@ -43,6 +44,8 @@ def decide(index: Index, now: float) -> Decision:
     index.advance(now)
     builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
     expiry.collect_expired(index, now, builder)
+    for rollout in index.rollouts.values():
+        rollbacks.admit_rollbacks(index, rollout, now, builder)
     for rollout in index.rollouts.values():
         if rollout.closed:
             preparing.collect_preparations(index, rollout, now, builder)
@@ -57,7 +60,7 @@ def decide(index: Index, now: float) -> Decision:
             builder.pilots_to_document.append(rollout.id)
         _requeue_drifted(index, rollout, builder)
         preparing.collect_preparations(index, rollout, now, builder)
-        if index.all_done(rollout.id):
+        if index.all_done(rollout.id) and rollbacks_reason(index, rollout) is None:
             _end_rollout(index, rollout, now, builder)
             continue
         _admit_rollout(index, rollout, now, builder)
@@ -71,6 +74,7 @@ def decide(index: Index, now: float) -> Decision:
         current_checks=tuple(builder.current_checks),
         preparations=tuple(builder.preparations),
         requeued=tuple(builder.requeued),
+        rollbacks=tuple(builder.rollbacks),
         dry_runs=tuple(builder.dry_runs),
         traffic_probes=tuple(builder.traffic_probes),
         isolation_aborts=tuple(builder.isolation_aborts),
@@ -105,8 +109,12 @@ def _explain(index: Index, rollout_id: str, targets: Iterable[Target], now: floa
     shared = start_blockers.rollout_blocker(index, rollout, now)
     progress = waves.wave_progress(index, rollout, now)
     decision: Decision | None = None
+    due = {target.node for target in due_rollbacks(index, rollout).targets}
     found = {}
     for target in targets:
+        if target.node in due:
+            found[target.node] = rollbacks.queue_reason(index, target, now)
+            continue
         if target.phase is not Phase.PENDING:
             found[target.node] = start_blockers.state_reason(index, target)
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -32,7 +33,6 @@ _ROLLOUT_ACTIONS = {
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {
     "retry": ("retry a failed node", "will be retried"),
-    "rollback": ("run the rollback playbook on a failed node", "will be rolled back"),
     "advance": ("move a waiting node to the front of its wave", "goes next"),
 }
 
@@ -65,11 +65,26 @@ def register(commands: CommandGroup) -> None:
         ("leave", "keep an isolated node isolated; it keeps its slots"),
     ):
         choice.add_argument(f"--{option}", dest="put_back", action="store_const", const=option, help=text)
+    _register_rollback(commands)
     parser = commands.add_command(
         "return", return_node, "return an isolated node to service, after its infra checks"
     )
     add_node_argument(parser)
     add_reason_option(parser, required=False)
+
+
+def _register_rollback(commands: CommandGroup) -> None:
+    parser = commands.add_command(
+        "rollback", roll_back, "run the rollback playbook on failed or changed nodes"
+    )
+    add_rollout_argument(parser)
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="name of a node")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--wave", metavar="WAVE", help="all changed and failed nodes of a wave")
+    choice.add_argument("--all", action="store_true", help="all changed and failed nodes")
+    parser.add_argument("--withdraw", action="store_true", help="take back the orders that have not begun")
+    add_reason_option(parser)
+    add_yes_option(parser)
 
 
 def run_rollout_action(call: Invocation) -> int:
@@ -96,13 +111,29 @@ def _describe_cancel(call: Invocation) -> str:
 
 
 def run_node_action(call: Invocation) -> int:
-    """Retry, roll back or advance."""
+    """Retry or advance."""
     action: str = call.args.command
     path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, action)
     answer = call.client.post(path, {"reason": call.args.reason})
     reason = answer.get("reason")
-    blocked_text = f"; until then: {format_reason(reason)}" if reason and action != "rollback" else ""
+    blocked_text = f"; until then: {format_reason(reason)}" if reason else ""
     return call.report(answer, f"{call.args.node}: {_NODE_ACTIONS[action][1]}{blocked_text}")
+
+
+def roll_back(call: Invocation) -> int:
+    """Order rollbacks, or withdraw those that have not begun."""
+    args = call.args
+    if not args.withdraw and not (args.nodes or args.wave or args.all):
+        raise exits.Exit(exits.USAGE, "rolloutctl rollback: nothing chosen; name nodes, --wave or --all")
+    if (args.wave or args.all) and not args.withdraw:
+        where = f"wave {args.wave} of {args.rollout}" if args.wave else args.rollout
+        confirm(call, lambda: f"{where}: all changed and failed nodes", "roll them back?")
+    body = {"reason": args.reason, "nodes": args.nodes, "wave": args.wave, "all": args.all}
+    answer = call.client.post(
+        api_path("rollouts", args.rollout, "rollback"), body | {"withdraw": args.withdraw}
+    )
+    count, what = pluralize(len(answer["nodes"]), "node"), "no longer" if args.withdraw else "to be"
+    return call.report(answer, f"{args.rollout}: {count} {what} rolled back, newest first")
 
 
 def skip_node(call: Invocation) -> int:

@@ -171,18 +171,39 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
 
 
 def rollback(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
-    """Run the plan's rollback playbook on a failed node; ignores windows and freezes."""
-    require_plan_owner(who, rollout, f"roll back {target.node} of")
-    _require_failed(rollout, target, "rolled back")
-    _require_open(rollout, target)
+    """Run the plan's rollback playbook on a failed node now, on a changed one once its pools have a slot.
+
+    It ignores windows and freezes, and it may follow the end of the rollout.
+    """
+    require_rollback(state, who, rollout, f"roll back {target.node} of")
+    if target.order is NodeOrder.ROLLBACK or (target.rolling_back and target.phase is not Phase.FAILED):
+        return ()
+    if target.phase is not Phase.FAILED and target.outcome is not Outcome.CHANGED:
+        raise Refused(
+            "not-changed",
+            f"{target.node} is {_describe_phase(target)} in {rollout.id}; only failed and changed nodes "
+            "can be rolled back",
+        )
+    _require_no_order(target)
+    if target.phase is Phase.FAILED:
+        _require_unclaimed(state, target)
+        return (transition(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
+    return (rollback_order(state, who, target, reason),)
+
+
+def require_rollback(state: State, who: Principal, rollout: Rollout, verb: str) -> None:
+    """Raise NotAllowed or Refused unless the caller may roll nodes of the rollout back."""
+    require_plan_owner(who, rollout, verb)
     _require_not_observe_only(state)
     if rollout.plan.rollback is None:
         raise Refused(
-            "no-rollback",
-            f"{rollout.id}: its plan has no rollback playbook; retry or skip {target.node}",
+            "no-rollback", f"{rollout.id}: its plan has no rollback playbook; retry or skip its nodes"
         )
-    _require_unclaimed(state, target)
-    return (transition(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
+
+
+def rollback_order(state: State, who: Principal, target: Target, reason: str) -> NodeOrdered:
+    """Return the order to roll a node back as soon as its pools have a slot for it."""
+    return NodeOrdered(target.rollout, target.node, NodeOrder.ROLLBACK, who.actor, reason, state.now())
 
 
 def skip(
@@ -327,7 +348,7 @@ def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:
 def _require_no_order(target: Target) -> None:
     if target.order is not None:
         by = "a person" if target.order_by is None else target.order_by.name
-        raise Refused("ordered", f"{target.node}: {by} ordered its return; wait for that")
+        raise Refused("ordered", f"{target.node}: {by} ordered its {target.order}; wait for that")
 
 
 def _require_unclaimed(state: State, target: Target) -> None:

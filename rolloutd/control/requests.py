@@ -7,9 +7,17 @@ length, and text for terminals holds no control characters.
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from rolloutd.commands.tokens import MAX_TOKEN_CHARS
 from rolloutd.planfile.model import WindowSpec
@@ -122,6 +130,22 @@ class ReasonNowBody(ReasonBody):
     """A reason; `now` also stops running work."""
 
     now: bool = False
+
+
+class RollBack(ReasonBody):
+    """Which changed nodes to roll back: some by name, a wave, or all; `withdraw` takes orders back."""
+
+    nodes: Names = []
+    wave: str | None = None
+    all: bool = False
+    withdraw: bool = False
+
+    @model_validator(mode="after")
+    def _require_one_choice(self) -> Self:
+        given = [bool(self.nodes), self.wave is not None, self.all]
+        if sum(given) != 1 and not (self.withdraw and not any(given)):
+            raise ValueError("name nodes, a wave or all")
+        return self
 
 
 class SetTeamRules(RequestBody):

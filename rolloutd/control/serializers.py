@@ -328,6 +328,10 @@ def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> 
     return node_reason(resolved.index, target, blocker, live, state.runner_status)
 
 
+_ENDS = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
+"""Reasons of done nodes that wait for nothing."""
+
+
 def node_reason(
     index: Index, target: Target, blocker: Reason | None, live: StepProgress, runner: RunnerStatus
 ) -> Reason | None:
@@ -336,7 +340,8 @@ def node_reason(
     The core knows why nodes do not start (`blocker`).  A node in flight waits for its
     isolators, its checks, its next observation, or for another run on this machine.
     """
-    if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None:
+    awaits_rollback = target.phase is Phase.DONE and blocker is not None and blocker.code not in _ENDS
+    if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None or awaits_rollback:
         found = blocker
     else:
         found = _in_flight_reason(index, target, live, runner) if target.phase in IN_FLIGHT_PHASES else None

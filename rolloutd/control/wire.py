@@ -256,6 +256,13 @@ class DeleteResponse(TypedDict):
     rollout: str
 
 
+class RollbackResponse(TypedDict):
+    """The nodes whose rollback was ordered or withdrawn, and the rollout."""
+
+    rollout: str
+    nodes: list[str]
+
+
 # -- nodes of a rollout -------------------------------------------------------
 
 

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
-from machines.model.events import Event, GateOpened, RolloutEnded, SoakRestarted
+from machines.model.decision import AbortIsolation, Decision, DeferMaintenance, RollBack
+from machines.model.events import Event, GateOpened, PhaseMoved, RolloutEnded, SoakRestarted
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
-from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
@@ -222,6 +222,7 @@ class Daemon:
                 transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
                 for s in decision.admissions
             ]
+            events += [self._begin_rollback(each, now) for each in decision.rollbacks]
             events += [
                 transition(
                     self._state.index.target(each.rollout, each.node),
@@ -241,6 +242,16 @@ class Daemon:
             # Check the invariants at the time of the decision: an observation may have expired since then.
             await commit(events, "decided", now)
         return decision
+
+    def _begin_rollback(self, rollback: RollBack, now: float) -> PhaseMoved:
+        target = self._state.index.target(rollback.rollout, rollback.node)
+        # One whose isolation was aborted waits as pending.
+        is_again = target.phase is Phase.PENDING
+        trigger = Trigger.ADMITTED if is_again else Trigger.ROLLBACK_ORDERED
+        text = "" if rollback.reason is None else describe(rollback.reason)
+        if target.order_by is not None:
+            text = f"ordered by {target.order_by.name}"
+        return transition(target, trigger, now, text=text)
 
     async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
         """Record what time alone has ended; apart from the rest, which must not fail with it."""

@@ -58,6 +58,7 @@ FORMAT = FileFormat(
         lambda root: rules.steps_are_well_formed(root, ("spec", "guard", "confirm"), CHECKS),
         rules.confirmation_is_one_check,
         rules.pilot_is_a_node_or_waived,
+        rules.rollbacks_are_possible,
         rules.gates_need_votes,
         rules.names_are_unique,
         rules.expected_fits_timeout,

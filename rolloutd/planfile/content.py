@@ -26,7 +26,16 @@ SCOPE_KEYS = ("targets", "enrol", "pools")
 POLICY_KEYS = ("max_parallel", "soak", "windows", "traffic", "gates", "limits")
 
 OPTIONAL_CHANGE_KEYS = ("guard",)
-OPTIONAL_POLICY_KEYS = ("idle_for", "poll", "pilot", "skip_compliant", "keep", "every")
+OPTIONAL_POLICY_KEYS = (
+    "idle_for",
+    "poll",
+    "pilot",
+    "skip_compliant",
+    "keep",
+    "every",
+    "on_failure",
+    "at_most",
+)
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
 
@@ -46,6 +55,10 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     for key in (*OPTIONAL_CHANGE_KEYS, *OPTIONAL_POLICY_KEYS):
         if content["spec"][key] is None or content["spec"][key] is False:
             del content["spec"][key]
+    if content["spec"].get("on_failure") == "pause":
+        del content["spec"]["on_failure"]  # the default, in words
+    if content["spec"]["limits"]["start"] is None:
+        del content["spec"]["limits"]["start"]
     if content["spec"]["prepare"] is None:
         del content["spec"]["prepare"]  # so that a plan without it keeps its digest
     else:

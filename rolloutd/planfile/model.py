@@ -145,7 +145,7 @@ class Stage(Params):
 
 
 class Rollback(Params):
-    """The playbook that undoes the change, run when a person says so."""
+    """The playbook that undoes the change, run when a person or `on_failure` says so."""
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
     vars: dict[field_types.VariableName, Any] = Field(
@@ -230,6 +230,10 @@ class Limits(Params):
 
     isolate: PositiveDuration = duration_field(
         "15m", "Until a node is isolated; then it is put back and tried later."
+    )
+    start: PositiveDuration = Field(
+        default=ABSENT,
+        description="How long a node that is unreachable is tried until its run begins; once if not given.",
     )
     votes: PositiveDuration = Field(
         default=ABSENT, description="How long a vote holds before its gate opens; for ever if not given."
@@ -367,6 +371,18 @@ class Spec(Params):
         "given.",
     )
     rollback: Rollback = Field(default=ABSENT, description="How the change is undone on a node.")
+    on_failure: Literal["pause", "rollback-node", "rollback-wave", "rollback-all"] = Field(
+        default=ABSENT,
+        description="What is rolled back without asking when a node fails: nothing (`pause`), that node, "
+        "the changed nodes of its wave, or all changed nodes. The rollout pauses in any case.",
+    )
+    at_most: int = Field(
+        default=ABSENT,
+        ge=1,
+        le=MAX_PARALLEL,
+        description="Nodes of the rollout that `on_failure` rolls back; the others wait for people. "
+        "No limit if not given.",
+    )
     verify: list[VerifyStep] = Field(
         min_length=1, max_length=MAX_STEPS, description="Checks that every node must pass, in order."
     )

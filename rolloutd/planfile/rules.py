@@ -122,6 +122,20 @@ def pilot_is_a_node_or_waived(root: Value) -> Iterator[RuleViolation]:
         )
 
 
+def rollbacks_are_possible(root: Value) -> Iterator[RuleViolation]:
+    """`on_failure` needs a `rollback`, and `at_most` limits nothing without it."""
+    wanted, path = value_at(root, "spec", "on_failure"), ("spec", "on_failure")
+    if wanted is None or wanted.data == "pause":
+        if value_at(root, "spec", "at_most") is not None:
+            text = "at_most limits what on_failure rolls back"
+            yield RuleViolation(
+                ("spec", "at_most"), "", "only with on_failure: rollback-...", text, at_key=True
+            )
+    elif value_at(root, "spec", "rollback") is None:
+        text = "the plan has no rollback"
+        yield RuleViolation(path, describe_value(wanted.data), "pause, or a rollback", text)
+
+
 def gates_need_votes(root: Value) -> Iterator[RuleViolation]:
     """A gate that requires no vote would open at once."""
     for name in ("pilot", "start", "continue", "proceed"):

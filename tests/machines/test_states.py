@@ -70,6 +70,7 @@ def test_table_has_exactly_the_designed_edges() -> None:
         (p.FAILED, p.DONE),
         (p.DONE, p.FAILED),
         (p.DONE, p.PENDING),
+        (p.DONE, p.ISOLATING),
     }
 
 

@@ -52,6 +52,22 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {**FAILED, "more": 2},
         "n1 failed in run.configure: exit 1, and 2 more",
     ),
+    ReasonCode.ROLLING_BACK: (
+        "R",
+        {"left": 2, "node": "n1", **FAILED},
+        "rolling back 2 nodes: n1 failed in run.configure: exit 1",
+    ),
+    ReasonCode.ROLLBACK_LIMIT: (
+        "R",
+        {"left": 2, "at_most": 5, "node": "n1", **FAILED},
+        "2 nodes not rolled back, because at_most is 5: n1 failed in run.configure: exit 1",
+    ),
+    ReasonCode.ROLLBACK_FAILED: (
+        "n1",
+        FAILED,
+        "the rollback of n1 failed in run.configure, so no other begins: exit 1",
+    ),
+    ReasonCode.ROLLBACK_QUEUED: ("n1", {}, "n1 is queued for its rollback"),
     ReasonCode.SOAKING: (
         "R",
         {"wave": "canary", "until": AT},
@@ -244,6 +260,7 @@ ARGS: dict[str, str | bool] = {
     "id": "k1",
     "team": "a",
     "source": "kubernetes/ams",
+    "nodes": "n1",
 }
 COMMANDS = {
     RemedyKind.APPROVE: "rolloutctl approve R continue",
@@ -251,6 +268,7 @@ COMMANDS = {
     RemedyKind.RESUME: "rolloutctl resume R",
     RemedyKind.RETRY: "rolloutctl retry R n1",
     RemedyKind.RETRY_PREPARATION: "rolloutctl retry R n1",
+    RemedyKind.ROLL_BACK: "rolloutctl rollback R n1",
     RemedyKind.SKIP: "rolloutctl skip R n1 --return",
     RemedyKind.RETURN: "rolloutctl return n1",
     RemedyKind.RELEASE: "rolloutctl release n1 --as k1",

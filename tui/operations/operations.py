@@ -401,8 +401,9 @@ SKIP = _node_operation(
 ROLL_BACK = _node_operation(
     "rollback",
     "is rolling back",
-    "The plan's rollback playbook runs on it now, also outside windows and during a freeze.",
+    "The plan's rollback playbook runs on it as soon as its pools have a slot, also outside windows.",
     "failed",
+    "done",
 )
 RETURN = _return_operation()
 HOLD = _hold_operation()

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
+from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates
-from rolloutd.commands import holds_and_freezes, rollout_commands, voting
+from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
+from rolloutd.control.changes import later_changes
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_deletion, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -146,8 +148,32 @@ async def retry(services: Services, request: Request) -> wire.Node:
 
 @routes.add("POST", f"{_NODE_PATH}/rollback", body_model=_REASON, access=rights.PLAN_OWNER)
 async def rollback(services: Services, request: Request) -> wire.Node:
-    """Run the rollback playbook on a failed node."""
+    """Run the rollback playbook on a failed node, or order that of a changed one."""
     return await _command_node(services, request, rollout_commands.rollback)
+
+
+@routes.add("POST", f"{_ROLLOUT_PATH}/rollback", body_model=requests.RollBack, access=rights.PLAN_OWNER)
+async def roll_back(services: Services, request: Request) -> wire.RollbackResponse:
+    """Order the rollback of nodes, of a wave or of a whole rollout, also of one that has ended."""
+    body: requests.RollBack = request.body
+    state, who = services.state, request.identity
+    resolved = await resolve_rollout(state, request.path_params["r"])
+    later = await later_changes(state, resolved.rollout)
+    targets = [resolved.target(node) for node in body.nodes]
+    async with state.exclusive_commit(who.actor) as commit:
+        if not resolved.live and resolved.rollout.id not in state.index.rollouts:
+            state.index.load_rollout(resolved.rollout, resolved.index.targets(resolved.rollout.id))
+        rollout = current_rollout(state, resolved)
+        if body.withdraw:
+            events = rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
+        elif targets:
+            targets = [state.index.target(rollout.id, target.node) for target in targets]
+            events = rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
+        else:
+            events = rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
+        await commit(events, f"{request.operation}: {body.reason}")
+    moved = (each for each in events if isinstance(each, NodeOrdered | PhaseMoved))
+    return {"rollout": rollout.id, "nodes": [each.node for each in moved]}
 
 
 @routes.add(

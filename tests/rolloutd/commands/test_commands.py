@@ -320,16 +320,13 @@ async def test_a_rollout_is_not_deleted_while_something_of_it_is_still_done(tmp_
 # -- nodes --------------------------------------------------------------------
 
 
-async def test_cancelled_rollout_rejects_retry_and_rollback(
-    tmp_path: Path,
-) -> None:
+async def test_cancelled_rollout_rejects_retry(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         await inside.fail(rollout, "p1")
         await steer(inside, "olga", rollout, "cancel")
-        for verb in ("retry", "rollback"):
-            with pytest.raises(ApiError, match=f"what is left is rolloutctl skip {rollout} p1 --return"):
-                await steer(inside, "olga", rollout, verb, "p1")
+        with pytest.raises(ApiError, match=f"what is left is rolloutctl skip {rollout} p1 --return"):
+            await steer(inside, "olga", rollout, "retry", "p1")
         await steer(inside, "olga", rollout, "skip", "p1", put_back="return")
 
 
@@ -499,8 +496,7 @@ async def test_orders_after_a_cancel(tmp_path: Path) -> None:
         rollout = await inside.start()
         await inside.fail(rollout, "p1")
         await steer(inside, "olga", rollout, "cancel")
-        for verb in ("retry", "rollback"):
-            assert await assert_refused(steer(inside, "olga", rollout, verb, "p1")) == (409, "cancelled")
+        assert await assert_refused(steer(inside, "olga", rollout, "retry", "p1")) == (409, "cancelled")
         await inside.request("olga", "post", "/v1/nodes/p1/return", {})
 
 

@@ -127,6 +127,11 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
             {**REASON, "source": "kubernetes/ams"},
         ),
         ("POST", "/v1/inventory/{n}/pin"): ("adam", "/v1/inventory/p1/pin", REASON),
+        ("POST", "/v1/rollouts/{r}/rollback"): (
+            "olga",
+            f"/v1/rollouts/{r}/rollback",
+            {**REASON, "withdraw": True},
+        ),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (
             "olga",
             f"/v1/rollouts/{r}/nodes/s1/rollback",

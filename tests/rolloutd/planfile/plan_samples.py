@@ -100,12 +100,14 @@ spec:
     - ssh: {run: "name {{ node.name }}", equals: "x", within: 1m, in_service: true, timeout: 30s}
     - ssh: {run: version, matches: "^5[.]"}
     - ssh: {run: "true", exit: 0}
+  on_failure: rollback-wave
+  at_most: 5
   probation: 2m
   gates:
     start: {owner: 2, four_eyes: true}
     continue: {owner: 1, each_team: 1, per_team: true}
     proceed: {each_team: 1}
-  limits: {isolate: 20m, votes: 7d}
+  limits: {isolate: 20m, votes: 7d, start: 10m}
 """
 """A plan that has every key, none at its default."""
 

@@ -1,0 +1,127 @@
+"""Rollbacks: which nodes are taken back, in which order, and what blocks all of them.
+
+A person orders one node by node.  A plan with `on_failure` orders them by itself: while a failure that it
+counts is unresolved, the changed nodes of its scope are due.  Nothing of that is stored, so a vote that
+resolves the failure also ends the rollbacks that have not begun.  The order is: newest first, canaries last.
+This file does not know pools and slots; the scheduler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from machines.facts.index import Index
+from machines.model.node import natural_sort_key
+from machines.model.plan import PILOT_WAVE, OnFailure
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Failure, FailureCode, Rollout, Target
+from machines.rules.waves import CANARY
+from machines.states import Outcome, Phase
+
+NOT_BEGUN: Final = frozenset({FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE})
+"""Failures before the run began: they changed nothing."""
+
+NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
+"""Failures that say nothing against the change, so they roll nothing back by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueRollbacks:
+    """The nodes to roll back, the next one first, and how many more only people may order.
+
+    `failure` is the first one that the plan answers, None when people alone have ordered what is due.
+    """
+
+    targets: tuple[Target, ...] = ()
+    beyond_limit: tuple[Target, ...] = ()
+    failure: Failure | None = None
+
+
+def due_rollbacks(index: Index, rollout: Rollout) -> DueRollbacks:
+    """Return the rollout's nodes to roll back; those in flight are no longer due."""
+    begun = index.counters(rollout.id).rollbacks_due
+    ordered = [index.target(rollout.id, node) for node in begun if node in index.nodes]
+    failure = _answered_failure(index, rollout)
+    if failure is None:
+        return DueRollbacks(_in_order(ordered))
+    scope = [each for each in _scope(index, rollout) if each.node not in begun]
+    automatic = _in_order(each for each in scope if each.node in index.nodes)
+    if rollout.plan.at_most is None:
+        allowed = len(automatic)
+    else:
+        taken = sum(t.rolling_back or t.outcome is Outcome.ROLLED_BACK for t in index.targets(rollout.id))
+        allowed = max(0, rollout.plan.at_most - taken)
+    return DueRollbacks(_in_order([*ordered, *automatic[:allowed]]), automatic[allowed:], failure)
+
+
+def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
+    """Return the failed rollback that people have not settled: it stops all others of the rollout."""
+    failed = (index.target(rollout.id, node) for node in index.counters(rollout.id).failed)
+    unsettled = {target.failure for target in failed if target.rolling_back}
+    first = next((each for each in index.unresolved_failures(rollout.id) if each in unsettled), None)
+    if first is None:
+        return None
+    params: Params = {"step": first.step, "message": first.message}
+    remedy = Remedy(RemedyKind.RETRY, {"rollout": rollout.id, "node": first.node})
+    return Reason(ReasonCode.ROLLBACK_FAILED, first.node, params, first.at, remedy)
+
+
+def rollbacks_reason(index: Index, rollout: Rollout) -> Reason | None:
+    """Return what the rollout waits for because of its rollbacks; None when it has none."""
+    if (stopped := failed_rollback_blocker(index, rollout)) is not None:
+        return stopped
+    due = due_rollbacks(index, rollout)
+    moving = sum(index.target(rollout.id, n).rolling_back for n in index.counters(rollout.id).in_flight)
+    left, cause = len(due.targets) + moving, due.failure
+    first = {} if cause is None else {"node": cause.node, "step": cause.step, "message": cause.message}
+    if left:
+        since = None if cause is None else cause.at
+        return Reason(ReasonCode.ROLLING_BACK, rollout.id, {"left": left, **first}, since)
+    if due.beyond_limit and cause is not None:
+        limits: Params = {"at_most": rollout.plan.at_most, "left": len(due.beyond_limit), **first}
+        nodes = " ".join(each.node for each in due.beyond_limit[:3])
+        remedy = Remedy(RemedyKind.ROLL_BACK, {"rollout": rollout.id, "nodes": nodes})
+        return Reason(ReasonCode.ROLLBACK_LIMIT, rollout.id, limits, cause.at, remedy)
+    return None
+
+
+def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
+    """Return the first failure that the plan answers with rollbacks; none while a person has paused it."""
+    plan = rollout.plan
+    if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
+        return None
+    return next((f for f in index.unresolved_failures(rollout.id) if f.code not in NOT_COUNTED), None)
+
+
+def _scope(index: Index, rollout: Rollout) -> list[Target]:
+    """Return the changed nodes that the plan takes back after the rollout's unresolved failures."""
+    failed = {f.node for f in index.unresolved_failures(rollout.id) if f.code not in NOT_COUNTED}
+    waves = {index.target(rollout.id, node).wave for node in failed}
+    begun = {f.node for f in rollout.failures if f.code not in NOT_BEGUN}
+    changed = (target for target in index.targets(rollout.id) if _is_changed(target, begun))
+    match rollout.plan.on_failure:
+        case OnFailure.ROLLBACK_NODE:
+            return [target for target in changed if target.node in failed and target.phase is Phase.FAILED]
+        case OnFailure.ROLLBACK_WAVE:
+            return [target for target in changed if target.wave in waves]
+        case _:
+            return list(changed)
+
+
+def _is_changed(target: Target, begun: Collection[str]) -> bool:
+    """Return whether the node has the change or a part of it; `begun`: a run of theirs began and failed."""
+    if target.phase is Phase.FAILED:
+        return not target.rolling_back and target.order is None and target.node in begun
+    return target.outcome is Outcome.CHANGED
+
+
+def _in_order(targets: Iterable[Target]) -> tuple[Target, ...]:
+    """Return the nodes in the order of their rollbacks: newest first, canaries last."""
+
+    def position(target: Target) -> tuple[object, ...]:
+        is_canary = target.wave in (CANARY, PILOT_WAVE)
+        return (is_canary, -target.since, natural_sort_key(target.node))
+
+    return tuple(sorted(targets, key=position))

@@ -1,0 +1,212 @@
+"""Rollbacks that the plan or a person ordered: which nodes, in which order, within which budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from machines.facts.projection import Projection
+from machines.invariants.violations import violation
+from machines.model.events import NodeOrdered, RolloutCancelled, RolloutEnded, RolloutPaused
+from machines.model.limits import Limits, PoolRule
+from machines.model.plan import GateName, OnFailure, Stage, WaveDef
+from machines.model.reasons import ReasonCode
+from machines.model.rollout import FailureCode, NodeOrder
+from machines.rules.rollbacks import due_rollbacks
+from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow.phase_transitions import transition as moved
+from tests.machines.builders import (
+    ALICE,
+    T0,
+    fail,
+    finish,
+    index_of,
+    nodes_of,
+    observed_up,
+    submit,
+    transition,
+    vote,
+)
+
+UNDO = Stage("rollback", "undo.yml")
+WAVES = (WaveDef("canary", gate=GateName.CONTINUE), WaveDef("fleet"))
+
+
+def fleet(on_failure: OnFailure = OnFailure.ROLLBACK_WAVE, *, done: int = 4, **changed: Any) -> Projection:
+    """Return six nodes without a shared pool; `done` of them are changed, one instant after the other."""
+    index = index_of(nodes_of({"t": [f"n{number}" for number in range(1, 7)]}), Limits(pools={}))
+    values = {"rollback": UNDO, "on_failure": on_failure, "max_parallel": 10} | changed
+    submit(index, **values)
+    for number in range(1, done + 1):
+        finish(index, f"n{number}", at=T0 + number)
+    return index
+
+
+def begun(index: Projection, at: float = T0 + 60.0) -> list[str]:
+    index.record_observations(observed_up(index.nodes, at), at)
+    return [each.node for each in decide(index, at).rollbacks]
+
+
+def due(index: Projection) -> list[str]:
+    return [each.node for each in due_rollbacks(index, index.rollout("R")).targets]
+
+
+def roll_back(index: Projection, node: str, at: float = T0 + 70.0) -> None:
+    if index.target("R", node).phase in (Phase.DONE, Phase.FAILED):
+        transition(index, node, Trigger.ROLLBACK_ORDERED, at=at, rolling_back=True)
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+        transition(index, node, trigger, at=at, rolling_back=True)
+    transition(index, node, Trigger.VERIFIED, Outcome.ROLLED_BACK, at=at, isolated=False)
+
+
+def order(index: Projection, *nodes: str) -> None:
+    for node in nodes:
+        index.apply(NodeOrdered("R", node, NodeOrder.ROLLBACK, ALICE, "because", T0 + 50.0))
+
+
+def test_changed_nodes_of_wave_rolled_back_newest_first() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    assert begun(index) == ["n5", "n4", "n3", "n2", "n1"]
+
+
+def test_plan_that_pauses_rolls_nothing_back() -> None:
+    index = fleet(OnFailure.PAUSE)
+    fail(index, "n5", at=T0 + 5)
+    assert begun(index) == []
+    assert rollout_reason(index, "R", T0 + 60.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
+
+
+def test_rollback_node_takes_back_only_failed_node() -> None:
+    index = fleet(OnFailure.ROLLBACK_NODE)
+    fail(index, "n5", at=T0 + 5)
+    assert begun(index) == ["n5"]
+    roll_back(index, "n5")
+    assert begun(index, T0 + 80.0) == []
+    assert rollout_reason(index, "R", T0 + 80.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
+
+
+def test_rollback_all_takes_canaries_last() -> None:
+    index = fleet(OnFailure.ROLLBACK_ALL, waves=WAVES, done=0)
+    assert index.target("R", "n1").wave == "canary"
+    finish(index, "n2", at=T0 + 1)
+    finish(index, "n1", at=T0 + 5)
+    fail(index, "n3", at=T0 + 9)
+    assert begun(index) == ["n3", "n2", "n1"]
+
+
+@pytest.mark.parametrize("code", [FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.DISTURBED])
+def test_failure_that_blames_no_change_rolls_nothing_back(code: FailureCode) -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    rollout = index.rollout("R")
+    index._rollouts["R"] = replace(rollout, failures=(replace(rollout.failures[0], code=code),))
+    index._unresolved_failures.clear()
+    assert begun(index) == []
+
+
+def test_budget_of_pool_limits_rollbacks_in_order() -> None:
+    index = index_of(
+        nodes_of({"t": ["n1", "n2", "n3"], "u": ["m1", "m2"]}), Limits(pools={"team": PoolRule()})
+    )
+    submit(index, rollback=UNDO, on_failure=OnFailure.ROLLBACK_ALL, max_parallel=9)
+    for number, node in enumerate(("n1", "m1", "n2", "m2"), 1):
+        finish(index, node, at=T0 + number)
+    fail(index, "n3", at=T0 + 5)
+    assert begun(index) == ["n3", "m2"], "n3 holds the slot of its pool"
+    for node in ("n3", "m2"):
+        roll_back(index, node)
+    assert begun(index, T0 + 80.0) == ["n2", "m1"]
+    assert explain_node(index, "R", "n1", T0 + 80.0).code is ReasonCode.ROLLBACK_QUEUED
+
+
+def test_at_most_leaves_rest_to_people() -> None:
+    index = fleet(at_most=2)
+    fail(index, "n5", at=T0 + 5)
+    assert begun(index) == ["n5", "n4"]
+    roll_back(index, "n5")
+    roll_back(index, "n4")
+    assert begun(index, T0 + 80.0) == []
+    reason = rollout_reason(index, "R", T0 + 80.0)
+    assert reason is not None
+    assert (reason.code, reason.params["left"], reason.remedy.args["nodes"]) == (  # type: ignore[union-attr]
+        ReasonCode.ROLLBACK_LIMIT,
+        3,
+        "n3 n2 n1",
+    )
+    order(index, "n3")
+    assert begun(index, T0 + 80.0) == ["n3"]
+
+
+def test_failed_rollback_stops_all_others() -> None:
+    index = fleet(max_parallel=1)
+    fail(index, "n5", at=T0 + 5)
+    order(index, "n1")
+    transition(index, "n5", Trigger.ROLLBACK_ORDERED, at=T0 + 61.0, rolling_back=True)
+    failed = moved(index.target("R", "n5"), Trigger.FAILED, T0 + 62.0, step="run.rollback", text="exit 2")
+    index.apply(failed)
+    assert begun(index, T0 + 70.0) == []
+    reason = rollout_reason(index, "R", T0 + 70.0)
+    assert reason is not None
+    assert (reason.code, reason.subject) == (ReasonCode.ROLLBACK_FAILED, "n5")
+    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_FAILED
+    transition(index, "n5", Trigger.SKIPPED, Outcome.SKIPPED, at=T0 + 71.0, isolated=False)
+    assert begun(index, T0 + 80.0) == ["n4"], "people have settled it"
+
+
+def test_vote_that_covers_failure_ends_rollbacks() -> None:
+    index = fleet()
+    failure = fail(index, "n5", at=T0 + 5)
+    vote(index, GateName.PROCEED, shown=(failure,), at=T0 + 6)
+    assert begun(index) == []
+
+
+def test_paused_rollout_begins_only_ordered_rollbacks() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    index.apply(RolloutPaused("R", ALICE, "why", T0 + 6))
+    assert begun(index) == []
+    order(index, "n2")
+    assert begun(index) == ["n2"]
+
+
+def test_ordered_rollback_begins_in_closed_rollout() -> None:
+    index = fleet(done=6)
+    index.apply(RolloutEnded("R", T0 + 7))
+    order(index, "n2", "n3")
+    assert begun(index) == ["n3", "n2"]
+    roll_back(index, "n3")
+    target = index.target("R", "n3")
+    assert (target.outcome, target.order) == (Outcome.ROLLED_BACK, None)
+
+
+def test_rollout_does_not_end_while_nodes_wait_for_rollback() -> None:
+    index = fleet(OnFailure.ROLLBACK_ALL, done=5, max_parallel=1)
+    fail(index, "n6", at=T0 + 6)
+    roll_back(index, "n6")
+    at = T0 + 80.0
+    index.record_observations(observed_up(index.nodes, at), at)
+    decision = decide(index, at)
+    assert (decision.ended_rollouts, [each.node for each in decision.rollbacks]) == ((), ["n5"])
+
+
+def test_rollback_whose_isolation_was_aborted_begins_again() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    transition(index, "n4", Trigger.ROLLBACK_ORDERED, at=T0 + 61.0, rolling_back=True)
+    transition(index, "n4", Trigger.ISOLATION_ABORTED, at=T0 + 62.0, rolling_back=True, isolated=False)
+    index.apply(RolloutCancelled("R", ALICE, "why", T0 + 63.0))
+    assert begun(index, T0 + 200.0) == ["n4"]
+
+
+def test_invariants_refuse_rollback_that_nothing_orders() -> None:
+    index = fleet()
+    event = moved(index.target("R", "n4"), Trigger.ROLLBACK_ORDERED, T0 + 60.0)
+    assert "no person ordered it" in (violation(index, event, T0 + 60.0) or "")
+    order(index, "n4")
+    index.record_observations(observed_up(index.nodes, T0 + 60.0), T0 + 60.0)
+    event = moved(index.target("R", "n4"), Trigger.ROLLBACK_ORDERED, T0 + 60.0)
+    assert violation(index, event, T0 + 60.0) is None
