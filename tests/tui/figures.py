@@ -26,6 +26,7 @@ _NUMBERS = re.compile(
     r"(?P<percent>\d+) %  (?P<done>[\d,]+) of (?P<wanted>[\d,]+) \w+(?:, (?P<failed>[\d,]+) failed)?"
     r"(?:, (?P<skipped>[\d,]+) skipped)?, (?P<in_flight>[\d,]+) in flight, (?P<pending>[\d,]+) pending"
 )
+_AGE = re.compile(r"● live .*?age (\d+)([sm]) ")
 _WORK = re.compile(r"~(\S+) left")
 _STATE = re.compile(r"^ \S (awaiting approval|running|soaking|paused|done|cancelled)\b", re.MULTILINE)
 _IN_FLIGHT = re.compile(
@@ -44,6 +45,12 @@ _FLEET_ROW = re.compile(
     r" +[━╍✗─]+ +(?P<percent>\d+) % +(?P<done>\d+)/(?P<wanted>\d+) ",
     re.MULTILINE,
 )
+
+
+def shown_age(screen: str) -> float:
+    """Return the age of the state that a screen names, at most: it is rounded down."""
+    age = _AGE.search(screen)
+    return 0.0 if age is None else (int(age[1]) + 1) * (60.0 if age[2] == "m" else 1.0)
 
 
 def rollout_page_figures(screen: str) -> Figures:
