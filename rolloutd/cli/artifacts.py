@@ -1,19 +1,33 @@
-"""Commands for manifests of artifacts; they need no daemon."""
+"""Commands for artifacts: manifests, which need no daemon, and what nodes carry."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
-from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation
-from rolloutd.cli.output import print_line, print_message, sanitize
+from rolloutd.cli import exits, timestamps
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
+from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import pluralize
 
+if TYPE_CHECKING:
+    from rolloutd.control.wire_preparation import ArtifactReport, NodeCheckpoints, ReportedArtifact
+
 MANIFEST = "artifacts.yml"
+
+REPORT_COLUMNS = ("SITE", "ARTIFACT", "SHA256", "STATE", "NODES")
+CHECKPOINT_COLUMNS = ("NODE", "PLAN", "STAGE", "CONTENT", "AGE", "ROLLOUT", "ARTIFACTS")
+
+SHORT_HASH = 12
+"""Characters of a hash in a table."""
+
+MAX_NODES_NAMED = 10
+"""Nodes of a difference that are named; --json has all."""
 
 _VERSION = re.compile(r"(?P<name>.+?)[-_]v?(?P<version>[0-9][A-Za-z0-9.+~]*)(?:[-_].*)?", re.ASCII)
 _EXTENSIONS = re.compile(r"(?:\.(?:tar|gz|xz|bz2|zst|tgz|zip|deb|rpm|whl|bundle|bin))+$")
@@ -22,13 +36,27 @@ _PACKAGE = re.compile(r".*\.(?:deb|rpm)")
 
 
 def register(commands: CommandGroup) -> None:
-    group = commands.add_group("artifacts", "write and verify manifests of artifacts")
+    group = commands.add_group("artifacts", "write and verify manifests of artifacts, and compare nodes")
     parser = group.add_command("manifest", manifest, "write the manifest of a directory's files")
     parser.add_argument("directory", metavar="DIR", type=Path, help=f"the directory; writes DIR/{MANIFEST}")
     parser = group.add_command("verify", verify, "compare the files of a manifest with it")
-    parser.add_argument(
-        "file", metavar="FILE|DIR", type=Path, help=f"the manifest, or its directory ({MANIFEST})"
+    parser.usage = (
+        "rolloutctl artifacts verify [--json] FILE\n       rolloutctl artifacts verify [--json] DIR"
     )
+    parser.add_argument(
+        "file", metavar="FILE | DIR", type=Path, help=f"the manifest, or its directory ({MANIFEST})"
+    )
+
+    parser = group.add_command(
+        "report", report, "compare the artifacts of a rollout's nodes with its manifest"
+    )
+    add_rollout_argument(parser)
+    parser.add_argument(
+        "--by", metavar="LABEL", default="site", help="label whose values are the sites (site)"
+    )
+    parser = commands.add_command("checkpoints", checkpoints, "show the prepare stages that nodes remember")
+    parser.usage = "rolloutctl checkpoints [--json] ROLLOUT\n       rolloutctl checkpoints [--json] NODE"
+    parser.add_argument("what", metavar="ROLLOUT | NODE", help="a rollout, or a node")
 
 
 def manifest(call: Invocation) -> int:
@@ -59,6 +87,68 @@ def verify(call: Invocation) -> int:
     checked = pluralize(len(results), "artifact")
     print_message(f"{file}: {len(wrong)} of {checked} differ" if wrong else f"{file}: {checked}, all valid")
     return exits.REFUSED if wrong else exits.OK
+
+
+def report(call: Invocation) -> int:
+    """Print which digests the nodes of each site carry; exit 1 if one differs from the manifest."""
+    answer: ArtifactReport = call.get(api_path("rollouts", call.args.rollout, "artifacts"), by=call.args.by)
+    wrong = [each for each in answer["artifacts"] if each["found"] != each["expected"]]
+    if call.args.json:
+        call.print_data(answer)
+    else:
+        print_table(REPORT_COLUMNS, map(_report_row, answer["artifacts"]))
+    for each in wrong:
+        carried = f"carry {each['found']}" if each["found"] else "do not carry it"
+        nodes = ", ".join(each["nodes"][:MAX_NODES_NAMED])
+        print_message(
+            sanitize(f"{each['name']}: {nodes} {carried}, the manifest has {each['expected']}; prepare again")
+        )
+    if answer["unreadable"]:
+        print_message(
+            sanitize(f"not read: {', '.join(answer['unreadable'][:MAX_NODES_NAMED])}; see checkpoints NODE")
+        )
+    return exits.REFUSED if wrong or answer["unreadable"] else exits.OK
+
+
+def checkpoints(call: Invocation) -> int:
+    """Print the checkpoints of a node, or those of a rollout's plan on its nodes."""
+    try:
+        answer = call.get(api_path("rollouts", call.args.what, "checkpoints"))
+        nodes: list[NodeCheckpoints] = answer["nodes"]
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        answer = call.get(api_path("nodes", call.args.what, "checkpoints"))
+        nodes = [answer]
+    if call.args.json:
+        call.print_data(answer)
+        return exits.OK
+    print_table(CHECKPOINT_COLUMNS, (row for node in nodes for row in _checkpoint_rows(node)))
+    for node in nodes:
+        if node["text"]:
+            print_message(sanitize(f"{node['node']}: {node['text']}"))
+    return exits.OK
+
+
+def _report_row(artifact: ReportedArtifact) -> tuple[str, ...]:
+    found = artifact["found"]
+    state = "as the manifest" if found == artifact["expected"] else "differs" if found else "missing"
+    return artifact["site"], artifact["name"], found[:SHORT_HASH], state, str(len(artifact["nodes"]))
+
+
+def _checkpoint_rows(node: NodeCheckpoints) -> Iterator[tuple[str, ...]]:
+    for each in node["checkpoints"]:
+        versions = ", ".join(f"{artifact['name']} {artifact['version']}" for artifact in each["artifacts"])
+        age = timestamps.format_age(each["at"])
+        yield (
+            node["node"],
+            each["plan"],
+            each["stage"],
+            each["content"][:SHORT_HASH],
+            age,
+            each["rollout"],
+            versions,
+        )
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

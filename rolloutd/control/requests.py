@@ -246,6 +246,12 @@ class ChangesQuery(QueryParams):
     plan: Name | None = None
 
 
+class ArtifactReportQuery(QueryParams):
+    """The label whose values are the sites of the report."""
+
+    by: str = Field(default="site", min_length=1, max_length=317)
+
+
 class ConfigurationDiffQuery(QueryParams):
     """The two records of a node to compare."""
 

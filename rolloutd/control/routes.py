@@ -17,7 +17,7 @@ from rolloutd.control.requests import NoParams, QueryParams
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
-from rolloutd.ports import JSON, AuditReport, Runner, SourceStore
+from rolloutd.ports import JSON, AuditReport, Checkpoints, Runner, SourceStore
 
 
 def _record_nothing(report: AuditReport) -> None:
@@ -63,6 +63,7 @@ class Services:
     compare_anchors: Callable[[], Awaitable[str]] = _find_nothing
     accept_inventory: InventoryCommand = _change_nothing
     pin_identity: InventoryCommand = _change_nothing
+    checkpoints: Checkpoints | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import ChangeNotifier, State
-from rolloutd.ports import Store
+from rolloutd.ports import Checkpoints, Store
 from rolloutd.settings import Settings
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
@@ -282,6 +282,7 @@ async def control_environment(
     nodes: Sequence[Node] = NODES,
     names: CachedNameService | None = None,
     group: str | None = None,
+    checkpoints: Checkpoints | None = None,
     **changed: Any,
 ) -> AsyncIterator[ControlEnvironment]:
     """Serve a fleet of four nodes, two teams and two racks on a socket.
@@ -318,6 +319,7 @@ async def control_environment(
 
     drift = DriftChecker(state, tree, check_mode)
     services = Services(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe)
+    services = replace(services, checkpoints=checkpoints)
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)

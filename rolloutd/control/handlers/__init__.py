@@ -5,6 +5,7 @@ from __future__ import annotations
 from rolloutd.control.handlers import (
     audit,
     changes,
+    checkpoints,
     commands,
     configuration,
     drift,
@@ -24,5 +25,6 @@ ROUTES: tuple[Route, ...] = (
     *teams.routes,
     *changes.routes,
     *configuration.routes,
+    *checkpoints.routes,
     *audit.routes,
 )

@@ -50,6 +50,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         for path in (
             *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
             *("/v1/settings", "/v1/audit/head", "/v1/changes", "/v1/nodes/{n}/configuration"),
+            *("/v1/nodes/{n}/checkpoints", "/v1/rollouts/{r}/checkpoints", "/v1/rollouts/{r}/artifacts"),
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
             *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log", "/v1/rollouts/{r}/review"),

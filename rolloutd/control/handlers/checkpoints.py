@@ -1,0 +1,127 @@
+"""Handlers of checkpoints: what nodes remember of prepare stages, and which artifacts they carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from machines.model.node import Node
+from machines.model.rollout import Rollout
+from rolloutd.commands.rollout_commands import unknown_node
+from rolloutd.control import requests, wire_preparation
+from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.serializers import format_timestamp
+from rolloutd.errors import RolloutdError
+from rolloutd.ports import Checkpoint
+
+NODE_TIMEOUT_S = 15.0
+"""Limit of one node: a person waits."""
+
+MAX_NODES_AT_ONCE = 50
+"""Nodes that are read at once, so that the daemon's own steps find free connections."""
+
+_Found = Mapping[tuple[str, str], Checkpoint] | str
+"""The checkpoints of a node, or why they could not be read."""
+
+routes = RouteTable()
+
+
+@routes.add("GET", "/v1/nodes/{n}/checkpoints")
+async def node_checkpoints(services: Services, request: Request) -> wire_preparation.NodeCheckpoints:
+    """Read what a node remembers of prepare stages."""
+    node = request.path_params["n"]
+    if node not in services.state.index.nodes:
+        raise unknown_node(services.state, node)
+    return _node(node, (await _read(services, [node]))[node])
+
+
+@routes.add("GET", "/v1/rollouts/{r}/checkpoints", is_heavy=True)
+async def rollout_checkpoints(services: Services, request: Request) -> wire_preparation.RolloutCheckpoints:
+    """Read what the nodes of a rollout remember of its plan's prepare stages."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    found = await _read(services, _present_nodes(services, resolved))
+    plan = resolved.rollout.plan.name
+    nodes = [_node(node, _of_plan(each, plan)) for node, each in found.items()]
+    return {"rollout": resolved.rollout.id, "nodes": nodes}
+
+
+@routes.add("GET", "/v1/rollouts/{r}/artifacts", is_heavy=True, query_model=requests.ArtifactReportQuery)
+async def artifact_report(services: Services, request: Request) -> wire_preparation.ArtifactReport:
+    """Compare the artifacts that a rollout's nodes carry with the manifest, by site."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    found = await _read(services, _present_nodes(services, resolved))
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, each in found.items():
+        if isinstance(each, str):
+            continue
+        node = services.state.index.nodes[name]
+        site = node.labels.get(request.query.by, "")
+        for artifact, expected, carried in _compare(resolved.rollout, node, each):
+            groups.setdefault((site, artifact, expected, carried), []).append(name)
+    return {
+        "rollout": resolved.rollout.id,
+        "artifacts": [
+            {"site": key[0], "name": key[1], "expected": key[2], "found": key[3], "nodes": nodes}
+            for key, nodes in sorted(groups.items())
+        ],
+        "unreadable": [name for name, each in found.items() if isinstance(each, str)],
+    }
+
+
+def _present_nodes(services: Services, resolved: ResolvedRollout) -> list[str]:
+    known = services.state.index.nodes
+    return [target.node for target in resolved.index.targets(resolved.rollout.id) if target.node in known]
+
+
+async def _read(services: Services, nodes: Sequence[str]) -> dict[str, _Found]:
+    slots = asyncio.Semaphore(MAX_NODES_AT_ONCE)
+
+    async def read(node: str) -> _Found:
+        if services.checkpoints is None:
+            return {}
+        try:
+            async with slots:
+                host = services.state.host(node)
+                return await services.checkpoints.read(host, timeout_s=NODE_TIMEOUT_S)
+        except (RolloutdError, TimeoutError) as error:
+            return str(error)
+
+    return dict(zip(nodes, await asyncio.gather(*map(read, nodes)), strict=True))
+
+
+def _of_plan(found: _Found, plan: str) -> _Found:
+    return found if isinstance(found, str) else {key: each for key, each in found.items() if key[0] == plan}
+
+
+def _compare(
+    rollout: Rollout, node: Node, found: Mapping[tuple[str, str], Checkpoint]
+) -> Iterable[tuple[str, str, str]]:
+    """Yield the name and the digests, expected and found, of each artifact that the node should have."""
+    for stage in rollout.prepare_stages:
+        if stage.applies_to(node):
+            checkpoint = found.get((rollout.plan.name, stage.name))
+            for artifact in stage.artifacts_for(node):
+                carried = checkpoint.artifacts.get(artifact.name) if checkpoint else None
+                yield artifact.name, artifact.sha256, carried.sha256 if carried else ""
+
+
+def _node(node: str, found: _Found) -> wire_preparation.NodeCheckpoints:
+    if isinstance(found, str):
+        return {"node": node, "text": found, "checkpoints": []}
+    return {"node": node, "text": "", "checkpoints": [_checkpoint(found[key]) for key in sorted(found)]}
+
+
+def _checkpoint(checkpoint: Checkpoint) -> wire_preparation.NodeCheckpoint:
+    return {
+        "plan": checkpoint.plan,
+        "stage": checkpoint.stage,
+        "content": checkpoint.content,
+        "change": checkpoint.change,
+        "rollout": checkpoint.rollout,
+        "at": format_timestamp(checkpoint.at),
+        "artifacts": [
+            {"name": name, "version": each.version, "sha256": each.sha256, "path": each.path}
+            for name, each in sorted(checkpoint.artifacts.items())
+        ],
+    }

@@ -1,0 +1,59 @@
+"""JSON shapes of checkpoints: what nodes remember of prepare stages."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class CarriedArtifact(TypedDict):
+    """An artifact that a checkpoint names, with its place on the node."""
+
+    name: str
+    version: str
+    sha256: str
+    path: str
+
+
+class NodeCheckpoint(TypedDict):
+    """A finished prepare stage, as the node remembers it."""
+
+    plan: str
+    stage: str
+    content: str
+    change: str
+    rollout: str
+    at: str
+    artifacts: list[CarriedArtifact]
+
+
+class NodeCheckpoints(TypedDict):
+    """The checkpoints of a node; `text` says why they could not be read."""
+
+    node: str
+    text: str
+    checkpoints: list[NodeCheckpoint]
+
+
+class RolloutCheckpoints(TypedDict):
+    """The checkpoints that a rollout's plan left on its nodes."""
+
+    rollout: str
+    nodes: list[NodeCheckpoints]
+
+
+class ReportedArtifact(TypedDict):
+    """An artifact that nodes should have: `expected` by the manifest, `found` on them ("" for none)."""
+
+    site: str
+    name: str
+    expected: str
+    found: str
+    nodes: list[str]
+
+
+class ArtifactReport(TypedDict):
+    """Which digests the nodes of each site carry; `unreadable` nodes did not answer."""
+
+    rollout: str
+    artifacts: list[ReportedArtifact]
+    unreadable: list[str]
