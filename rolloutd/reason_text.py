@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from machines.model.mismatch import MismatchKind
 from machines.model.node import ConflictKind
+from machines.model.plan import ADMINS
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.text import format_size, pluralize
@@ -196,7 +197,9 @@ def _missing_votes(params: Params) -> Sequence[str]:
         found.append(_missing(missing, want, f"of the owner, team {params['owner']},"))
     for each in params["teams"]:
         team, want, missing = each["team"], each["want"], each["want"] - each["have"]
-        if each["known_team"]:
+        if team == ADMINS:
+            found.append("the vote of an admin, besides the owner's, is missing")
+        elif each["known_team"]:
             alike.setdefault((missing, want), []).append(team)
         else:
             found.append(f"{_missing(missing, want, f'of team {team}')} ({_unknown_team(team)})")

@@ -19,7 +19,7 @@ def redact_for_team(result: StepResult, team: str | None) -> StepResult:
             return Ok(f"the check of team {team} has passed", output, result.value)
         case Failed():
             said = f"the check of team {team} has not passed; its members see what it said"
-            return Failed(said, output=_join_output(result.text, result.output))
+            return Failed(said, _join_output(result.text, result.output), result.code)
         case _:
             return result
 

@@ -24,6 +24,7 @@ def new_rollout(event: events.RolloutOpened, plan: Plan) -> Rollout:
         submitted_at=event.at,
         approved_count=len(event.targets),
         supersedes=event.supersedes,
+        overrides=event.overrides,
         source=event.source,
     )
 

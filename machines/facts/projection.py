@@ -251,8 +251,12 @@ class Projection(Index):
                 self.scheduling_queue.activate_all()
             case events.DaemonStarted():
                 self._epoch = event.epoch
-            case _ if isinstance(event, events.RecordOnlyEvent | events.MismatchSettled):
-                pass  # after a settled mismatch the shell loads the facts again
+            case _ if isinstance(
+                event, events.RecordOnlyEvent | events.VerdictEvent | events.MismatchSettled
+            ):
+                # Only a submit needs verdicts, and asks the store; after a settled mismatch the shell loads
+                # the facts again.
+                pass
             case _:
                 assert_never(event)
 

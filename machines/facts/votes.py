@@ -7,10 +7,10 @@ its votes, not its progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from machines.model.plan import GateName, VoteRequirement
+from machines.model.plan import ADMINS, GateName, VoteRequirement
 from machines.model.rollout import ActorKind, Failure, Rollout, Vote
 
 NOT_FOR_JOINERS = (GateName.PILOT, GateName.PROCEED)
@@ -21,8 +21,13 @@ DEFAULT_REQUIREMENT = VoteRequirement(owner=1)
 
 
 def requirement(rollout: Rollout, gate: GateName) -> VoteRequirement:
-    """Return what the gate asks for; proceed after a failure always asks for at least one owner."""
+    """Return what the gate asks for; proceed after a failure always asks for at least one owner.
+
+    A rollout against a verdict needs an owner's and an admin's vote before it starts.
+    """
     need = rollout.plan.gates.get(gate, DEFAULT_REQUIREMENT)
+    if rollout.overrides and gate is rollout.plan.entry_gate:
+        return replace(need, owner=max(1, need.owner), admin=1)
     if gate is GateName.PROCEED and not need.owner and not need.each_team:
         return replace(need, owner=1)
     return need
@@ -58,6 +63,12 @@ def voters_by_team(rollout: Rollout, votes: Iterable[Vote]) -> dict[str, set[int
         for team in vote.teams:
             people.setdefault(team, set()).add(actor.person_key if uid is None else uid)
     return people
+
+
+def admins_voted(rollout: Rollout, need: VoteRequirement, voters: Mapping[str, set[int | str]]) -> int:
+    """Return how many people said yes as admins, besides those whom the owner's votes need."""
+    admins, owners = voters.get(ADMINS, set()), voters.get(rollout.plan.owner, set())
+    return min(len(admins), max(0, len(admins | owners) - need.owner))
 
 
 def unexpired(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote, ...]:

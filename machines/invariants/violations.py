@@ -9,6 +9,7 @@ step on a node in service) is judged by the oracle of the tests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants import vote_recount
@@ -386,6 +387,8 @@ def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str
     if event.gate is GateName.PILOT and rollout.plan.pilot is not None:
         owner = facts.target(rollout.id, str(rollout.plan.pilot.node)).team
         teams = set() if owner is None else {owner}
+    if rollout.overrides and event.gate is rollout.plan.entry_gate:
+        need = replace(need, owner=max(1, need.owner), admin=1)
     missing = vote_recount.missing_votes(rollout, need, votes, teams)
     return f"gate {event.gate} of {rollout.id} cannot open: missing {missing}" if missing else None
 

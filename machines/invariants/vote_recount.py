@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from machines.invariants.facts import InvariantFacts
-from machines.model.plan import GateName, VoteRequirement
+from machines.model.plan import ADMINS, GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure, Rollout, Vote
 from machines.states import Outcome
 
@@ -79,6 +79,11 @@ def missing_votes(
     owners = sum(rollout.plan.owner in member for member in people.values())
     if owners < need.owner:
         return f"{owners} of {need.owner} owners"
+    if need.admin:
+        admins = sum(ADMINS in member for member in people.values())
+        both = sum(bool({ADMINS, rollout.plan.owner} & member) for member in people.values())
+        if admins < need.admin or both < need.owner + need.admin:
+            return "an admin"
     if need.per_team:
         return None
     for team in sorted(teams):

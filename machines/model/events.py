@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from machines.model.limits import TeamRules
@@ -17,58 +16,12 @@ from machines.model.node import Node
 from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Vote
+from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 
-__all__ = ["Actor", "Event", "StepRecord"]
-
-
-class StepAction(StrEnum):
-    INSPECT = "inspect"
-    APPLY = "apply"
-    REVERT = "revert"
-    RUN = "run"
-    CHECK = "check"
-    CLEAN_UP = "clean-up"
-    ARM = "arm"
-    DISARM = "disarm"
-    RESTORE = "restore"
-
-
-class StepState(StrEnum):
-    """What is known of a step; `intended` means begun, without a result yet."""
-
-    INTENDED = "intended"
-    OK = "ok"
-    FAILED = "failed"
-    BUSY = "busy"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step of one attempt.
-
-    `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
-    that an isolator found, or the value that a check measured; `output` is evidence for people, limited by
-    the shell; `visible_to` is the team that may read it, None for everyone.
-    """
-
-    rollout: str
-    node: str
-    attempt: int
-    step: str
-    action: StepAction
-    number: int
-    state: StepState
-    at: float
-    began_at: float
-    stage: str = ""
-    handle: str = ""
-    prior: Any = None
-    text: str = ""
-    output: str = ""
-    visible_to: str | None = None
+__all__ = ["Actor", "Event", "StepAction", "StepRecord", "StepState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +39,10 @@ class NodesRemoved:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOpened:
-    """A plan was submitted; `content` is its canonical form, `source` its pinned source."""
+    """A plan was submitted; `content` is its canonical form, `source` its pinned source.
+
+    `overrides` are verdicts against which it was submitted, for the `override_reason`.
+    """
 
     rollout: str
     name: str
@@ -99,6 +55,8 @@ class RolloutOpened:
     targets: tuple[Target, ...]
     again: bool = False
     supersedes: str | None = None
+    overrides: tuple[str, ...] = ()
+    override_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +390,25 @@ class IsolationReleased:
 
 
 @dataclass(frozen=True, slots=True)
+class VerdictRecorded:
+    """A content failed on a node by the node's own fault; its class of hosts does not get it again."""
+
+    rollout: str
+    node: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCleared:
+    """A person cleared a verdict: the content may be submitted again."""
+
+    verdict: str
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class MismatchSettled:
     """An admin settled what a row is that the audit did not account for; `row` None: there is none.
 
@@ -482,6 +459,9 @@ RecordOnlyEvent = (
 )
 """Events that change no fact: only the audit has them."""
 
+VerdictEvent = VerdictRecorded | VerdictCleared
+"""Events that change verdicts."""
+
 FleetEvent = (
     NodesDiscovered
     | NodesRemoved
@@ -490,6 +470,7 @@ FleetEvent = (
     | FreezeStarted
     | FreezeLifted
     | TeamRulesChanged
+    | VerdictEvent
     | DaemonStarted
     | MismatchSettled
     | RecordOnlyEvent

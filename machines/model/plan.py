@@ -60,14 +60,19 @@ class GateName(StrEnum):
     PROCEED = "proceed"
 
 
+ADMINS: Final = "@admins"
+"""Stands among the teams of a vote that an admin gave as an admin; no team has such a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class VoteRequirement:
-    """Votes that a gate needs: from owners, and from each team that owns a target."""
+    """Votes that a gate needs: from owners, each team with a target, and admins who are other people."""
 
     owner: int = 0
     each_team: int = 0
     four_eyes: bool = False
     per_team: bool = False
+    admin: int = 0
 
 
 class Capability(StrEnum):

@@ -69,7 +69,7 @@ class FailureCode(StrEnum):
     RESTORED_ITSELF = "restored-itself"
     """The node undid the change, because the change was not confirmed in time."""
     DISTURBED = "disturbed"
-    """Another rollout, a user or another tool changed the node during the attempt."""
+    """Another rollout, a user or another tool changed the node or stopped its run during the attempt."""
 
 
 BLAMES_CHANGE = frozenset({FailureCode.FAILED, FailureCode.RESTORED_ITSELF})
@@ -224,8 +224,9 @@ class Rollout:
     """One digest on its way through the fleet.
 
     `failures`: all, oldest first; the votes decide which of them are resolved.  `approved_count`: targets at
-    submit. `supersedes`: the rollout that it took over from.  `source`: the pinned source, for people.
-    `built`: the manifests that build stages made in this rollout, by stage.
+    submit. `supersedes`: the rollout that it took over from.  `overrides`: verdicts that it disregards, so
+    that its entry gate asks an admin too.  `source`: the pinned source, for people.  `built`: the manifests
+    that build stages made in this rollout, by stage.
     """
 
     id: str
@@ -242,6 +243,7 @@ class Rollout:
     ended_at: float | None = None
     amendments: int = 0
     supersedes: str | None = None
+    overrides: tuple[str, ...] = ()
     pilot_evidence: PilotEvidence | None = None
     source: Mapping[str, str] = field(default_factory=dict)
     built: Mapping[str, tuple[ManifestEntry, ...]] = field(default_factory=dict)

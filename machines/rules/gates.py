@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from machines.facts.index import Index
 from machines.facts.votes import (
     NOT_FOR_JOINERS,
+    admins_voted,
     covered_failures,
     has_team_voted,
     requirement,
@@ -26,7 +27,7 @@ from machines.facts.votes import (
     voters_by_team,
     was_opened,
 )
-from machines.model.plan import PILOT_WAVE, GateName, VoteRequirement
+from machines.model.plan import ADMINS, PILOT_WAVE, GateName, VoteRequirement
 from machines.model.reasons import Param, Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Vote
 
@@ -61,9 +62,15 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     counted = votes if opened else unexpired(rollout, votes, now)
     voters = voters_by_team(rollout, counted)
     teams = _team_votes(need, voters, required_teams(index, rollout, gate, wave, opened))
+    is_blocked_by_team = not need.per_team and any(have < want for _, want, have in teams)
+    if need.admin:
+        admins = admins_voted(rollout, need, voters)
+        teams, is_blocked_by_team = (
+            (*teams, (ADMINS, need.admin, admins)),
+            is_blocked_by_team or admins < need.admin,
+        )
     owners = len(voters.get(rollout.plan.owner, ()))
     missing = _missing_votes(index, rollout, need, owners, teams)
-    is_blocked_by_team = not need.per_team and any(have < want for _, want, have in teams)
     is_asked = is_voting_open(index, rollout, gate, wave)
     if any(not vote.yes for vote in votes):
         state, missing = "rejected", _rejections(votes)
@@ -267,4 +274,4 @@ def _rejections(votes: Iterable[Vote]) -> dict[str, Param]:
 def _is_known_team(index: Index, team: str) -> bool:
     """Return whether the settings have the team: without members it can never vote."""
     known = index.limits.teams
-    return known is None or team in known
+    return known is None or team == ADMINS or team in known

@@ -263,8 +263,9 @@ class _Reconciler:
             case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is not None:
                 return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
             case Purpose.RETURN | Purpose.CLEAN_UP, _:
-                text = f"could not be returned to service: {latest.text}"
-                return Transition(Trigger.FAILED, step=step.id, text=text)
+                # What keeps the node out of service is not the change that passed its checks.
+                text, code = f"could not be returned to service: {latest.text}", FailureCode.UNKNOWN
+                return Transition(Trigger.FAILED, step=step.id, text=text, code=code)
             case Purpose.CONFIRM_RETURN, StepDef() as spec:
                 return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
             case Purpose.ARM_GUARD, _:
@@ -276,7 +277,7 @@ class _Reconciler:
                 )
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
-                code = FailureCode.UNKNOWN if latest.state is StepState.UNKNOWN else FailureCode.FAILED
+                code = latest.failure_code
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
 
     # isolating
@@ -400,10 +401,11 @@ class _Reconciler:
             return action
         if latest.state is not StepState.OK:
             text = f"{failed.text}; and its repair failed: {latest.text}"
-            return Transition(Trigger.FAILED, step=step.id, text=text)
+            return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
         if self.records.index(failed) < self.records.index(latest):
             return self._start(step, failed.number + 1)
-        return Transition(Trigger.FAILED, step=step.id, text=f"{failed.text}; its repair did not help")
+        text = f"{failed.text}; its repair did not help"
+        return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
 
     def _has_begun_before(self) -> bool:
         """Return whether an earlier attempt changed or isolated the node, so that its baseline stays."""
@@ -443,7 +445,8 @@ class _Reconciler:
                 return replace(self._apply_isolator(step.spec, number), cordon_only=True)
             if latest.state is not StepState.OK:
                 text += f"; and it could not be isolated again: {latest.text}"
-        return Transition(Trigger.FAILED, step=failed_check.step, text=text)
+        code = failed_check.failure_code
+        return Transition(Trigger.FAILED, step=failed_check.step, text=text, code=code)
 
     def _is_excused(self, step: Step, latest: StepRecord) -> bool:
         return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.records)

@@ -29,7 +29,8 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
     if running:
         return StopRun(running[-1], text)
     steps = [r.step for r in records if r.attempt == target.attempt]
-    return Transition(Trigger.FAILED, step=steps[-1] if steps else str(target.phase), text=text)
+    step = steps[-1] if steps else str(target.phase)
+    return Transition(Trigger.FAILED, step=step, text=text, code=FailureCode.DISTURBED)
 
 
 def on_isolation_lost(

@@ -31,6 +31,7 @@ from rolloutd.cli import (
     review,
     rollout_actions,
     teams,
+    verdicts,
     voting,
     watch,
 )
@@ -55,6 +56,7 @@ _MODULES = (
     rollout_actions,
     holds,
     teams,
+    verdicts,
     audit,
     report,
     local,

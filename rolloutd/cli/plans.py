@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_reason_option,
+    complete_with,
+    without_none,
+)
 from rolloutd.cli.configuration import print_plan_differences
 from rolloutd.cli.impact import print_impact, read_impact
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
@@ -64,6 +70,15 @@ def register(commands: CommandGroup) -> None:
         action="store_true",
         help="replace the live rollout of the same plan name; its completed nodes stay done",
     )
+    argument = parser.add_argument(
+        "--override-verdict",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="submit although this content failed before; needs the owner's and an admin's vote",
+    )
+    complete_with(argument, "verdicts")
+    add_reason_option(parser, required=False)
     parser = group.add_command(
         "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False
     )
@@ -125,7 +140,12 @@ def preview(call: Invocation) -> int:
 
 def submit(call: Invocation) -> int:
     """Open a rollout, or print the one that this plan has."""
-    body = _request_body(call) | {"again": call.args.again, "supersede": call.args.supersede}
+    args = call.args
+    if args.override_verdict and args.reason is None:
+        raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
+    body = _request_body(call) | {"again": args.again, "supersede": args.supersede}
+    if args.override_verdict:
+        body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
     answer = _post_plan(call, "submit", body)
     if call.args.json:
         call.print_data(answer)

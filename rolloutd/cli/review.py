@@ -66,6 +66,9 @@ def _print_review(rollout: Rollout, review: Review) -> None:
     for playbook in review["playbooks"]:
         _print_section(f"PLAYBOOK {playbook['path']}")
         _print_lines((playbook["text"] or playbook["note"] or "").splitlines())
+    if review["overrides"]:
+        _print_section("FAILED BEFORE with the same content")
+        _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])
     _print_section("TARGETS")
     for gate in rollout["gates"]:
         found = review_text.find_gate(review, gate)

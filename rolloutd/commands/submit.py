@@ -23,6 +23,7 @@ from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
+from rolloutd.commands.verdicts import Draft, matching_verdicts, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile, Refused
@@ -39,6 +40,14 @@ FIRST_REFRESH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Overrides:
+    """Verdicts that a submit disregards, by id, and why."""
+
+    verdicts: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedPlan:
     """A plan with its pinned source, digest and targets."""
 
@@ -48,6 +57,9 @@ class ResolvedPlan:
     digest: Digest
     selector_digest: str
     targets: tuple[Target, ...]
+
+
+NO_OVERRIDES = Overrides()
 
 
 async def resolve_plan(
@@ -89,11 +101,16 @@ async def submit(
     *,
     again: bool = False,
     supersede: bool = False,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> tuple[str, bool]:
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
     resolved = await resolve_plan(state, sources, file, text, upload)
     _require_coverage(state, resolved)
     async with state.submit_lock:
+        nodes = [target.node for target in resolved.targets]
+        draft = Draft(resolved.plan, resolved.pinned.to_record(), resolved.digest.change, nodes)
+        known_invalid = await matching_verdicts(state, draft)
+        require_overridden(resolved.plan, known_invalid, overrides.verdicts)
         existing = await state.store.find_identical(
             resolved.digest.change, resolved.selector_digest, resolved.digest.policy
         )
@@ -108,7 +125,12 @@ async def submit(
             ]
             already_changed = {} if again else _already_changed(state, superseded, resolved.digest.change)
             opened = _rollout_opened(state, resolved, rollout, actor, changed_before, again=again)
-            opened = replace(opened, supersedes=superseded[-1].id if superseded else None)
+            opened = replace(
+                opened,
+                supersedes=superseded[-1].id if superseded else None,
+                overrides=tuple(verdict.id for verdict in known_invalid),
+                override_reason=overrides.reason if known_invalid else "",
+            )
             await commit([*cancellations, opened], f"plan {resolved.plan.name} submitted")
             await commit(
                 _already_current_events(state, rollout, already_changed),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from machines.facts import votes
 from machines.model.events import RolloutCancelled, VoteCast, VoteWithdrawn
-from machines.model.plan import GateName
+from machines.model.plan import ADMINS, GateName
 from machines.model.rollout import ActorKind, Rollout, Vote
 from machines.rules import gates
 from rolloutd.commands.rollout_commands import Events, Principal
@@ -110,7 +110,7 @@ def approval_effect(
         owner=before.owners_voted < min(after.owners_voted, after.owners_required),
         teams=tuple(team for team, want, have in after.teams if had.get(team, 0) < min(have, want)),
         opens=after.owners_voted >= after.owners_required
-        and (per_team or all(have >= want for _, want, have in after.teams)),
+        and all(have >= want for team, want, have in after.teams if team == ADMINS or not per_team),
     )
 
 
@@ -166,6 +166,8 @@ def resolve_wave(state: State, rollout: Rollout, gate: GateName, requested: str 
 def eligible_teams(state: State, rollout: Rollout, gate: GateName) -> tuple[str, ...]:
     """Return the teams that may vote at a gate: the owner, and those it asks."""
     teams = {rollout.plan.owner}
+    if votes.requirement(rollout, gate).admin:
+        teams.add(ADMINS)
     tally = state.index.counters(rollout.id)
     if gate is GateName.PILOT:
         teams.update(gates.required_teams(state.index, rollout, gate, "", opened=False))
@@ -182,7 +184,7 @@ def _voting_teams(
     state: State, who: Principal, rollout: Rollout, gate: GateName, requested_team: str | None
 ) -> tuple[str, ...]:
     teams = eligible_teams(state, rollout, gate)
-    own_teams = tuple(team for team in teams if team in who.teams)
+    own_teams = tuple(team for team in teams if team in who.teams or (team == ADMINS and who.admin))
     if requested_team is not None:
         if requested_team not in who.teams:
             raise NotAllowed(f"{who.user} is not a member of {requested_team}; vote as another team")
@@ -191,7 +193,8 @@ def _voting_teams(
         raise NotAllowed(
             f"{who.user} may not vote at {gate} of {rollout.id}"
             + (f" as {requested_team}" if requested_team is not None else "")
-            + f"; ask a member of {' or '.join(teams)}"
+            + f"; ask a member of {' or '.join(team for team in teams if team != ADMINS)}"
+            + (" or an admin" if ADMINS in teams else "")
         )
     return own_teams
 

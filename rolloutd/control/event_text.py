@@ -128,6 +128,8 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f"set the rules of team {f['team']}: {pluralize(len(f['windows']), 'window')}, "
         f"canaries {', '.join(f['canaries']) or 'none'}: {f['reason']}"
     ),
+    "VerdictRecorded": lambda f: "verdict {id} on its content: {step}: {text}".format_map(f["verdict"]),
+    "VerdictCleared": lambda f: _with_reason(f"cleared verdict {f['verdict']}")(f),
     "HoldTaken": _describe_hold,
     "HoldReleased": lambda f: _with_reason(f"hold {f['source']}/{f['id']} released")(f),
     "FreezeStarted": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",

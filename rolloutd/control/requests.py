@@ -103,10 +103,21 @@ class PlanWithUpload(PlanText):
 
 
 class SubmitPlan(PlanWithUpload):
-    """A plan to submit; `again` opens a new rollout of the same plan, `supersede` ends the live one."""
+    """A plan to submit; `again` opens a new rollout of the same plan, `supersede` ends the live one.
+
+    `override_verdicts` are ids of verdicts that the submit disregards, for the `reason`.
+    """
 
     again: bool = False
     supersede: bool = False
+    override_verdicts: Names = []
+    reason: Reason | None = None
+
+    @model_validator(mode="after")
+    def _require_reason(self) -> SubmitPlan:
+        if self.override_verdicts and self.reason is None:
+            raise ValueError("override_verdicts needs a reason")
+        return self
 
 
 class ReasonBody(RequestBody):

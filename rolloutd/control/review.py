@@ -16,7 +16,7 @@ from machines.model.rollout import Rollout
 from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
 from rolloutd.commands import voting
-from rolloutd.control import plan_text, source_text, wire_plans
+from rolloutd.control import plan_text, serializers, source_text, wire_plans
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout
 from rolloutd.engine.state import State
@@ -51,6 +51,11 @@ async def review(
         "plan_differences": [
             *_source_difference(old_source, source),
             *plan_text.plan_differences(old_content, content),
+        ],
+        "overrides": [
+            serializers.verdict(each)
+            for each in (await state.store.load_verdicts() if rollout.overrides else ())
+            if each.id in rollout.overrides
         ],
     }
 

@@ -35,14 +35,19 @@ async def inventory_admin(state: State, who: Identity, path_params: Mapping[str,
         raise NotAllowed(f"{who.user} may not decide what is believed of the inventory; ask an admin")
 
 
+async def verdict_admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
+    if not who.admin:
+        raise NotAllowed(f"{who.user} may not clear a verdict; ask an admin")
+
+
 async def team_member(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
     """Allow members of some team, and admins."""
     rollout_commands.require_team_member(who, "do this")
 
 
 async def voter(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
-    """Allow members of some team: an admin alone has no vote."""
-    if not who.teams:
+    """Allow members of some team, and admins, who are asked where a verdict is overridden."""
+    if not who.teams and not who.admin:
         raise NotAllowed(f"{who.user} may not vote; ask a member of a team that the gate asks")
 
 
@@ -107,7 +112,12 @@ TOKEN_BEARER = Access(
     admin="token",
 )
 ANY_TEAM_MEMBER = Access("members of the teams in the settings, and admins", team_member)
-VOTER = Access("members of the teams that the gate asks", voter, team="own", admin="no")
+VOTER = Access(
+    "members of the teams that the gate asks; admins only where a verdict is overridden",
+    voter,
+    team="own",
+    admin="no",
+)
 OWN_VOTE = Access("the caller who cast the votes", voter, team="own", owner="own", admin="no")
 PLAN_SUBMITTER = Access(
     "members of the team that metadata.owner names, and admins", team_member, team="own", owner="own"
@@ -121,5 +131,6 @@ NODE_TEAM = Access("members of the node's team, and admins", team_member, team="
 HOLD_OWNER = Access("the owner of the hold, and admins", team_member, team="own", owner="own")
 FREEZE_SCOPE = Access("admins; members of a team for its own scope", team_member, team="own", owner="own")
 ADMIN = Access("admins", admin, team="no", owner="no")
+VERDICT_ADMIN = Access("admins", verdict_admin, team="no", owner="no")
 INVENTORY_ADMIN = Access("admins", inventory_admin, team="no", owner="no")
 OWN_TEAM = Access("members of the team, and admins", own_team, team="own", owner="own")

@@ -20,12 +20,13 @@ from machines.model.plan import Digest, GateName
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Vote
 from machines.model.timefmt import format_rfc3339
+from machines.model.verdict import Verdict
 from machines.rules import gates
 from machines.scheduler import decide
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
-from rolloutd.control import coverage, wire, wire_plans
+from rolloutd.control import coverage, wire, wire_configuration, wire_plans
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
@@ -419,4 +420,17 @@ def audit_report(report: AuditReport) -> wire.AuditVerification:
         ],
         "unreadable": list(report.unreadable),
         "compared": report.compared,
+    }
+
+
+def verdict(found: Verdict) -> wire_configuration.Verdict:
+    return {
+        "id": found.id,
+        "change": found.change,
+        "class": ",".join(f"{key}={value}" for key, value in found.host_class.items()) or "all",
+        "rollout": found.rollout,
+        "node": found.node,
+        "step": found.step,
+        "text": found.text,
+        "at": format_timestamp(found.at),
     }

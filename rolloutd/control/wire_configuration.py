@@ -67,3 +67,31 @@ class PlanDifferences(TypedDict):
     """What a plan would change for which nodes, the largest group first."""
 
     groups: list[DifferenceGroup]
+
+
+Verdict = TypedDict(
+    "Verdict",
+    {
+        "id": str,
+        "change": str,
+        "class": str,
+        "rollout": str,
+        "node": str,
+        "step": str,
+        "text": str,
+        "at": str,
+    },
+)
+"""A content that failed on a node, and the class of hosts that does not get it again; `all` is every node."""
+
+
+class Verdicts(TypedDict):
+    """The verdicts that are not cleared, oldest first."""
+
+    verdicts: list[Verdict]
+
+
+class ClearedVerdict(TypedDict):
+    """The verdict that was cleared."""
+
+    id: str

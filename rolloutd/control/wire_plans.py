@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source, Work
+from rolloutd.control.wire_configuration import Verdict
 
 
 class Validation(TypedDict):
@@ -181,7 +182,8 @@ class GateReview(TypedDict):
 class Review(TypedDict):
     """What to read before a vote; `previous` is the latest rollout of the same plan that changed nodes.
 
-    `plan` is without defaults; `plan_differences` and `file_differences` are to `previous`.
+    `plan` is without defaults; `plan_differences` and `file_differences` are to `previous`.  `overrides` are
+    the verdicts against which the plan was submitted.
     """
 
     rollout: str
@@ -192,6 +194,7 @@ class Review(TypedDict):
     checks: list[str]
     plan: list[PlanValue]
     plan_differences: list[PlanDifference]
+    overrides: list[Verdict]
 
 
 class TaskChange(TypedDict):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from machines.model.rollout import FailureCode
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON
 
@@ -75,10 +76,14 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The step failed; `text` is a sentence for people, `output` the evidence."""
+    """The step failed; `text` is a sentence for people, `output` the evidence.
+
+    `code` says whether the node is to blame: `failed`, or what else was the cause.
+    """
 
     text: str
     output: str = ""
+    code: FailureCode = FailureCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)

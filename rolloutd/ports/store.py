@@ -13,6 +13,7 @@ from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
 from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target
+from machines.model.verdict import Verdict
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
@@ -197,6 +198,9 @@ class Store(Protocol):
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         """Return the configuration records of these nodes, without nodes that have none."""
+
+    async def load_verdicts(self) -> Sequence[Verdict]:
+        """Return the verdicts that are not cleared, oldest first."""
 
     async def has_unfinished_run(self, node: str) -> bool:
         """Return whether a RUN step on the node is intended, failed or unknown with no later ok CLEAR."""

@@ -26,6 +26,7 @@ log = logging.getLogger("rolloutd.service.reload")
 RELOADABLE_SETTINGS = frozenset(
     {
         "admins",
+        "host_class",
         "inventory_refresh_s",
         "keep",
         "max_parallel",

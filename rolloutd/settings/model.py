@@ -336,6 +336,12 @@ class CoreSettings(Params):
     admins: list[Member] = Field(
         default=["root"], max_length=1000, description="Who may hold, freeze, pause and cancel everything."
     )
+    host_class: list[LabelKey] = Field(
+        default=[],
+        max_length=20,
+        description="Label keys that make classes of hosts: content that failed on one node of a class is not"
+        " submitted to that class again. Without keys all nodes are one class.",
+    )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
     git: Git = Field(default=Git(), description="Which git sources are accepted.")

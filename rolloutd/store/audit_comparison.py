@@ -143,9 +143,10 @@ def _scope(table: str, row: Row) -> str:
             | "built_manifest"
             | "vote"
             | "opened"
+            | "verdicts"
         ):
             return f"rollout/{row['rollout']}"
-        case "hold":
+        case "hold" | "node_configuration":
             return f"node/{row['node']}"
         case "node":
             return f"node/{row['name']}"

@@ -26,7 +26,7 @@ from machines.model.events import (
     TeamRulesChanged,
 )
 from machines.model.node import Node
-from machines.model.rollout import Actor, Target
+from machines.model.rollout import Actor, FailureCode, Target
 from rolloutd.audit_chain import canonical_json
 
 NODES_PER_ENTRY = 500
@@ -129,8 +129,12 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
 def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of a submit; a hash and the digests that people vote for replace the content."""
     content = _hash_text(canonical_json(event.content))
+    overrides: Mapping[str, Any] = {}
+    if event.overrides:
+        overrides = {"overrides": list(event.overrides), "override_reason": event.override_reason}
     for number, targets in enumerate(_chunk(event.targets)):
         yield {
+            **overrides,
             "again": event.again,
             "at": event.at,
             "content": content,
@@ -147,7 +151,9 @@ def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
 
 def _step_fields(record: StepRecord) -> Mapping[str, Any]:
     """Return the fields of a step; hashes replace its output and the state that the isolator found."""
+    rare = {} if record.code is FailureCode.FAILED else {"code": record.code}
     return {
+        **rare,
         "action": record.action,
         "at": record.at,
         "attempt": record.attempt,

@@ -144,6 +144,8 @@ def _decode_submit(rollout: str, content: dict[str, Any]) -> events.RolloutOpene
         targets=_decode_targets(rollout, content, joined=False),
         again=content["again"],
         supersedes=content.get("supersedes"),
+        overrides=tuple(content.get("overrides", ())),
+        override_reason=content.get("override_reason", ""),
     )
 
 

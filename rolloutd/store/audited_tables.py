@@ -24,6 +24,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "spent_token": ("id",),
     "node": ("name",),
     "node_configuration": ("node",),
+    "verdicts": ("id",),
 }
 """The compared tables and their keys; a table comes after those that it refers to."""
 
@@ -34,7 +35,6 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "source": "what sources reported last; the audit has the nodes that are made of it",
     "source_node": "what sources reported last; the audit has the nodes that are made of it",
     "configuration": "its key is the hash of its document; the audit has the key",
-    "verdicts": "not used yet",
 }
 
 NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {

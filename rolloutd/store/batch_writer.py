@@ -24,8 +24,9 @@ from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_entries import add_sequence_number
 from rolloutd.store.commit_mark import write_mark
+from rolloutd.store.configuration_queries import load_configuration_records
 from rolloutd.store.database import DATABASE_ERRORS, check_files_unchanged, explain_failure, identify_files
-from rolloutd.store.queries import load_configuration_records, load_target
+from rolloutd.store.queries import load_target
 from rolloutd.store.sql_statement import Statement, TargetChange
 from rolloutd.store.statements import update_target, upsert_configuration_records
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.limits import TeamRules
 from machines.model.node import Conflict, ConflictKind, Node, NodeKind
@@ -43,7 +42,6 @@ from rolloutd.ports import (
     AuditEntry,
     ClosedRollout,
     DiscoveredNode,
-    NodeConfigurations,
     RolloutRecord,
     SourceAnswer,
 )
@@ -76,7 +74,7 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
        approved_count, amendments, paused_by, paused_reason, paused_at, cancelled_by, cancelled_reason,
-       cancelled_at, ended_at, supersedes, source
+       cancelled_at, ended_at, supersedes, source, overrides
 FROM rollout"""
 
 _SELECT_TARGET = """
@@ -97,7 +95,7 @@ FROM vote"""
 
 _SELECT_STEP = """
 SELECT rollout, node, attempt, step, action, number, state, at, began_at, stage, handle, prior, text, output,
-       visible_to
+       visible_to, code
 FROM step"""
 
 
@@ -167,45 +165,6 @@ def load_target(connection: sqlite3.Connection, rollout: str, node: str) -> Targ
     sql = f"{_SELECT_TARGET} WHERE target.rollout = ? AND target.node = ?"
     row = connection.execute(sql, (rollout, node)).fetchone()
     return None if row is None else _decode_target(row)
-
-
-def load_configuration_records(connection: sqlite3.Connection, node: str) -> NodeConfiguration:
-    """Return the records of one node; without any for a node that no run has reached."""
-    sql = "SELECT current, previous, invalid FROM node_configuration WHERE node = ?"
-    row = connection.execute(sql, (node,)).fetchone()
-    return NodeConfiguration() if row is None else _decode_records(row)
-
-
-def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
-    """Return the records of these nodes, without those that have none, and what they refer to."""
-    records = {node: load_configuration_records(connection, node) for node in nodes}
-    records = {node: each for node, each in records.items() if each != NodeConfiguration()}
-    found = [
-        record
-        for each in records.values()
-        for record in (each.current, each.previous, each.invalid)
-        if record is not None
-    ]
-    documents = _load_pairs(
-        connection,
-        "SELECT content, document FROM configuration WHERE content = ?",
-        {r.content for r in found},
-    )
-    changes = _load_pairs(
-        connection, "SELECT id, change_digest FROM rollout WHERE id = ?", {r.rollout for r in found}
-    )
-    return NodeConfigurations(records, {key: json.loads(text) for key, text in documents.items()}, changes)
-
-
-def _load_pairs(connection: sqlite3.Connection, sql: str, keys: Iterable[str]) -> dict[str, str]:
-    rows = (connection.execute(sql, (key,)).fetchone() for key in keys)
-    return dict(row for row in rows if row is not None)
-
-
-def _decode_records(row: Sequence[str | None]) -> NodeConfiguration:
-    return NodeConfiguration(
-        *(None if text is None else ConfigurationRecord(**json.loads(text)) for text in row)
-    )
 
 
 def load_steps(
@@ -376,6 +335,7 @@ def _decode_rollout(
         supersedes=row[17],
         pilot_evidence=_load_pilot_evidence(connection, id_),
         source=json.loads(row[18]),
+        overrides=_decode_strings(row[19]),
         built=load_built(connection, id_),
     )
 
@@ -433,7 +393,7 @@ def _decode_step(row: Sequence[Any]) -> StepRecord:
     rollout, node, attempt, step, action, number, state, at, began_at, stage, handle, prior = row[:12]
     return StepRecord(
         *(rollout, node, attempt, step, StepAction(action), number, StepState(state), at, began_at, stage),
-        *(handle, json.loads(prior), *row[12:]),
+        *(handle, json.loads(prior), *row[12:15], FailureCode(row[15])),
     )
 
 

@@ -14,6 +14,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    PhaseMoved,
     PilotEvidenceAttached,
     RolloutCancelled,
     RolloutDeleted,
@@ -22,9 +23,12 @@ from machines.model.events import (
     RolloutPaused,
     RolloutResumed,
     TeamRulesChanged,
+    VerdictCleared,
+    VerdictRecorded,
     VoteCast,
     VoteWithdrawn,
 )
+from machines.model.rollout import DAEMON
 from machines.model.windows import Window
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import TokenAlreadyUsed
@@ -34,8 +38,9 @@ from rolloutd.store.sql_statement import Statement, encode_actor, encode_list
 
 _INSERT_ROLLOUT = """
 INSERT INTO rollout (id, name, content, source, change_digest, scope_digest, policy_digest, digest,
-                     selector_digest, submitted_by, submitted_at, approved_count, supersedes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+                     selector_digest, submitted_by, submitted_at, approved_count, supersedes, overrides,
+                     override_reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 _PAUSE = """
 UPDATE rollout SET paused_by = ?, paused_reason = ?, paused_at = ?
@@ -58,6 +63,7 @@ def insert_rollout(event: RolloutOpened) -> Statement:
         *(event.rollout, event.name, canonical_json(event.content), canonical_json(dict(event.source))),
         *(digest.change, digest.scope, digest.policy, digest.whole, event.selector_digest),
         *(encode_actor(event.submitted_by), event.at, len(event.targets), event.supersedes),
+        *(encode_list(event.overrides), event.override_reason),
     )
     return Statement(_INSERT_ROLLOUT, (row,), 1, f"there is a rollout {event.rollout} already")
 
@@ -150,6 +156,40 @@ def upsert_pilot_evidence(event: PilotEvidenceAttached) -> Statement:
     content = canonical_json(dict(evidence.content))
     row = (event.rollout, content, evidence.digest, evidence.pilot_since, evidence.at)
     return Statement(_UPSERT_PILOT_EVIDENCE, (row,), 1)
+
+
+# -- verdicts ---------------------------------------------------------------------
+
+_INSERT_VERDICT = """
+INSERT INTO verdicts (id, change_digest, content, host_class, rollout, node, step, text, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+_CLEAR_VERDICT = """
+UPDATE verdicts SET cleared_at = ?, cleared_by = ?, cleared_reason = ? WHERE id = ? AND cleared_at IS NULL"""
+
+_CLEAR_PASSED_VERDICTS = """
+UPDATE verdicts SET cleared_at = ?1, cleared_by = ?2, cleared_reason = 'the same content has passed'
+WHERE node = ?4 AND cleared_at IS NULL
+  AND content = (SELECT content FROM target WHERE rollout = ?3 AND node = ?4)"""
+
+
+def update_verdicts(event: VerdictRecorded | VerdictCleared) -> Statement:
+    """Return the statement of a verdict that is recorded or cleared: each happens once."""
+    if isinstance(event, VerdictCleared):
+        row: Sequence[Any] = (event.at, encode_actor(event.actor), event.reason, event.verdict)
+        return Statement(_CLEAR_VERDICT, (row,), 1, f"there is no verdict {event.verdict}")
+    each = event.verdict
+    row = (
+        *(each.id, each.change, each.content, canonical_json(dict(each.host_class)), each.rollout, each.node),
+        *(each.step, each.text, each.at),
+    )
+    return Statement(_INSERT_VERDICT, (row,), 1, f"there is a verdict {each.id} already")
+
+
+def clear_passed_verdicts(event: PhaseMoved) -> Statement:
+    """Return the statement that clears the verdicts on a content which has now passed on their node."""
+    row = (event.at, encode_actor(DAEMON), event.rollout, event.node)
+    return Statement(_CLEAR_PASSED_VERDICTS, (row,))
 
 
 # -- holds and freezes ------------------------------------------------------------

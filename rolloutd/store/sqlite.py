@@ -24,6 +24,7 @@ from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
 from machines.model.preparation import Preparation
 from machines.model.rollout import Rollout, Target
+from machines.model.verdict import Verdict
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import (
     JSON,
@@ -34,7 +35,7 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store import database, queries
+from rolloutd.store import configuration_queries, database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries, rollout_of
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
@@ -172,7 +173,10 @@ class SqliteStore:
         return await self._read(queries.load_steps, rollout, node, attempt)
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
-        return await self._read(queries.load_configurations, nodes)
+        return await self._read(configuration_queries.load_configurations, nodes)
+
+    async def load_verdicts(self) -> Sequence[Verdict]:
+        return await self._read(configuration_queries.load_verdicts)
 
     async def has_unfinished_run(self, node: str) -> bool:
         return await self._read(queries.has_unfinished_run, node)

@@ -48,10 +48,13 @@ from machines.model.events import (
     TargetChanged,
     TargetsJoined,
     TeamRulesChanged,
+    VerdictCleared,
+    VerdictRecorded,
     VoteCast,
     VoteWithdrawn,
 )
 from machines.model.rollout import Target
+from machines.states import Trigger
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import SourceAnswer
@@ -59,11 +62,13 @@ from rolloutd.store.audit_entries import MAX_STEP_TEXT_CHARS
 from rolloutd.store.audited_tables import settle_row
 from rolloutd.store.preparations import preparation_statements
 from rolloutd.store.rollout_statements import (
+    clear_passed_verdicts,
     insert_rollout,
     mark_token_used,
     update_gate,
     update_hold_or_freeze,
     update_rollout_state,
+    update_verdicts,
     upsert_pilot_evidence,
     upsert_team_rules,
 )
@@ -118,6 +123,8 @@ def build_statements(event: Event, at: float) -> Iterator[Statement | TargetChan
                 if isinstance(event, TeamRulesChanged)
                 else update_hold_or_freeze(event)
             )
+        case VerdictRecorded() | VerdictCleared():
+            yield update_verdicts(event)
         case MismatchSettled():
             yield from settle_row(event)
         case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
@@ -159,6 +166,8 @@ _COUNT_AMENDMENT = "UPDATE rollout SET amendments = amendments + 1 WHERE id = ?"
 def _transition_statements(event: PhaseMoved) -> Iterator[Statement | TargetChange]:
     validate_edge(event)
     yield TargetChange(event.rollout, event.node, event)
+    if event.trigger is Trigger.VERIFIED:
+        yield clear_passed_verdicts(event)
     failure = event.failure
     if failure is not None:
         row = (
@@ -229,12 +238,12 @@ def _membership_statements(event: TargetsJoined | TargetChanged) -> Iterator[Sta
 # one.
 _UPSERT_STEP = """
 INSERT INTO step (rollout, node, attempt, step, action, number, state, began_at, at, stage, handle, prior,
-                  text, output, visible_to)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                  text, output, visible_to, code)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout, node, ifnull(attempt, -1), step, action, number) DO UPDATE
 SET state = excluded.state, at = excluded.at, stage = excluded.stage, handle = excluded.handle,
     prior = iif(excluded.prior = 'null', prior, excluded.prior), text = excluded.text,
-    output = excluded.output, visible_to = excluded.visible_to
+    output = excluded.output, visible_to = excluded.visible_to, code = excluded.code
 WHERE step.state = 'intended'
    OR (step.state = excluded.state AND step.handle = excluded.handle AND step.text = excluded.text
        AND step.output = excluded.output AND excluded.prior IN ('null', step.prior))"""
@@ -256,6 +265,7 @@ def _step_statements(event: StepRecorded) -> Iterator[Statement | TargetChange]:
         *(record.rollout, record.node, record.attempt, record.step, record.action, record.number),
         *(record.state, record.began_at, record.at, record.stage, record.handle, prior),
         *(record.text[:MAX_STEP_TEXT_CHARS], record.output[-MAX_OUTPUT_CHARS:], record.visible_to),
+        record.code,
     )
     yield Statement(
         _UPSERT_STEP,

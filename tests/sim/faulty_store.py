@@ -24,7 +24,7 @@ from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqliteStore
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
-from rolloutd.store.queries import load_configuration_records
+from rolloutd.store.configuration_queries import load_configuration_records
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
 from tests.sim.record_judge import on_disk

@@ -565,6 +565,7 @@ def review_of(rollout: str) -> JSON:
         ],
         "playbooks": [{"path": "sysctl.yml", "text": "- hosts: all\n  tasks: []\n", "note": None}],
         "file_differences": [],
+        "overrides": [],
         "checks": ["reachable: within 30s", "ssh: run sysctl -n net.core.somaxconn, equals 65535"],
         "plan": [{"path": "maintain[0].vars.somaxconn", "value": "65535"}],
         "plan_differences": [],

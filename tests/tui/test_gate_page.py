@@ -41,6 +41,7 @@ async def test_gate_page_shows_differences_to_previous_rollout(socket_dir: Path)
     fleet.review |= {
         "previous": "kernel-before",
         "plan_differences": [{"path": "soak", "before": "10m", "after": "20m"}],
+        "overrides": [],
         "file_differences": [
             {"path": "sysctl.yml", "change": "changed", "diff": "@@ -1 +1 @@\n-old\n+new"},
             {"path": "blob.bin", "change": "added", "diff": None},

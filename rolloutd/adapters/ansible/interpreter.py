@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from machines.model.rollout import FailureCode
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Shell
 
@@ -66,9 +67,9 @@ class InterpreterCache:
             )
         except TimeoutError:
             problem = f"no answer in {DISCOVERY_TIMEOUT_S:g} s when asked for its Python"
-            return Failed(f"{host.name} was unreachable: {problem}")
+            return Failed(f"{host.name} was unreachable: {problem}", code=FailureCode.UNREACHABLE)
         except NodeUnreachable as error:
-            return Failed(f"{host.name} was unreachable: {error}")
+            return Failed(f"{host.name} was unreachable: {error}", code=FailureCode.UNREACHABLE)
         found = answer.stdout.strip()
         if answer.exit_status == 0 and found.startswith("/") and "\n" not in found:
             return found
@@ -77,6 +78,7 @@ class InterpreterCache:
             f"no Python was found on {host.name} (tried {tried}): install one, or name it as "
             "ansible_python_interpreter in the inventory",
             f"{answer.stdout}\n{answer.stderr}".strip(),
+            FailureCode.NEVER_STARTED,
         )
 
 

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
@@ -19,15 +20,18 @@ from rolloutd.ports import ConnectionDefaults, Failed, RunRequest
 
 def validate_request(request: RunRequest) -> Failed | None:
     """Return why a request cannot run, or None."""
+    problem = _request_problem(request)
+    return None if problem is None else Failed(problem, code=FailureCode.NEVER_STARTED)
+
+
+def _request_problem(request: RunRequest) -> str | None:
     if request.node not in request.inventory:
-        return Failed(
-            f"{request.node} is not in the inventory of this run: refresh the inventory and try again"
-        )
+        return f"{request.node} is not in the inventory of this run: refresh the inventory and try again"
     path = Path(os.path.normpath(request.tree / request.playbook))
     if not path.is_relative_to(request.tree):
-        return Failed(f"playbook {request.playbook} is outside its source; name one inside it")
+        return f"playbook {request.playbook} is outside its source; name one inside it"
     if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-        return Failed(f"there is no playbook {request.playbook} in the source; check its path and its commit")
+        return f"there is no playbook {request.playbook} in the source; check its path and its commit"
     return None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from machines.model.rollout import FailureCode
 from machines.model.timefmt import format_duration
 from rolloutd.adapters.ansible.run_directory import RunStatus
 from rolloutd.ports import Failed, Ok
@@ -100,7 +101,20 @@ def evaluate_run(
         text = text.replace(f"{tree}/", "").replace(tree, "the source")
     if status.left:
         text += f"; {status.left} of its processes would not end"
-    return Failed(text[:MAX_TEXT_LENGTH], output)
+    return Failed(text[:MAX_TEXT_LENGTH], output, _failure_code(progress, status))
+
+
+def _failure_code(progress: Progress, status: RunStatus) -> FailureCode:
+    """Return what the failure is of; a run begins with the first task of the user's playbook."""
+    if status.ended == "cancelled":
+        return FailureCode.DISTURBED
+    is_unreachable = (progress.failure_event or {}).get("kind") == "unreachable"
+    if is_unreachable and not progress.finished_tasks:
+        return FailureCode.UNREACHABLE
+    if not progress.task:
+        return FailureCode.NEVER_STARTED
+    was_killed = progress.failure_event is None and status.ended == "exit" and status.code < 0
+    return FailureCode.UNKNOWN if was_killed else FailureCode.FAILED
 
 
 def _failure_text(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import (
     environment,
     launcher,
@@ -237,6 +238,7 @@ class AnsibleRunner:
         if refusal is not None:
             directory.create()
             facts = {"node": request.node, "refused": refusal.text, "evidence": refusal.output}
+            facts["code"] = refusal.code
             directory.write_metadata(facts)
             directory.take_claim()
             return
@@ -313,7 +315,9 @@ class AnsibleRunner:
         directory = run.directory
         refusal = directory.read_metadata().get("refused")
         if refusal is not None:
-            return Failed(refusal, directory.read_metadata().get("evidence", ""))
+            facts = directory.read_metadata()
+            code = FailureCode(facts.get("code", FailureCode.NEVER_STARTED))
+            return Failed(refusal, facts.get("evidence", ""), code)
         is_running = await self._ensure_tracked(run)
         status = directory.read_status()
         await asyncio.to_thread(_read_new_events, run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path, join_names
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
@@ -36,9 +37,9 @@ class KubernetesCheck:
             return Unknown(str(error))
         except ApiError as error:
             if error.status == 404:
-                return Failed(f"{name} is no longer in cluster {cluster.name}")
+                return Failed(f"{name} is no longer in cluster {cluster.name}", code=FailureCode.LOST)
             text = f"cluster {cluster.name} returned {error}"
-            return Unknown(text) if error.is_retryable else Failed(text)
+            return Unknown(text) if error.is_retryable else Failed(text, code=FailureCode.UNKNOWN)
 
     async def _check_node(self, cluster: Cluster, name: str, ctx: StepContext) -> Ok | Failed:
         prior = parse_prior(ctx.prior)
@@ -47,7 +48,7 @@ class KubernetesCheck:
             node = await read_node(cluster, name)
             ready, why = readiness(node)
             if not ready:
-                return Failed(f"{name} is not Ready: {why}")
+                return Failed(f"{name} is not Ready: {why}", code=FailureCode.LOST)
             passed.append(f"{name} is Ready{_reboot_suffix(node, prior)}")
         if ctx.params.get("daemonsets_ready"):
             problem, summary = _check_daemonset_pods(await list_pods_on(cluster, name), prior)

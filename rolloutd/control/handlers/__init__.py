@@ -13,6 +13,7 @@ from rolloutd.control.handlers import (
     queries,
     streams,
     teams,
+    verdicts,
 )
 from rolloutd.control.routes import Route
 
@@ -26,5 +27,6 @@ ROUTES: tuple[Route, ...] = (
     *changes.routes,
     *configuration.routes,
     *checkpoints.routes,
+    *verdicts.routes,
     *audit.routes,
 )

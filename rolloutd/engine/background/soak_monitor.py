@@ -11,7 +11,7 @@ from functools import partial
 
 from machines.model.events import StepState
 from machines.model.plan import StepDef
-from machines.model.rollout import Target
+from machines.model.rollout import FailureCode, Target
 from machines.scheduler.progress import can_fail_soak, soaking_targets
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
@@ -20,6 +20,7 @@ from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.engine.verdicts import verdict_events
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.redaction import redact_for_team
@@ -63,7 +64,7 @@ class SoakMonitor:
             for spec in self._state.index.plan_for(target).verify:
                 result = await self._confirm_result(key, spec)
                 if not isinstance(result, Ok) and not await self._is_excused(key, spec, result):
-                    await self._fail_node(target, spec, redact_for_team(result, spec.team).text)
+                    await self._fail_node(target, spec, result)
                     return
         except StoreFailed as failure:
             self._state.last_write_error = str(failure)
@@ -87,11 +88,14 @@ class SoakMonitor:
             if confirm_s:
                 await self._state.clock.sleep(CONFIRM_RETRY_S)
 
-    async def _fail_node(self, target: Target, spec: StepDef, text: str) -> None:
+    async def _fail_node(self, target: Target, spec: StepDef, result: Failed | Unknown) -> None:
+        text = redact_for_team(result, spec.team).text
+        code = result.code if isinstance(result, Failed) else FailureCode.UNKNOWN
         async with self._state.exclusive_commit() as commit:
             if not can_fail_soak(self._state.index, target):
                 return
-            moved = transition(
-                target, Trigger.SOAK_CHECK_FAILED, self._state.now(), step=f"soak.{spec.name}", text=text
-            )
-            await commit([moved], f"{spec.name} failed during the soak: {text}")
+            step, now = f"soak.{spec.name}", self._state.now()
+            moved = transition(target, Trigger.SOAK_CHECK_FAILED, now, step=step, text=text, code=code)
+            current = self._state.index.target(target.rollout, target.node)
+            verdict = verdict_events(self._state, current, moved)
+            await commit([moved, *verdict], f"{spec.name} failed during the soak: {text}")

@@ -17,9 +17,10 @@ from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
 from machines.model.events import DeadlineExtended, Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.node import NodeHealth, NodeKind
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
-from machines.model.rollout import NodeOrder, Target
+from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
 from machines.scheduler.supersede import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
@@ -34,7 +35,8 @@ from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
-from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from rolloutd.engine.verdicts import verdict_events
+from rolloutd.errors import NodeUnreachable, NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import Busy, Check, Failed, Ok, StepContext, StepResult, Unknown
 from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
@@ -366,12 +368,26 @@ class Driver:
             step=action.step,
             text=action.text,
             not_before=action.not_before,
-            code=action.code,
+            code=self._failure_code(action),
         )
         why = action.text or action.trigger.value
         await self._state.commit(
-            [*self._complete_stop_order(moved), moved, *carry_over(self._state.index, moved)], cause=why
+            [
+                *self._complete_stop_order(moved),
+                moved,
+                *verdict_events(self._state, self._session.target, moved),
+                *carry_over(self._state.index, moved),
+            ],
+            cause=why,
         )
+
+    def _failure_code(self, action: actions.Transition) -> FailureCode:
+        """Return the code of a failure; a node that its cluster reports as not ready has another cause."""
+        node, seen = self._state.index.nodes.get(self.node), self._state.index.observation(self.node)
+        is_kubernetes = node is not None and node.kind is NodeKind.KUBERNETES
+        if action.code is not FailureCode.FAILED or not is_kubernetes or seen is None:
+            return action.code
+        return FailureCode.LOST if seen.sight is NodeHealth.DOWN else action.code
 
     def _complete_stop_order(self, moved: PhaseMoved) -> list[Event]:
         """Return the event that completes a user's stop order, if the transition ends out of flight.
@@ -423,12 +439,15 @@ class Driver:
         except StoreFailed:
             raise
         except RolloutdError as error:
-            return Failed(str(error))
+            is_silent = isinstance(error, NodeUnreachable)
+            code = FailureCode.UNREACHABLE if is_silent else FailureCode.UNKNOWN
+            return Failed(str(error), code=code)
         except OSError as error:
-            return Failed(f"this machine could not do it: {error}; look at its disk and limits")
+            text = f"this machine could not do it: {error}; look at its disk and limits"
+            return Failed(text, code=FailureCode.UNKNOWN)
         except Exception as error:
             log.exception("%s: unexpected error in a step", self._session.subject)
-            return Failed(f"unexpected {type(error).__name__}: {error}")
+            return Failed(f"unexpected {type(error).__name__}: {error}", code=FailureCode.UNKNOWN)
 
     async def _pause(self, seconds: float) -> None:
         await self._wakeup.wait_for(self._state.clock.sleep(seconds))

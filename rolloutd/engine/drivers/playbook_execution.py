@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from machines.model import actions
 from machines.model.events import StepAction, StepRecord
+from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.steps import CLEAN_UP
 from rolloutd.configuration import intended_configuration
@@ -102,7 +103,7 @@ class PlaybookExecution:
         """Cancel a run by a user's order, and record it."""
         failure = await self._capture_errors(self._runner.cancel(action.record.handle))
         text = action.text if failure is None else f"{action.text}; it may go on: {failure.text}"
-        await self._journal.finish(action.record, Failed(text))
+        await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
         self._journal.has_unfinished_run = True
 
     async def _build_request(self, action: actions.RunPlaybook, run: str) -> RunRequest:

@@ -92,6 +92,8 @@ class StepJournal:
         state = _STATE_OF_RESULT[type(result)]
         if isinstance(result, Ok) and result.value is not None:
             record = replace(record, prior=result.value)
+        if isinstance(result, Failed):
+            record = replace(record, code=result.code)
         finished = replace(record, state=state, at=self._state.now(), text=result.text, output=output)
         await self.write(finished, isolated=isolated)
 

@@ -25,6 +25,7 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.preparation import Preparation
 from machines.model.rollout import Hold, Rollout, Target
+from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict
 from rolloutd.ports import JSON, AuditEntry, SourceAnswer
@@ -51,6 +52,7 @@ class MemoryState:
     answers: dict[str, SourceAnswer] = field(default_factory=dict)
     configurations: dict[str, NodeConfiguration] = field(default_factory=dict)
     documents: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""

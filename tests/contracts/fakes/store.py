@@ -46,13 +46,16 @@ from machines.model.events import (
     TargetChanged,
     TargetEvent,
     TargetsJoined,
+    VerdictCleared,
+    VerdictRecorded,
     VoteCast,
     VoteWithdrawn,
 )
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation
 from machines.model.rollout import Rollout, Target
-from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
+from machines.model.verdict import Verdict
+from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed, TokenAlreadyUsed
 from rolloutd.ports import (
@@ -259,6 +262,9 @@ class MemoryStore:
             {name: event.digest.change for name, event in memory.opened_events.items()},
         )
 
+    async def load_verdicts(self) -> Sequence[Verdict]:
+        return tuple(sorted(self.memory.verdicts.values(), key=lambda each: (each.at, each.id)))
+
     async def has_unfinished_run(self, node: str) -> bool:
         left = False
         for record in self.memory.steps.values():
@@ -308,7 +314,7 @@ class MemoryStore:
 
     # -- what events do
 
-    def _apply(self, memory: MemoryState, event: Event) -> None:
+    def _apply(self, memory: MemoryState, event: Event) -> None:  # noqa: C901  # a case per event
         match event:
             case PhaseMoved():
                 self._apply_transition(memory, event)
@@ -350,6 +356,12 @@ class MemoryStore:
                 memory.preparations[key] = row
             case RolloutPaused() | RolloutResumed() | RolloutCancelled() | RolloutEnded():
                 _apply_rollout_event(memory, event)
+            case VerdictRecorded(verdict=verdict):
+                require(verdict.id in memory.verdicts, f"there is a verdict {verdict.id} already")
+                memory.verdicts[verdict.id] = verdict
+            case VerdictCleared():
+                require(event.verdict not in memory.verdicts, f"there is no verdict {event.verdict}")
+                del memory.verdicts[event.verdict]
             case _:
                 apply_to_fleet(memory, event)
 
@@ -360,6 +372,11 @@ class MemoryStore:
         records = memory.configurations.get(event.node, NodeConfiguration())
         if before is not None and (after := records.after(before, event)) != records:
             memory.configurations[event.node] = after
+        if before is not None and event.trigger is Trigger.VERIFIED:
+            passed = (event.node, before.content)
+            for each in list(memory.verdicts.values()):
+                if (each.node, each.content) == passed:
+                    del memory.verdicts[each.id]
         rollout = memory.rollouts[event.rollout]
         known = {failure.id for failure in rollout.failures}
         require(event.failure is not None and event.failure.id in known, "this failure is known already")

@@ -1,0 +1,63 @@
+"""The record of one step of one node: what was begun, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from machines.model.rollout import FailureCode
+
+
+class StepAction(StrEnum):
+    INSPECT = "inspect"
+    APPLY = "apply"
+    REVERT = "revert"
+    RUN = "run"
+    CHECK = "check"
+    CLEAN_UP = "clean-up"
+    ARM = "arm"
+    DISARM = "disarm"
+    RESTORE = "restore"
+
+
+class StepState(StrEnum):
+    """What is known of a step; `intended` means begun, without a result yet."""
+
+    INTENDED = "intended"
+    OK = "ok"
+    FAILED = "failed"
+    BUSY = "busy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step of one attempt.
+
+    `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
+    that an isolator found, or the value that a check measured; `output` is evidence for people, limited by
+    the shell; `visible_to` is the team that may read it, None for everyone; `code` is the sort of a failure.
+    """
+
+    rollout: str
+    node: str
+    attempt: int
+    step: str
+    action: StepAction
+    number: int
+    state: StepState
+    at: float
+    began_at: float
+    stage: str = ""
+    handle: str = ""
+    prior: Any = None
+    text: str = ""
+    output: str = ""
+    visible_to: str | None = None
+    code: FailureCode = FailureCode.FAILED
+
+    @property
+    def failure_code(self) -> FailureCode:
+        """The sort of failure that this result is."""
+        return FailureCode.UNKNOWN if self.state is StepState.UNKNOWN else self.code

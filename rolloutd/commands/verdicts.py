@@ -1,0 +1,67 @@
+"""Verdicts at submit: a content that failed on a class of hosts is not given to that class again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from machines.model.events import VerdictCleared
+from machines.model.plan import Plan
+from machines.model.verdict import Verdict
+from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.configuration import content_hash, intended_configuration
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a submit would give to which nodes; `source` is the pinned source, `change` the change's hash."""
+
+    plan: Plan
+    source: Mapping[str, str]
+    change: str
+    nodes: Collection[str]
+
+
+async def matching_verdicts(state: State, draft: Draft) -> tuple[Verdict, ...]:
+    """Return the verdicts on what this plan would give to a class of its targets, oldest first."""
+    labels = [state.index.nodes[node].labels for node in draft.nodes]
+    return tuple(
+        verdict
+        for verdict in await state.store.load_verdicts()
+        if any(verdict.concerns(each) for each in labels) and _has_same_content(state, draft, verdict)
+    )
+
+
+def require_overridden(plan: Plan, found: Sequence[Verdict], overrides: Collection[str]) -> None:
+    """Raise Refused for a verdict that the submit does not override, with its evidence."""
+    rest = [verdict for verdict in found if verdict.id not in overrides]
+    if rest:
+        first = rest[0]
+        more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
+        raise Refused(
+            "known-invalid",
+            f"{plan.name}: the same content failed on {first.node} in {first.rollout}, "
+            f"{first.step}: {first.text}{more}; change it, or override or clear verdict {first.id}",
+        )
+
+
+async def clear(state: State, who: Principal, verdict: str, reason: str) -> Events:
+    """Return the event of a person who clears a verdict; raises NotFound."""
+    if all(each.id != verdict for each in await state.store.load_verdicts()):
+        raise NotFound(f"{verdict}: no such verdict; list them with rolloutctl verdicts")
+    return (VerdictCleared(verdict, who.actor, reason, state.now()),)
+
+
+def _has_same_content(state: State, draft: Draft, verdict: Verdict) -> bool:
+    """Return whether the plan would give the failed node the same content again.
+
+    Where that cannot be known, because the node is gone or its secrets are awaited, the same change counts.
+    """
+    node = verdict.node
+    if node not in state.index.nodes or state.awaited_sources(node):
+        return verdict.change == draft.change
+    variables = state.connections.get(node, {})
+    intended = intended_configuration(draft.plan, draft.source, variables, state.redaction_key)
+    return verdict.content == content_hash(intended)
