@@ -41,11 +41,14 @@ from machines.model.events import (
     StepState,
     TargetChanged,
     TargetsJoined,
+    VerdictCleared,
+    VerdictRecorded,
     VoteCast,
     VoteWithdrawn,
 )
 from machines.model.plan import Digest, GateName
 from machines.model.rollout import GateOpening, Hold, Interruption, NodeOrder, Target
+from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
@@ -264,6 +267,22 @@ async def test_run_gives_a_configuration_that_passes(store: Store) -> None:
     passed = ConfigurationRecord("hash-1", "r1", 10.0)
     assert found.records == {"n1": NodeConfiguration(current=passed)}
     assert (found.documents["hash-1"], found.changes["r1"]) == ({"commit": "a"}, DIGEST.change)
+
+
+async def test_verdict_is_kept_until_cleared_or_passed(store: Store) -> None:
+    await write(store, rollout_opened(), *moves_to_done("n1")[:2])
+    run = step(StepState.INTENDED, step="run.configure", action=StepAction.RUN)
+    await write(store, StepRecorded(run, content="hash-1", document={}))
+    first = Verdict("v1", "change-1", "hash-1", {"role": "db"}, "r1", "n1", "verify.0", "broken", 10.0)
+    second, third = replace(first, id="v2", content="hash-2", at=11.0), replace(first, id="v3", at=12.0)
+    await write(store, *(VerdictRecorded("r1", "n1", each) for each in (third, first, second)))
+    assert await store.load_verdicts() == (first, second, third)
+    await write(store, VerdictCleared("v3", ALICE, "was the cable", 13.0))
+    with pytest.raises(Conflict):
+        await write(store, VerdictCleared("v3", ALICE, "again", 13.0))
+    assert await store.load_verdicts() == (first, second)
+    await write(store, *moves_to_done("n1")[2:])
+    assert await store.load_verdicts() == (second,)
 
 
 # -- steps --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.fence import CLOCK_SLACK_S
 from rolloutd.errors import NotFound
 from rolloutd.ports import (
@@ -52,16 +53,25 @@ _TASKS = {
     Script.UNCHECKED: "of each",
 }
 
+
+def _never_started(text: str) -> Failed:
+    return Failed(text, code=FailureCode.NEVER_STARTED)
+
+
 _ENDINGS: Mapping[Script, Callable[[RunRequest], Ok | Failed]] = {
     Script.CHANGE: lambda request: Ok(f"1 task on {request.node}"),
     Script.UNCHECKED: lambda request: Ok(f"1 task on {request.node}"),
     Script.DEFIES: lambda request: Failed(f'check mode would execute task "act at once" on {request.node}'),
     Script.OK: lambda request: Ok(f"2 tasks on {request.node}, 1 changed"),
     Script.FAIL: lambda request: Failed(f'task "install package" failed on {request.node}: no such package'),
-    Script.UNREACHABLE: lambda request: Failed(f"{request.node} was unreachable: connection refused"),
-    Script.NO_HOSTS: lambda request: Failed(f"no play of this playbook runs on {request.node}"),
-    Script.MISSING: lambda request: Failed(f"there is no playbook {request.playbook} in the source"),
-    Script.BROKEN: lambda request: Failed(f"ansible-playbook could not run {request.playbook}: line 3"),
+    Script.UNREACHABLE: lambda request: Failed(
+        f"{request.node} was unreachable: connection refused", code=FailureCode.UNREACHABLE
+    ),
+    Script.NO_HOSTS: lambda request: _never_started(f"no play of this playbook runs on {request.node}"),
+    Script.MISSING: lambda request: _never_started(f"there is no playbook {request.playbook} in the source"),
+    Script.BROKEN: lambda request: _never_started(
+        f"ansible-playbook could not run {request.playbook}: line 3"
+    ),
 }
 
 
@@ -201,7 +211,8 @@ class FakeRunner:
     async def cancel(self, handle: str) -> None:
         """End the run, here and on the node."""
         run = self._find(handle)
-        run.end(Failed(f"the run of {run.request.playbook} on {run.request.node} was cancelled"))
+        text = f"the run of {run.request.playbook} on {run.request.node} was cancelled"
+        run.end(Failed(text, code=FailureCode.DISTURBED))
         run.on_node = False
 
     async def keep_connections(self, nodes: Collection[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from machines.model.events import VerdictRecorded
+from machines.model.verdict import Verdict
 from machines.states import Trigger
 from rolloutd.commands import tokens
 from rolloutd.control.client import ApiError
@@ -44,12 +46,14 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
     await inside.fail(r, "p1")
     await inside.fail(r, "s1")
     n = f"/v1/rollouts/{r}/nodes/p1"
+    verdict = Verdict("v1", "change", "content", {}, r, "p1", "verify.0", "broken", inside.clock.now())
+    await inside.commit(VerdictRecorded(r, "p1", verdict))
     freeze = {"reason": "party", "scope": "team/search"}
     reading = {
         path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
         for path in (
             *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
-            *("/v1/settings", "/v1/audit/head", "/v1/changes", "/v1/nodes/{n}/configuration"),
+            *("/v1/settings", "/v1/audit/head", "/v1/changes", "/v1/nodes/{n}/configuration", "/v1/verdicts"),
             *("/v1/nodes/{n}/checkpoints", "/v1/rollouts/{r}/checkpoints", "/v1/rollouts/{r}/artifacts"),
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
@@ -75,6 +79,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
             *("nora", "/v1/nodes/p1/configuration/diff?before=current&after=invalid"),
             None,
         ),
+        ("POST", "/v1/verdicts/{v}/clear"): ("adam", f"/v1/verdicts/{verdict.id}/clear", REASON),
         ("POST", "/v1/plans/diff"): ("paul", "/v1/plans/diff", FILE),
         ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
         ("PUT", "/v1/teams/{t}"): (

@@ -31,6 +31,8 @@ from machines.model.events import (
     StepState,
     TargetsJoined,
     TeamRulesChanged,
+    VerdictCleared,
+    VerdictRecorded,
     VoteCast,
 )
 from machines.model.limits import TeamRules
@@ -39,6 +41,7 @@ from machines.model.plan import GateName
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence
 from machines.model.selector import parse_selector
+from machines.model.verdict import Verdict
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
@@ -103,6 +106,11 @@ async def _write_history(state_dir: Path) -> None:
     run = step(StepState.INTENDED, "n2", step="run.configure", action=StepAction.RUN)
     await write(store, StepRecorded(run, content="hash-1", document={"commit": "a"}))
     await write(store, *moves_to_done("n2")[2:])
+    verdict = Verdict("v1", "change-1", "hash-2", {"role": "db"}, "r1", "n1", "verify.0", "broken", 10.0)
+    await write(store, VerdictRecorded("r1", "n1", verdict))
+    await write(
+        store, VerdictRecorded("r1", "n1", replace(verdict, id="v2")), VerdictCleared("v2", ALICE, "no", 11.0)
+    )
     await write(store, NodeOrdered("r1", "n1", NodeOrder.RETURN, ALICE, "please", 11.0))
     await write(store, RolloutPaused("r1", ALICE, "lunch", 12.0))
     await write(store, HoldTaken(Hold("n2", "person", "alice", ALICE, "new disk", 7.0, until=99.0)))
