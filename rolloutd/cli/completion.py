@@ -23,6 +23,7 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
     "TEAM": "teams",
     "SCOPE": "scopes",
     "WAVE": "waves",
+    "VERDICT": "verdicts",
     "FILE": "file",
     "PATH": "file",
     "DIR": "directory",
@@ -111,6 +112,10 @@ def _waves(call: Invocation) -> Iterable[str | None]:
     return (gate["wave"] for each in call.get(api_path("status"))["rollouts"] for gate in each["gates"])
 
 
+def _verdicts(call: Invocation) -> Iterable[str]:
+    return (each["id"] for each in call.get(api_path("verdicts"))["verdicts"])
+
+
 _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "rollouts": _rollouts,
     "plans": _plans,
@@ -118,5 +123,6 @@ _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "teams": partial(_nodes, key="team"),
     "scopes": _scopes,
     "waves": _waves,
+    "verdicts": _verdicts,
 }
 """How the names of each kind are read from the daemon."""

@@ -19,7 +19,6 @@ from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
     add_reason_option,
-    complete_with,
     without_none,
 )
 from rolloutd.cli.configuration import print_plan_differences
@@ -70,14 +69,13 @@ def register(commands: CommandGroup) -> None:
         action="store_true",
         help="replace the live rollout of the same plan name; its completed nodes stay done",
     )
-    argument = parser.add_argument(
+    parser.add_argument(
         "--override-verdict",
-        metavar="ID",
+        metavar="VERDICT",
         action="append",
         default=[],
         help="submit although this content failed before; needs the owner's and an admin's vote",
     )
-    complete_with(argument, "verdicts")
     add_reason_option(parser, required=False)
     parser = group.add_command(
         "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_reason_option, complete_with
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_reason_option
 from rolloutd.cli.output import print_message, print_table
 from rolloutd.control.client import api_path
 
@@ -12,10 +12,9 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command(
         "verdicts", verdicts, "list contents that failed and are not submitted again, or clear one"
     )
-    parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear ID --reason TEXT"
+    parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
     parser.add_argument("verb", metavar="clear", nargs="?", choices=("clear",), help="clear a verdict")
-    argument = parser.add_argument("verdict", metavar="ID", nargs="?", help="the verdict to clear")
-    complete_with(argument, "verdicts")
+    parser.add_argument("verdict", metavar="VERDICT", nargs="?", help="id of the verdict to clear")
     add_reason_option(parser, required=False)
 
 
@@ -24,7 +23,7 @@ def verdicts(call: Invocation) -> int:
     args = call.args
     if args.verb == "clear":
         if args.verdict is None or args.reason is None:
-            missing = "ID" if args.verdict is None else "--reason"
+            missing = "VERDICT" if args.verdict is None else "--reason"
             raise exits.Exit(exits.USAGE, f"rolloutctl verdicts clear: no {missing}; give one")
         answer = call.client.post(api_path("verdicts", args.verdict, "clear"), {"reason": args.reason})
         return call.report(answer, f"{args.verdict}: cleared; its content may be submitted again")
