@@ -1,7 +1,8 @@
 """Sentences and commands for the core's reasons, all in one place.
 
-The core says why something waits by a code with params, and what ends it by a remedy; only this file turns
-them into English.  No other part parses these sentences: programs compare codes, params and kinds.
+The core says why something waits by a code with params, and what ends it by a remedy; only this file and
+vote_text.py turn them into English.  No other part parses these sentences: programs compare codes, params and
+kinds.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, Final
 
 from machines.model.mismatch import MismatchKind
 from machines.model.node import ConflictKind
-from machines.model.plan import ADMINS
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.text import format_size, pluralize
+from rolloutd.vote_text import describe_failure, describe_missing_votes, describe_unknown_team
 
 Params = Mapping[str, Any]
 
@@ -171,59 +172,6 @@ _HEALTH: Final[Mapping[str | None, str]] = {
 }
 
 
-def describe_missing_votes(params: Params) -> str:
-    """Return what a gate waits for: rejections to withdraw, failures to cover, votes; empty for nothing."""
-    if params.get("rejections"):
-        return "; ".join(
-            f"{each['by']} said no at {format_rfc3339(each['at'])}: {each['reason']}"
-            for each in params["rejections"]
-        )
-    failures = "; ".join(_failure(each["node"], each) for each in params.get("failures", ()))
-    more = params.get("more_failures", 0)
-    votes = "; ".join(_missing_votes(params)) if "owner" in params else ""
-    if votes and params["submitter"] is not None:
-        votes += f" (four eyes: the vote of {params['submitter']} does not count)"
-    text = "; ".join(part for part in (failures + (f" and {more} more" if more else ""), votes) if part)
-    if params.get("superseded"):
-        text += f" (votes for {params['superseded']} were for another digest and are void here)"
-    return text.strip()
-
-
-def _missing_votes(params: Params) -> Sequence[str]:
-    """Return one part per voter; teams that miss equally many votes share one, as there may be dozens."""
-    found, alike = [], dict[tuple[int, int], list[str]]()
-    want, missing = params["owners_want"], params["owners_want"] - params["owners_have"]
-    if missing > 0:
-        found.append(_missing(missing, want, f"of the owner, team {params['owner']},"))
-    for each in params["teams"]:
-        team, want, missing = each["team"], each["want"], each["want"] - each["have"]
-        if team == ADMINS:
-            found.append("the vote of an admin, besides the owner's, is missing")
-        elif each["known_team"]:
-            alike.setdefault((missing, want), []).append(team)
-        else:
-            found.append(f"{_missing(missing, want, f'of team {team}')} ({_unknown_team(team)})")
-    for (missing, want), teams in alike.items():
-        named = f"teams {', '.join(teams[:-1])} and {teams[-1]}"
-        if len(teams) == 1:
-            found.append(_missing(missing, want, f"of team {teams[0]}"))
-        elif want == 1:
-            found.append(f"the votes of {named} are missing")
-        else:
-            found.append(f"{missing} of {want} votes of each of {named} are missing")
-    return found
-
-
-def _missing(missing: int, want: int, voter: str) -> str:
-    if want == 1:
-        return f"the vote {voter} is missing"
-    return f"{missing} of {want} votes {voter} {'is' if missing == 1 else 'are'} missing"
-
-
-def _unknown_team(team: str) -> str:
-    return f"the settings have no team {team}; an admin must add it"
-
-
 def _gate(name: str, params: Params) -> str:
     return f"the {name} waits: {describe_missing_votes(params) or 'its votes are complete'}"
 
@@ -244,7 +192,7 @@ def _not_asked(rollout: str, params: Params) -> str:
 
 
 def _needs_vote(node: str, params: Params) -> str:
-    team, unknown = params["team"], "" if params["known_team"] else _unknown_team(params["team"])
+    team, unknown = params["team"], "" if params["known_team"] else describe_unknown_team(params["team"])
     if params["joined"]:
         detail = unknown or f"team {team} has not voted for it"
         return f"{node} joined after the start was approved; {detail}"
@@ -298,13 +246,9 @@ def _more(params: Params) -> str:
     return f", and {params['more']} more" if params["more"] else ""
 
 
-def _failure(node: str, params: Params) -> str:
-    return f"{node} failed in {params['step']}: {params['message']}"
-
-
 def _cause(params: Params) -> str:
     """Return the failure that a plan answers with rollbacks, as a part of a sentence."""
-    return f": {_failure(params['node'], params)}" if "node" in params else ""
+    return f": {describe_failure(params['node'], params)}" if "node" in params else ""
 
 
 def _exceptions(params: Params) -> str:
@@ -351,9 +295,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.GATE_PILOT: lambda _, p: _gate("pilot gate", p),
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
-    ReasonCode.NODE_FAILED: lambda node, p: _failure(node, p) + _more(p),
+    ReasonCode.NODE_FAILED: lambda node, p: describe_failure(node, p) + _more(p),
     ReasonCode.NODE_FAILED: lambda node, p: (
-        _failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
+        describe_failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
     ),
     ReasonCode.ROLLING_BACK: lambda _, p: f"rolling back {pluralize(p['left'], 'node')}{_cause(p)}",
     ReasonCode.ROLLBACK_LIMIT: lambda _, p: (
@@ -433,7 +377,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.ISOLATING: lambda node, _: f"{node} is isolating",
     ReasonCode.MAINTAINING: lambda node, _: f"{node} is maintaining",
     ReasonCode.VERIFYING: lambda node, _: f"{node} is verifying",
-    ReasonCode.FAILED: lambda node, p: _failure(node, p) if p else f"{node} failed",
+    ReasonCode.FAILED: lambda node, p: describe_failure(node, p) if p else f"{node} failed",
     ReasonCode.DRIFTED: lambda node, p: (
         f"{node} has drifted: check mode would change {', '.join(p['tasks'])}"
     ),

@@ -16,7 +16,7 @@ from rolloutd.control.resolve import ResolvedRollout, resolve_rollout
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
 from rolloutd.ports import ClosedRollout
-from rolloutd.reason_text import describe_missing_votes
+from rolloutd.vote_text import describe_missing_votes
 
 DECISIONS = (
     "RolloutOpened",

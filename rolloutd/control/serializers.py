@@ -33,6 +33,7 @@ from rolloutd.memory import memory_bytes
 from rolloutd.ports import AuditReport, ClosedRollout, RunnerStatus
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
+from rolloutd.vote_text import describe_missing_votes
 
 NO_PROGRESS = StepProgress()
 
@@ -244,7 +245,7 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
             "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
         },
         "votes": [_vote(each, vote, now) for vote in cast_here],
-        "missing": reason_text.describe_missing_votes(view.missing) or None,
+        "missing": describe_missing_votes(view.missing) or None,
         "digest": each.digest_at(view.gate),
         "evidence": _pilot_evidence(each) if view.gate is GateName.START else None,
         "waived": _pilot_waiver(each) if view.gate is GateName.START else None,

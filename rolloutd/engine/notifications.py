@@ -29,6 +29,7 @@ from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Notifier
 from rolloutd.ports.guards import adapter_errors
+from rolloutd.vote_text import describe_missing_votes
 
 log = logging.getLogger("rolloutd.engine.notifications")
 
@@ -208,7 +209,7 @@ class NotificationDispatcher:
                 waiting.add(key)
                 if key not in self._waiting_gates:
                     after = f" after {wave}" if wave else ""
-                    missing = reason_text.describe_missing_votes(view.missing)
+                    missing = describe_missing_votes(view.missing)
                     text = f"{missing}\nrolloutctl approve {rollout.id} {gate} --reason ..."
                     yield Notification(f"{rollout.id} waits at {gate}{after}", text)
         self._waiting_gates = waiting
