@@ -1,4 +1,7 @@
-"""The reference playbooks on a real node: they do it, do it once, prove it, and take it back."""
+"""The reference playbooks by real Ansible: they do it, do it once, prove it, and take it back.
+
+Connections are local; the playbooks run over ssh in the demo and in test_reboot.py.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.support.sshd import Sshd
-
-pytestmark = pytest.mark.servers
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
@@ -41,12 +38,10 @@ esac
 
 
 class Node:
-    """One real node, and the commands that stand for its kernel and its service manager."""
+    """This machine as a node, and the commands that stand for its kernel and its service manager."""
 
-    def __init__(self, directory: Path, sshd: Sshd, sockets: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._sshd = sshd
-        self._sockets = sockets
         self.kernel, self.services = directory / "kernel", directory / "services"
         for folder, name, text in (
             (self.kernel, "sysctl", SYSCTL),
@@ -60,9 +55,9 @@ class Node:
     def play(self, playbook: str, **variables: Any) -> dict[str, int]:
         """Run a playbook and return the counts of its one node; `failures` holds what failed."""
         host = {
-            **self._sshd.connection(),
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
             "ansible_become": False,
-            "ansible_ssh_common_args": f"-o UserKnownHostsFile={self._sshd.known_hosts}",
         }
         inventory = self.directory / "inventory.json"
         inventory.write_text(json.dumps({"all": {"hosts": {"n0": host}}}))
@@ -73,12 +68,7 @@ class Node:
             ],
             capture_output=True,
             text=True,
-            env={
-                **os.environ,
-                "ANSIBLE_PIPELINING": "1",
-                "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_SSH_CONTROL_PATH_DIR": self._sockets,
-            },
+            env={**os.environ, "ANSIBLE_PIPELINING": "1", "ANSIBLE_NOCOLOR": "1"},
         )
         recap = done.stdout.rpartition("n0 ")[2].split()
         counts = {name: int(number) for name, _, number in (word.partition("=") for word in recap) if number}
@@ -88,13 +78,9 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Node:
     """A node of this test's own."""
-    sshd = Sshd().start(tmp_path / "sshd")
-    # A socket's path is short by law; what holds one ends with the server that it talks to.
-    with tempfile.TemporaryDirectory(prefix="pb-", ignore_cleanup_errors=True) as sockets:
-        yield Node(tmp_path, sshd, sockets)
-        sshd.stop()
+    return Node(tmp_path)
 
 
 def test_sysctl_sets_verifies_and_restores(node: Node) -> None:

@@ -324,11 +324,7 @@ async def scene(cast: tuple[dict[str, UnixUser], dict[str, str]]) -> Any:
             made = RoleScenario(inside, inside.server._path, persons)
             answer = await made.do("submitter", "POST", "/v1/plans/submit", FILE)
             made.rollout = answer["rollout"]
-            try:
-                yield made
-            finally:
-                for person in persons.values():
-                    await asyncio.to_thread(person.disconnect, made.path)
+            yield made
     finally:
         shutil.rmtree(place)
 

@@ -1,6 +1,6 @@
 """Real users of this machine, made for a test and removed afterwards, and what each of them asks.
 
-Every user asks through a process of its own that has become that user before it
+Every user asks through one process of its own that has become that user before it
 connects, so that the kernel's word on who asks is what is tested.  Needs root.
 It knows the API's socket and no call.
 """
@@ -28,7 +28,7 @@ _ACCOUNT = ("-M", "-N", "-g", "nogroup", "-s", "/usr/sbin/nologin", "-p", "*")
 
 _CLIENT_SCRIPT = r"""
 import http.client, json, os, pwd, socket, sys
-name, path = sys.argv[1:]
+name = sys.argv[1]
 entry = pwd.getpwnam(name)
 os.initgroups(name, entry.pw_gid)
 os.setgid(entry.pw_gid)
@@ -40,7 +40,7 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(path)
 
 for line in sys.stdin:
-    method, target, body, kind = json.loads(line)
+    path, method, target, body, kind = json.loads(line)
     connection = Connection("localhost", timeout=60)
     try:
         content = None if body is None else body.encode("latin-1")
@@ -61,28 +61,28 @@ class UnixUser:
     def __init__(self, name: str) -> None:
         self.name = name
         self.uid = pwd.getpwnam(name).pw_uid
-        self._clients: dict[Path, subprocess.Popen[str]] = {}
+        self._process: subprocess.Popen[str] | None = None
 
     def request(self, path: Path, method: str, target: str, body: Any = None) -> tuple[int, Any]:
         """Return the status and the body of an answer; 0 and an error's name where nobody could be asked.
 
         `body` is JSON, or bytes of an upload.
         """
-        caller = self._client(path)
+        caller = self._process = self._process or self._start()
         raw = isinstance(body, bytes)
         text = body.decode("latin-1") if raw else None if body is None else json.dumps(body)
         kind = "application/x-tar" if raw else "application/json"
         assert caller.stdin is not None
         assert caller.stdout is not None
-        caller.stdin.write(json.dumps([method, target, text, kind]) + "\n")
+        caller.stdin.write(json.dumps([str(path), method, target, text, kind]) + "\n")
         caller.stdin.flush()
         status, told = json.loads(caller.stdout.readline())
         lines = [json.loads(line) for line in told.splitlines()] if status else [told]
         return status, lines[0] if len(lines) == 1 else lines
 
-    def disconnect(self, path: Path) -> None:
-        """End the process that asks at this socket."""
-        caller = self._clients.pop(path, None)
+    def stop(self) -> None:
+        """End the process that asks."""
+        caller, self._process = self._process, None
         if caller is not None:
             assert caller.stdin is not None
             assert caller.stdout is not None
@@ -90,15 +90,13 @@ class UnixUser:
             caller.wait(60)
             caller.stdout.close()
 
-    def _client(self, path: Path) -> subprocess.Popen[str]:
-        if path not in self._clients:
-            self._clients[path] = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CLIENT_SCRIPT, self.name, str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        return self._clients[path]
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CLIENT_SCRIPT, self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
 
 def can_create_users() -> bool:
@@ -128,6 +126,8 @@ def temporary_users(
                 made[role] = UnixUser(users[role])
         yield made, groups
     finally:
+        for person in made.values():
+            person.stop()
         with _locked():
             for name in users.values():
                 with contextlib.suppress(KeyError):
