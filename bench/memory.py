@@ -25,6 +25,7 @@ def main() -> None:
     """Print one line for people and one of JSON."""
     with tempfile.TemporaryDirectory(prefix="rb-") as directory:
         made = DaemonEnvironment(Path(directory), {})
+        made.forks_daemon = False  # a fork shares the memory of what it has imported
         write_inventory(made)
         made.write_settings(
             pools={"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 2}},

@@ -11,7 +11,6 @@ import os
 import pwd
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ import yaml
 
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.source_archive import pack_tree
+from tests.support.forked_process import ForkedProcess, start_daemon
 from tests.support.sshd import Sshd
 
 WAIT_LIMIT_S = 300.0
@@ -64,7 +64,8 @@ class DaemonEnvironment:
         self.directory = directory
         self.labels = labels
         self.sshds: dict[str, Sshd] = {}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self.forks_daemon = True
         self.settings: dict[str, Any] = {}
         self.environment: dict[str, str] = {}
         self.client = Client(directory / "s")
@@ -106,16 +107,9 @@ class DaemonEnvironment:
 
     def start_daemon(self) -> None:
         """Start the daemon and wait until it answers and has asked its inventory."""
-        with (self.directory / "daemon.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rolloutd", "--config", str(self.directory / "config.yaml")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env={**os.environ, **self.environment},
-                start_new_session=True,
-            )
+        words = ["--config", str(self.directory / "config.yaml")]
+        environment = {**os.environ, **self.environment}
+        self.process = start_daemon(words, self.directory / "daemon.log", environment, fork=self.forks_daemon)
         self.wait_until(self._is_ready, "the daemon answers")
 
     def kill_daemon(self, number: int = signal.SIGKILL) -> None:

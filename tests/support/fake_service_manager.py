@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from rolloutd.control.client import Client
+from tests.support.forked_process import DAEMON, ForkedProcess, run_forked, start_daemon
 
 LIMIT_S = 120.0
 """A loaded machine starts the daemon late; what is waited for needs a second elsewhere."""
@@ -29,7 +29,7 @@ class FakeServiceManager:
         self.client = Client(directory / "s")
         self._notify_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._notify_socket.bind(str(directory / "n"))
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def configure(self, **more: Any) -> None:
         """Write the settings of the daemon."""
@@ -44,14 +44,8 @@ class FakeServiceManager:
             "WATCHDOG_USEC": str(int(watchdog_s * 1e6)),
         }
         environment.pop("WATCHDOG_PID", None)
-        with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rolloutd", "--config", str(self.directory / "config.yaml"), *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
+        words = ["--config", str(self.directory / "config.yaml"), *options]
+        self.process = start_daemon(words, self.directory / "log", environment)
 
     def wait_for_message(self, wanted: Callable[[str], bool]) -> str:
         """Return the next message that is wanted; all that came before is in `heard`."""
@@ -90,5 +84,4 @@ class FakeServiceManager:
     def run_once(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run a daemon that is expected to end by itself, and return what it said."""
         config = str(self.directory / "config.yaml")
-        command = [sys.executable, "-m", "rolloutd", "--config", config, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        return run_forked(DAEMON, ["--config", config, *options], timeout_s=LIMIT_S)

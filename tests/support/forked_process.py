@@ -71,6 +71,24 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def start_daemon(
+    words: list[str], log: Path, environment: Mapping[str, str], *, fork: bool = True
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Start a daemon; as a new process where `environment` preloads a library, which a fork would not have."""
+    if fork and "LD_PRELOAD" not in environment:
+        return ForkedProcess(DAEMON, words, log, log, environment)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rolloutd", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env=environment,
+            start_new_session=True,
+        )
+
+
 def run_forked(
     module: str, words: list[str], *, timeout_s: float, environment: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:
@@ -98,7 +116,7 @@ def _become(module: str, words: list[str], output: str, errors: str, environment
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = (
-        open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: PTH123, SIM115
+        open(descriptor, "r" if descriptor == 0 else "w", closefd=False)  # noqa: SIM115
         for descriptor in range(3)
     )
     sys.argv = [module, *words]

@@ -9,7 +9,6 @@ import re
 import socket
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,8 +25,12 @@ from rolloutd.admin.backup import EPOCH_INCREMENT
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import database, open_store
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.forked_process import ADMIN, run_forked
 
 DATABASE = "rolloutd.sqlite"
+
+LIMIT_S = 120.0
+"""A command takes a second; on a loaded machine some times that."""
 
 Ctl = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,11 +47,13 @@ def state_root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ctl(state_root: Path) -> Iterator[Ctl]:
-    """Run rolloutctl on these settings."""
+    """Run an admin command on these settings, as rolloutctl does."""
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "rolloutd.cli", *words, "--config", str(state_root / "config.yaml")]
-        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    def run(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        options = [word if word.startswith("--") else f"--file={word}" for word in words]
+        return run_forked(
+            ADMIN, [verb, *options, "--config", str(state_root / "config.yaml")], timeout_s=LIMIT_S
+        )
 
     return run
 
