@@ -24,6 +24,7 @@ from tests.support.daemon_environment import (
     fleet_labels,
     plan,
 )
+from tests.support.forked_process import DAEMON, run_forked
 
 pytestmark = pytest.mark.servers
 
@@ -174,14 +175,8 @@ def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: DaemonEnviron
 
 def test_a_second_daemon_names_the_first_and_ends(made: DaemonEnvironment) -> None:
     """Nothing changes for the first."""
-    second = subprocess.run(
-        [sys.executable, "-m", "rolloutd", "--config", str(made.directory / "config.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_LIMIT_S,
-        cwd="/",
-    )
+    words = ["--config", str(made.directory / "config.yaml")]
+    second = run_forked(DAEMON, words, timeout_s=WAIT_LIMIT_S)
     assert second.returncode == 1
     assert made.process is not None
     assert str(made.process.pid) in second.stderr

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +17,9 @@ import yaml
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION, KEPT_FOR_ANNOTATION
 from tests.support.cluster_sandbox import ClusterSandbox as Cluster
 from tests.support.cluster_sandbox import KubernetesApi
-from tests.support.daemon_environment import DaemonEnvironment, plan
+from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment, plan
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.forked_process import CLI, run_forked
 from tests.support.sshd import Sshd
 
 JSON = Any
@@ -67,10 +66,8 @@ class ClusterEnvironment:
 
     async def rolloutctl(self, *words: str) -> str:
         """Run rolloutctl as a person does, and return what it prints; raises when it says no."""
-        command = [sys.executable, "-m", "rolloutd.cli", "--socket", str(self.daemon.directory / "s"), *words]
-        ended = await asyncio.to_thread(
-            subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        command = ["--socket", str(self.daemon.directory / "s"), *words]
+        ended = await asyncio.to_thread(run_forked, CLI, command, timeout_s=WAIT_LIMIT_S)
         assert ended.returncode == 0, f"{words}: {ended.returncode}: {ended.stderr}"
         return ended.stdout + ended.stderr
 

@@ -74,7 +74,7 @@ class ForkedProcess:
 def start_daemon(
     words: list[str], log: Path, environment: Mapping[str, str], *, fork: bool = True
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start a daemon; as a new process where `environment` preloads a library, which a fork would not have."""
+    """Start a daemon; as a new process where `environment` preloads a library, which a fork lacks."""
     if fork and "LD_PRELOAD" not in environment:
         return ForkedProcess(DAEMON, words, log, log, environment)
     with log.open("ab") as output:

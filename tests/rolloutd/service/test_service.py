@@ -310,14 +310,6 @@ def _scraped(path: Path) -> str:
 def test_metrics_for_others_are_refused(service_manager: FakeServiceManager, listen: str) -> None:
     """Only this machine: nobody is asked who he is there."""
     service_manager.configure(metrics={"listen": listen})
-    command = [
-        sys.executable,
-        "-m",
-        "rolloutd",
-        "--check",
-        "--config",
-        str(service_manager.directory / "config.yaml"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = service_manager.run_once("--check")
     assert done.returncode == 2
     assert "metrics.listen" in done.stderr
