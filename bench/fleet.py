@@ -2,7 +2,7 @@
 
 The script takes the canaries one by one, waits the soak, then runs one loop of
 `ansible-playbook --limit` per team, side by side.  The two go in turn; the
-figure is the ratio of their walls, which should stay at most 1.15.
+figure is the ratio of their walls, which should stay at most 0.6.
 """
 
 from __future__ import annotations
@@ -25,30 +25,39 @@ from tests.support.daemon_environment import (
 )
 
 NODES, TEAMS, RACKS = 24, 6, 2
-SOAK_S = 2
-WORK_S = float(os.environ.get("BENCH_WORK_S", "2"))
+SOAK_S = 1
+AIM = 0.6
+WORK_S = float(os.environ.get("BENCH_WORK_S", "0"))
+"""A longer sleep on each node brings the ratio nearer to one, whatever a run costs."""
+
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "1"))
 
 
 def main() -> None:
     """Print one line for people and one of JSON."""
+    ours_s, script_s = measure(ROUNDS)
+    ratio = round(ours_s / script_s, 3)
+    figures = {
+        "bench": "fleet",
+        "nodes": NODES,
+        "rolloutd_s": round(ours_s, 2),
+        "script_s": round(script_s, 2),
+        "ratio": ratio,
+        "aim": AIM,
+    }
+    print(f"fleet: {ours_s:.2f} s, a script {script_s:.2f} s: ratio {ratio}")
+    print(json.dumps(figures))
+
+
+def measure(rounds: int) -> tuple[float, float]:
+    """Return the medians of the walls: of rollouts, and of the script."""
     with tempfile.TemporaryDirectory(prefix="rb-") as directory:
         pools = {"team": {"max_unavailable": 1}, "rack": {"max_unavailable": 100}}
         with daemon_environment(
             Path(directory), fleet_labels(NODES, TEAMS, RACKS), pools=pools, ansible={"parallel": TEAMS}
         ) as made:
-            pairs = [(run_rollout(made, number), run_script(made)) for number in range(ROUNDS)]
-    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-    figures = {
-        "bench": "fleet",
-        "nodes": NODES,
-        "rolloutd_s": round(statistics.median(ours for ours, _ in pairs), 2),
-        "script_s": round(statistics.median(theirs for _, theirs in pairs), 2),
-        "ratio": round(ratio, 3),
-        "aim": 1.15,
-    }
-    print(f"fleet: {figures['rolloutd_s']} s, a script {figures['script_s']} s: ratio {figures['ratio']}")
-    print(json.dumps(figures))
+            pairs = [(run_rollout(made, number), run_script(made)) for number in range(rounds)]
+    return statistics.median(ours for ours, _ in pairs), statistics.median(script for _, script in pairs)
 
 
 def run_rollout(made: DaemonEnvironment, number: int) -> float:

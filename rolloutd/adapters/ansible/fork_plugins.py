@@ -8,6 +8,7 @@ more than the import: a parsed document is handed out once for the same text.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.abc
@@ -32,6 +33,7 @@ PLUGINS = (
     "action.set_fact",
     "action.shell",
     "action.template",
+    "become.runas",
     "become.su",
     "become.sudo",
     "cache.memory",
@@ -40,6 +42,7 @@ PLUGINS = (
     "callback.minimal",
     "callback.oneline",
     "callback.tree",
+    "connection._paramiko_ssh",
     "connection.local",
     "connection.paramiko_ssh",
     "connection.psrp",
@@ -63,6 +66,17 @@ PLUGINS = (
 )
 """Plugins that most runs load; one that does not exist in this version of Ansible is left out."""
 
+HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
+
+OWN_PLUGINS = tuple(
+    os.path.join(HERE, name)  # noqa: PTH118
+    for name in (
+        "callback/rolloutd_events.py",
+        "callback/rolloutd_tuning.py",
+        "inventory_plugin/rolloutd_inventory.py",
+    )
+)
+
 FRAGMENT_COPIES = 2
 """A documentation fragment is read by several plugins."""
 
@@ -85,6 +99,8 @@ class PluginCache:
                 self._modules[name] = _forget(name)
         for module in self._modules.values():
             self._parse_documentation(module)
+        for path in OWN_PLUGINS:
+            self._parse_own_documentation(path)
         self._parse_routing()
 
     def install(self) -> None:
@@ -124,6 +140,19 @@ class PluginCache:
         for fragment in _fragment_texts(document):
             for _ in range(FRAGMENT_COPIES):
                 self._parse(origin.tag(_tags.TrustedAsTemplate().tag(fragment)), AnsibleLoader)
+
+    def _parse_own_documentation(self, path: str) -> None:
+        """Parse the documentation of a plugin of ours without importing it: a run decides that."""
+        with open(path) as file:  # noqa: PTH123
+            tree = ast.parse(file.read())
+        texts = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DOCUMENTATION"
+        ]
+        module = types.ModuleType(path)
+        module.__file__, vars(module)["DOCUMENTATION"] = path, "".join(texts)
+        self._parse_documentation(module)
 
     def _parse_routing(self) -> None:
         """Parse the table of moved plugins, as ansible.utils.collection_loader does."""

@@ -1,8 +1,8 @@
 """Static inventories, shared by the runs of one refresh.
 
 The file of a run is a hard link to that of the run before it, so the fleet's variables are written once and
-are gone with the last of these runs: they may hold passwords.  A file never changes, so a run keeps the
-inventory with which it began.
+are gone with the last of these runs: they may hold passwords.  The next run writes the encoded text again,
+which is in memory.  A file never changes, so a run keeps the inventory with which it began.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class InventoryCache:
     def __init__(self, runs_dir: Path) -> None:
         self._generation: int | None = None
         self._latest: dict[str, Path] = {}
+        self._contents: dict[str, bytes] = {}
         self._lock = threading.Lock()
         shutil.rmtree(runs_dir / OLD_DIRECTORY_NAME, ignore_errors=True)
 
@@ -36,9 +37,12 @@ class InventoryCache:
             if generation is None or generation != self._generation:
                 self._generation = generation
                 self._latest.clear()
+                self._contents.clear()
             latest = self._latest.get(variant)
             if latest is None or not _link(latest, path):
-                _write(path, build())
+                if variant not in self._contents:
+                    self._contents[variant] = _encode(build())
+                _write(path, self._contents[variant])
             self._latest[variant] = path
 
 
@@ -50,9 +54,12 @@ def _link(existing: Path, path: Path) -> bool:
     return True
 
 
-def _write(path: Path, inventory: Mapping[str, Any]) -> None:
+def _encode(inventory: Mapping[str, Any]) -> bytes:
     # No indent: it would take ten times as long as everything else here.
-    content = json.dumps(inventory, ensure_ascii=True, separators=(",", ":")).encode()
+    return json.dumps(inventory, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def _write(path: Path, content: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
     with os.fdopen(fd, "wb") as file:
         file.write(content)

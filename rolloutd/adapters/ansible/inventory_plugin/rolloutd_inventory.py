@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cached_property
 from typing import Any
 
+from ansible.inventory.group import Group
 from ansible.inventory.host import Host
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.inventory import BaseInventoryPlugin
@@ -114,11 +115,13 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
                 continue
             hosts[name] = host = Host(name)
             host.vars = DeferredVariables(variables, place, self._decode)
-            everyone.add_host(host)
+            _add_host(everyone, host)
+        everyone.clear_hosts_cache()
         for number, (group, content) in enumerate(root.get("children", {}).items(), start=1):
             added = inventory.groups[inventory.add_group(group)]
             for name in content["hosts"]:
-                added.add_host(hosts[name])
+                _add_host(added, hosts[name])
+            added.clear_hosts_cache()
             inventory.add_child(IMPLICIT_GROUP, added.name)
             # The file has no nested groups, only their order of precedence.
             added.depth = number
@@ -129,3 +132,10 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
             trust_as_template(json.dumps(variables)), self.inventory.current_source
         )
         return decoded
+
+
+def _add_host(group: Group, host: Host) -> None:
+    """Do what Group.add_host() does for a new host, without walking through all groups each time."""
+    group.host_names.add(host.name)
+    group.hosts.append(host)
+    host.groups.append(group)

@@ -1,0 +1,293 @@
+"""Measures what runs cost against bare ansible-playbook: CPU, wall, memory, and a fleet's makespan.
+
+Both sides run the same playbook on the same real sshd by turns, and begin without an ssh
+master; ours also has the fence, as every run of a rollout.  CPU time is that of all processes
+on the controller's side, the fork server's included.  P1 is one command without facts, P2 has
+facts and ten tasks (templates, loops, handlers, a role), P3 four tasks with become.  Prints a
+line for each figure with its aim, and one of JSON.
+
+    python -m bench.runs [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import fleet as makespan
+from bench.run_playbooks import PLAYBOOKS, WAIT, write_tree
+from bench.start_run import fleet, groups
+from rolloutd.adapters.ansible.environment import build_inventory
+from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ansible.tree_cache import TreeCache
+from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.memory import memory_bytes
+from rolloutd.ports import ConnectionDefaults, Ok, RunRequest
+from tests.support.sshd import Sshd
+
+ROUNDS, MANY_ROUNDS = 11, 5
+FEW, MANY, SIDE_BY_SIDE = 24, 10_000, 6
+
+AIMS = {
+    "P1 CPU": 0.25,
+    "P1 wall": 0.45,
+    "P2 CPU": 0.45,
+    "P2 wall": 0.75,
+    "P3 CPU": 0.30,
+    "P3 wall": 0.55,
+    "CPU among 10,000": 0.10,
+    "CPU among 10,000 to among 24": 1.3,
+    "memory": 0.7,
+    "makespan": 0.6,
+}
+"""Each is a ratio to bare ansible-playbook, but for the one of rolloutd to itself."""
+
+LIMIT_S = 60.0
+
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(slots=True)
+class Bench:
+    """One node, one tree, a runner and the inventories of both sides."""
+
+    base: Path
+    node: Sshd
+    runner: AnsibleRunner
+    fleets: Mapping[int, Mapping[str, Any]]
+    number: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> Path:
+        return self.base / "tree"
+
+    def inventory(self, hosts: int) -> Path:
+        return self.base / f"{hosts}.yml"
+
+    def command(self, playbook: str, hosts: int, node: str = "n0") -> list[str]:
+        return [str(ANSIBLE), "-i", str(self.inventory(hosts)), "--limit", node, playbook]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a bare run that finds no ssh master."""
+        self.number += 1
+        return {**os.environ, "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.base / f"cp{self.number}")}
+
+    def request(self, playbook: str, hosts: int, node: str = "n0") -> RunRequest:
+        self.number += 1
+        return RunRequest(
+            run_id=f"r{self.number}",
+            node=node,
+            tree=self.tree,
+            playbook=playbook,
+            inventory=self.fleets[hosts],
+            groups=groups(self.fleets[hosts]),
+            generation=hosts,
+            fencing_token=f"1.{self.number} bench 1",
+            fence_dir=str(self.base / "fence"),
+        )
+
+    def run_bare(self, playbook: str, hosts: int) -> Cost:
+        """Run ansible-playbook as a user does."""
+        began, used = time.perf_counter(), children_cpu_s()
+        subprocess.run(
+            self.command(playbook, hosts),
+            cwd=self.tree,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        return Cost(children_cpu_s() - used, time.perf_counter() - began)
+
+    async def run_ours(self, playbook: str, hosts: int) -> Cost:
+        """Run the same by the runner; its wrapper records the CPU time of the run's processes."""
+        request = self.request(playbook, hosts)
+        began, used = time.perf_counter(), self._own_cpu_s()
+        handle = await self.runner.start(request)
+        while (state := await self.runner.wait_for_change(handle)).result is None:
+            pass
+        wall_s = time.perf_counter() - began
+        directory = RunDirectory(self.base / "runs" / handle)
+        assert isinstance(state.result, Ok), (state.result, directory.read_output_tail())
+        status = directory.read_status()
+        assert status is not None
+        return Cost(self._own_cpu_s() - used + status.cpu_s, wall_s)
+
+    def _own_cpu_s(self) -> float:
+        """Return the CPU time of this process, which stands for the daemon, and of its fork servers."""
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        return own.ru_utime + own.ru_stime + sum(map(process_cpu_s, self.runner.status.servers))
+
+
+def children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process without its children."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+async def compare(bench: Bench, playbook: str, hosts: int, rounds: int) -> tuple[Cost, Cost, Cost]:
+    """Run both sides by turns; return the medians of the ratios, of the bare costs and of ours."""
+    bare, ours = [], []
+    for number in range(rounds + 1):
+        sides = [(bare, True), (ours, False)]
+        for costs, is_bare in sides if number % 2 else reversed(sides):
+            if is_bare:
+                costs.append(await asyncio.to_thread(bench.run_bare, playbook, hosts))
+            else:
+                costs.append(await bench.run_ours(playbook, hosts))
+    pairs = list(zip(bare[1:], ours[1:], strict=True))  # the first round fills caches
+    ratios = [Cost(o.cpu_s / b.cpu_s, o.wall_s / b.wall_s) for b, o in pairs]
+    return median(ratios), median(bare[1:]), median(ours[1:])
+
+
+def median(costs: Iterable[Cost]) -> Cost:
+    found = list(costs)
+    return Cost(
+        statistics.median(each.cpu_s for each in found), statistics.median(each.wall_s for each in found)
+    )
+
+
+async def compare_memory(bench: Bench) -> float:
+    """Return the ratio of the memory (PSS) of runs side by side, with the fork server, to bare ones."""
+    nodes = [f"n{number}" for number in range(SIDE_BY_SIDE)]
+    began = bench.base / "began"
+    waiting = f"{began}/go"
+
+    async def measure(roots: Iterable[int], side: str) -> int:
+        async with asyncio.timeout(LIMIT_S):
+            while len(list(began.glob("n*"))) < len(nodes):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)  # until the last forks have what they need
+        used = memory_bytes(descendants(roots, os.fsencode(str(bench.node.directory))))
+        Path(waiting).touch()
+        return used
+
+    began.mkdir()
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    bench.command(WAIT, FEW, node),
+                    cwd=bench.tree,
+                    env=bench.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+            for node in nodes
+        ]
+        bare = await measure([each.pid for each in processes], "bare")
+    shutil.rmtree(began)
+    began.mkdir()
+    handles = [await bench.runner.start(bench.request(WAIT, FEW, node)) for node in nodes]
+    ours = await measure(bench.runner.status.servers, "ours")
+    for handle in handles:
+        while (await bench.runner.wait_for_change(handle)).result is None:
+            pass
+    return ours / bare
+
+
+def descendants(roots: Iterable[int], except_mark: bytes) -> set[int]:
+    """Return the roots and their descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found, fresh = set(roots), set(roots)
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+@contextlib.contextmanager
+def opened(base: Path) -> Iterator[Bench]:
+    """Start the node and write both sides' inventories; the hosts of the fleet are all this node."""
+    node = Sshd().start(base / "sshd")
+    try:
+        write_tree(base / "tree", base / "work")
+        fleets = {count: fleet(count) for count in (FEW, MANY)}
+        arguments = f"-o UserKnownHostsFile={node.known_hosts}"
+        for count, hosts in fleets.items():
+            for number in range(SIDE_BY_SIDE):
+                hosts[f"n{number}"] |= {**node.connection(), "ansible_ssh_common_args": arguments}
+            defaults = ConnectionDefaults(None, None, None)
+            content = build_inventory(hosts, groups(hosts), defaults=defaults, common_args="")
+            (base / f"{count}.yml").write_text(json.dumps(content))  # JSON is YAML
+        shell = SshShell(known_hosts=node.known_hosts)
+        runner = AnsibleRunner(base / "runs", shell, tree_cache=TreeCache(base / "cache"))
+        yield Bench(base, node, runner, fleets)
+    finally:
+        node.stop()
+
+
+async def measure_runs(bench: Bench, rounds: int, many_rounds: int) -> None:
+    """Measure all but the makespan, and print each figure."""
+    for name, playbook in PLAYBOOKS.items():
+        ratio, bare, ours = await compare(bench, playbook, FEW, rounds)
+        note = f"{ours.cpu_s:.2f} of {bare.cpu_s:.2f} s, median of {rounds}"
+        report(bench, f"{name} CPU", ratio.cpu_s, note)
+        report(bench, f"{name} wall", ratio.wall_s, f"{ours.wall_s:.2f} of {bare.wall_s:.2f} s")
+        if name == "P1":
+            few = ours.cpu_s
+    ratio, bare, ours = await compare(bench, PLAYBOOKS["P1"], MANY, many_rounds)
+    note = f"{ours.cpu_s:.2f} of {bare.cpu_s:.2f} s, P1, median of {many_rounds}"
+    report(bench, "CPU among 10,000", ratio.cpu_s, note)
+    report(bench, "CPU among 10,000 to among 24", ours.cpu_s / few, f"{ours.cpu_s:.2f} of {few:.2f} s")
+    note = f"{SIDE_BY_SIDE} runs side by side, PSS"
+    report(bench, "memory", await compare_memory(bench), note)
+    await bench.runner.close()
+
+
+def report(bench: Bench, name: str, value: float, note: str) -> None:
+    verdict = "met" if value <= AIMS[name] else "MISSED"
+    bench.figures[name] = round(value, 3)
+    print(f"{name}: {value:.2f} of bare ({note}); aim at most {AIMS[name]}: {verdict}", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one round of each, to see that all works")
+    quick = parser.parse_args().quick
+    rounds, many_rounds = (1, 1) if quick else (ROUNDS, MANY_ROUNDS)
+    with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as directory, opened(Path(directory)) as bench:
+        asyncio.run(measure_runs(bench, rounds, many_rounds))
+        ours_s, script_s = makespan.measure(rounds=1)
+        note = f"{makespan.NODES} nodes, {ours_s:.1f} s, a script {script_s:.1f} s"
+        report(bench, "makespan", ours_s / script_s, note)
+    print(json.dumps({"bench": "runs", "rounds": rounds, "figures": bench.figures, "aims": AIMS}))
+
+
+if __name__ == "__main__":
+    main()
