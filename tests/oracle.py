@@ -21,6 +21,7 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
                start must be for the digest
     pause, resume, cancel    rollout
     begin      rollout, node              the node's isolation begins (rollback: True when going back)
+    order      rollout, node, ordered     a person orders the rollback of a node, or withdraws it
     isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
     put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
     drift      rollout, node              a done node is to be changed again, which the plan must allow (keep)
@@ -83,6 +84,10 @@ class Oracle:
         self.probes: dict[tuple[str, str], Entry] = {}
         self.evidence: dict[str, tuple[str, float]] = {}
         self.team_windows: dict[str, list[list[int]]] = {}
+        self.changed: dict[tuple[str, str], float] = {}
+        self.rolled_back: dict[str, set[str]] = defaultdict(set)
+        self.rollback_orders: set[tuple[str, str]] = set()
+        self.failed_rollbacks: set[str] = set()
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
         """Apply one entry; yield what is wrong with it."""
@@ -202,8 +207,8 @@ class Oracle:
         name, node, now = entry["rollout"], entry["node"], entry["at"]
         if not entry.get("rollback"):
             yield from self._admission_violations(name, node, now)
-        elif self._is_held(node, now):
-            yield f"{node} is rolled back in {name} while it is held"
+        else:
+            yield from self._rollback_violations(name, node, now)
         if node in self.disputed:
             yield f"{node} began in {name} while its sources contradict each other"
         if not entry.get("rollback") and self.answered_at is not None:
@@ -216,6 +221,52 @@ class Oracle:
         (self.started_isolated.add if node in self.isolated_by else self.started_isolated.discard)(node)
         self.in_progress[node] = name
         self.target_states[name, node] = ("working", now)
+
+    def _rollback_violations(self, name: str, node: str, now: float) -> Iterator[str]:
+        plan, who = self.plans[name], f"{node} is rolled back in {name}"
+        if self._is_held(node, now):
+            yield f"{who} while it is held"
+        if self.target_states[name, node][0] != "failed":  # a failed node has its slots already
+            yield from (f"{who} {text}" for text in self._capacity_violations(plan, node, now))
+        is_first, is_ordered = node not in self.rolled_back[name], (name, node) in self.rollback_orders
+        changed_at = self.changed.pop((name, node), None)
+        if is_first and not is_ordered and changed_at is not None:
+            yield from (f"{who} {text}" for text in self._planned_violations(plan, node, changed_at, now))
+        self.rollback_orders.discard((name, node))
+        self.rolled_back[name].add(node)
+
+    def _planned_violations(self, plan: Entry, node: str, changed_at: float, now: float) -> Iterator[str]:
+        """Judge the rollback of a changed node that no person ordered."""
+        name, uncounted = plan["rollout"], ("never-started", "unreachable", "disturbed")
+        failures = [each for each in self._unresolved_failures(name) if each["code"] not in uncounted]
+        waves = {plan["targets"][each["node"]]["wave"] for each in failures}
+        mine = plan["targets"][node]["wave"]
+        wanted = {"rollback-all": bool(failures), "rollback-wave": mine in waves}
+        if not wanted.get(plan["on_failure"]):
+            yield f"although the plan says {plan['on_failure']}"
+        if plan["at_most"] is not None and len(self.rolled_back[name]) >= plan["at_most"]:
+            yield f"although it is more than {plan['at_most']}"
+        open_failures = {each["failure"] for each in self._unresolved_failures(name)}
+        for other, failed_in in self.failed.items():
+            failure = self.current_failure[failed_in, other]
+            if failed_in == name and failure in self.failed_rollbacks and failure in open_failures:
+                yield f"although the rollback of {other} failed"
+        for (rollout, other), at in self.changed.items():
+            is_alike = plan["targets"][other]["wave"] == mine if rollout == name else False
+            if is_alike and at > changed_at and self._could_go_first(plan, node, other, now):
+                yield f"before {other}, which was changed later"
+
+    def _could_go_first(self, plan: Entry, node: str, other: str, now: float) -> bool:
+        """Return whether nothing keeps the rollback of the other node, which shares all pools."""
+        if other not in self.labels or other in self.disputed or plan["probed"]:
+            return False
+        is_free = other not in self.in_progress and other not in self.failed and other not in self.isolated_by
+        pools = self._pools(plan, other) == self._pools(plan, node)
+        return is_free and pools and not self._is_held(other, now) and self._is_up(other, now)
+
+    def on_order(self, entry: Entry) -> None:
+        place = entry["rollout"], entry["node"]
+        (self.rollback_orders.add if entry["ordered"] else self.rollback_orders.discard)(place)
 
     def on_isolated(self, entry: Entry) -> None:
         self.isolated_by[entry["node"]] = entry["rollout"]
@@ -251,8 +302,14 @@ class Oracle:
         if entry["node"] in self.isolated_by:
             yield f"{entry['node']} is done but still out of service"
         self._end_attempt(entry, "over")
+        if entry.get("changed", True):
+            self.changed[entry["rollout"], entry["node"]] = entry["at"]
+            self.rolled_back[entry["rollout"]].discard(entry["node"])
 
     def on_fail(self, entry: Entry) -> None:
+        self.changed.pop((entry["rollout"], entry["node"]), None)
+        if entry.get("rolling_back"):
+            self.failed_rollbacks.add(entry["failure"])
         self._end_attempt(entry, "failed")
         self.failed[entry["node"]] = entry["rollout"]
         self.failures[entry["rollout"]].append(entry)
@@ -261,11 +318,13 @@ class Oracle:
     on_redden = on_fail
 
     def on_retry(self, entry: Entry) -> None:
+        self.rolled_back[entry["rollout"]].discard(entry["node"])
         self.failed.pop(entry["node"], None)
         self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
 
     def on_drift(self, entry: Entry) -> Iterator[str]:
         place = entry["rollout"], entry["node"]
+        self.changed.pop(place, None)
         if not self.plans[entry["rollout"]].get("keep"):
             yield f"{entry['node']} is to be changed again, and the plan does not keep its change"
         if self.target_states[place][0] not in ("over", "left"):
@@ -273,6 +332,7 @@ class Oracle:
         self.target_states[place] = ("waiting", entry["at"])
 
     def on_skip(self, entry: Entry) -> None:
+        self.rolled_back[entry["rollout"]].discard(entry["node"])
         self._end_attempt(entry, "over")
 
     def on_current(self, entry: Entry) -> None:

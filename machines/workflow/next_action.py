@@ -62,6 +62,7 @@ from machines.workflow.steps import (
     is_excused,
     judging_steps,
     latest_record,
+    next_start,
     next_try,
     repair_step,
     restore_step,
@@ -207,6 +208,10 @@ class _Reconciler:
             latest = None if latest is None or latest.number < first else latest
         is_ordered = latest is not None and step.rule.repeated_by_order and self._is_ordered_after(latest)
         answer = next_try(step.rule, latest, self.now, first=first, is_ordered=is_ordered)
+        if step.purpose is Purpose.MAINTAIN and answer is StepState.FAILED:
+            limit_s, elapsed_s = self.plan.start_timeout_s, self.elapsed_s
+            again = next_start(step, self._attempt_records, self.now, elapsed_s=elapsed_s, limit_s=limit_s)
+            return again or answer
         if step.purpose is Purpose.ISOLATE and answer is StepState.OK and latest is not None:
             return latest.number + 1 if self.isolation_plan.is_cordon_only(latest) else answer
         return answer

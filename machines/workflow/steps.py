@@ -17,7 +17,7 @@ from enum import StrEnum
 from machines.model.actions import Wait, retry_wait
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Guard, Plan, Stage, StepDef
-from machines.model.rollout import Target
+from machines.model.rollout import FailureCode, Target
 from machines.states import Phase
 
 NOT_ISOLATED_RETRY_S = 20.0
@@ -224,6 +224,22 @@ def latest_record(
         if record.step == step.id and record.action in actions and record.attempt == attempt:
             return record
     return None
+
+
+def next_start(
+    step: Step, records: Sequence[StepRecord], now: float, *, elapsed_s: float, limit_s: float | None
+) -> int | Wait | None:
+    """Return the next try of a run that could not begin because its node was unreachable; None for none.
+
+    `records` are those of the attempt.  Time without a daemon does not count, nor a clock that was set back.
+    """
+    tries = [r for r in records if r.step == step.id and r.code is FailureCode.UNREACHABLE]
+    if limit_s is None or not tries or tries[-1].state is not StepState.FAILED:
+        return None
+    if min(max(0.0, now - tries[0].began_at), elapsed_s) >= limit_s:
+        return None
+    wait = retry_wait(tries[-1], NOT_ISOLATED_RETRY_S, now, since=tries[-1].began_at)
+    return wait or tries[-1].number + 1
 
 
 def next_try(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from machines.model.actions import Transition
+from machines.model.actions import Action, RunPlaybook, Transition
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Stage
 from machines.model.rollout import FailureCode, Target
@@ -37,3 +37,20 @@ def test_failure_while_isolating_never_started() -> None:
     failed = transition(TARGET, Trigger.FAILED, T0, step="run.configure", text="why").failure
     assert failed is not None
     assert failed.code is FailureCode.FAILED
+
+
+def test_unreachable_node_is_tried_until_its_limit() -> None:
+    common = ("R", "n1", 1, "run.configure", StepAction.RUN, 1, StepState.FAILED, T0, T0)
+    silent = StepRecord(*common, text="why", code=FailureCode.UNREACHABLE)
+
+    def after(elapsed_s: float, limit_s: float | None) -> Action:
+        plan = replace(PLAN, start_timeout_s=limit_s)
+        now = T0 + 600.0
+        return next_action(plan, TARGET, [silent], now, elapsed_s=elapsed_s, has_unfinished_run=False)
+
+    assert after(599.0, 600.0) == RunPlaybook(PLAN.stages[0], 2, is_started=False)
+    assert after(60.0, 300.0) == RunPlaybook(PLAN.stages[0], 2, is_started=False), "the daemon was down"
+    for limit_s in (None, 600.0):
+        failed = after(600.0, limit_s)
+        assert isinstance(failed, Transition)
+        assert (failed.trigger, failed.code) == (Trigger.FAILED, FailureCode.UNREACHABLE)

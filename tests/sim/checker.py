@@ -19,6 +19,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
@@ -37,6 +38,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import GateName, Plan
+from machines.model.rollout import NodeOrder
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
 from tests import oracle
@@ -208,6 +210,9 @@ class Checker:
                 self.feed_oracle("resume", rollout=event.rollout)
             case RolloutCancelled():
                 self.feed_oracle("cancel", rollout=event.rollout)
+            case NodeOrdered() if event.order in (None, NodeOrder.ROLLBACK):
+                is_ordered = event.order is not None
+                self.feed_oracle("order", rollout=event.rollout, node=event.node, ordered=is_ordered)
             case HoldTaken():
                 hold = event.hold
                 self.feed_oracle("hold", node=hold.node, id=f"{hold.source}/{hold.id}", until=hold.until)
@@ -245,8 +250,12 @@ class Checker:
             self._admitted_at[event.rollout, event.node, event.attempt] = event.at
             self._step_times.setdefault((event.rollout, event.node, event.attempt), []).append(event.at)
         if event.failure is not None:
-            fields |= {"failure": event.failure.id, "signature": event.failure.signature}
-        if event.trigger is Trigger.ROLLBACK_ORDERED:
+            failure = event.failure
+            fields |= {"failure": failure.id, "signature": failure.signature, "code": failure.code.value}
+            fields["rolling_back"] = event.rolling_back
+        if event.trigger is Trigger.VERIFIED:
+            fields["changed"] = event.outcome is Outcome.CHANGED
+        if event.target is Phase.ISOLATING and event.rolling_back:
             fields["rollback"] = True
             self._rollback_attempts.add((event.rollout, event.node, event.attempt))
         self.feed_oracle(kind, **fields)
@@ -355,6 +364,8 @@ class Checker:
             probed=bool(plan.traffic),
             pilot=plan.pilot_node,
             keep=plan.keep,
+            on_failure=plan.on_failure.value,
+            at_most=plan.at_most,
         )
 
 

@@ -37,6 +37,8 @@ class SmallScenario:
     stuck: bool = False
     cordoned: bool = False
     busy: bool = False
+    final_version: str = ""
+    """What every node has in the end, whenever the daemon is killed; empty if it may differ."""
 
 
 def _small_spec(**more: Any) -> dict[str, Any]:
@@ -61,6 +63,17 @@ SMALL = (
         1,
         _small_spec(maintain={**plans.SMALL["maintain"], "on_unknown": "rerun"}),
         {0: RunFate.ESCAPED},
+    ),
+    SmallScenario(
+        "rolled back",
+        3,
+        _small_spec(
+            canary={"select": "role=none"},
+            rollback={"playbook": "undo.yml", "vars": {"version": "old"}},
+            on_failure="rollback-wave",
+        ),
+        {2: RunFate.FAILS},
+        final_version="old",
     ),
     SmallScenario("cordoned", 1, _small_spec(), {}, cordoned=True),
     SmallScenario("busy", 1, _small_spec(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
@@ -100,7 +113,12 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
             simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
         if small.stuck:
             simulation.loop.call_from_world(600.0, lambda: setattr(machines[0], "stuck", False))
-        return simulation.run()
+        result = simulation.run()
+        is_killed_only = set(outcomes.values()) <= set(PAIRED_OUTCOMES)
+        wrong = [each.name for each in machines if small.final_version not in ("", each.version)]
+        if wrong and is_killed_only:
+            result.violations.append(f"{', '.join(wrong)} should have {small.final_version} in the end")
+        return result
 
 
 def single_faults() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:

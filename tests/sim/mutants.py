@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from machines.facts import availability, votes
+from machines.rules import rollbacks
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.daemon import Daemon
@@ -63,6 +64,7 @@ MUTANTS = (
         "key in self._drivers",
         "key in self._drivers or target.since < self._started_at",
     ),
+    Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
     Mutant(
         "slot-freed-on-failure",
         availability._target_code,

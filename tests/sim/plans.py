@@ -114,6 +114,16 @@ def with_random_compliance(compliance: random.Random, spec: dict[str, Any]) -> d
     return {**spec, "keep": True, "every": "10m"} if compliance.random() < 0.3 else spec
 
 
+def with_random_rollbacks(rollbacks: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes one that rolls back by itself, or that waits for an unreachable node."""
+    if rollbacks.random() < 0.3:
+        spec = {**spec, "limits": {**spec.get("limits", {}), "start": "5m"}}
+    if "rollback" not in spec or rollbacks.random() < 0.5:
+        return spec
+    spec = {**spec, "on_failure": rollbacks.choice(("rollback-node", "rollback-wave", "rollback-all"))}
+    return {**spec, "at_most": rollbacks.choice((1, 2))} if rollbacks.random() < 0.2 else spec
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {

@@ -21,6 +21,7 @@ class RandomStreams:
     checks: random.Random
     compliance: random.Random
     forgeries: random.Random
+    rollbacks: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -13,7 +13,7 @@ from machines.model.events import VoteCast
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout, Target, Vote
 from machines.model.windows import Window
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands import holds_and_freezes, rollout_commands, team_rules, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.voting import Ballot
@@ -159,6 +159,13 @@ class RandomUser:
     async def _rollback(self, people: random.Random, state: State) -> None:
         await self._command_some_node(people, state, rollout_commands.rollback)
 
+    async def _undo(self, people: random.Random, state: State) -> None:
+        """Order the rollback of a node that is done, or withdraw it."""
+        rollout = self._users.random_rollout(people, state)
+        changed = [t.node for t in state.index.targets(rollout) if t.outcome is Outcome.CHANGED]
+        if changed and people.random() < 0.5:
+            await self._users.command_node(rollout_commands.rollback, rollout, people.choice(sorted(changed)))
+
     async def _skip(self, people: random.Random, state: State) -> None:
         await self._command_some_node(people, state, people.choice((_skip, _return, _leave)))
 
@@ -294,5 +301,5 @@ _ACTIONS = (
         "freeze",
         "unfreeze",
     ),
-    *("cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team", "supersede"),
+    *("undo", "cordon", "uncordon", "refresh", "read", "stop", "advance", "delete", "team", "supersede"),
 )

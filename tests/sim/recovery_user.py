@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from machines.facts import votes
 from machines.model.plan import GateName
+from machines.model.reasons import ReasonCode
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates
+from machines.rules.rollbacks import rollbacks_reason
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.commands import holds_and_freezes, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
@@ -67,7 +69,11 @@ class RecoveryUser:
             await self._approve(state, rollout)
 
     async def _approve(self, state: State, rollout: Rollout) -> None:
+        reason = rollbacks_reason(state.index, rollout)
+        is_rolling_back = reason is not None and reason.code is ReasonCode.ROLLING_BACK
         for gate in GateName:
+            if gate is GateName.PROCEED and is_rolling_back:
+                continue  # a vote would end the rollbacks that have not begun
             waves = [w.name for w in rollout.plan.waves] if gate is GateName.CONTINUE else [""]
             for wave in waves:
                 await self._approve_gate(state, rollout.id, gate, wave)

@@ -402,20 +402,7 @@ def run_seed(seed: int) -> SimResult:
     scene = Scenario(
         machines=machines,
         settings=plans.random_settings(shape, count),
-        specs=[
-            plans.with_random_compliance(
-                chances.compliance,
-                plans.with_random_check_options(
-                    chances.checks,
-                    plans.with_random_pilot(
-                        chances.pilots,
-                        plans.with_random_probes(chances.traffic, plans.random_spec(shape)),
-                        count,
-                    ),
-                ),
-            )
-            for _ in range(shape.choice((1, 1, 2)))
-        ],
+        specs=[_random_spec(chances, count) for _ in range(shape.choice((1, 1, 2)))],
         fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),
         action_interval_s=shape.choice((60.0, 180.0, 600.0)),
         approve_probability=shape.choice((0.3, 0.7, 1.0)),
@@ -426,6 +413,14 @@ def run_seed(seed: int) -> SimResult:
         return Simulation(
             f"seed {seed}", chances, lambda marks: SeededFaults(chances.faults, marks), scene, state_dir
         ).run()
+
+
+def _random_spec(chances: RandomStreams, nodes: int) -> dict[str, Any]:
+    spec = plans.with_random_probes(chances.traffic, plans.random_spec(chances.shape))
+    spec = plans.with_random_pilot(chances.pilots, spec, nodes)
+    spec = plans.with_random_check_options(chances.checks, spec)
+    spec = plans.with_random_compliance(chances.compliance, spec)
+    return plans.with_random_rollbacks(chances.rollbacks, spec)
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

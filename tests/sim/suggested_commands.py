@@ -12,7 +12,7 @@ from typing import Any
 from machines.model.plan import GateName
 from machines.model.reasons import Remedy, RemedyKind
 from machines.scheduler.decide import explain_rollout_nodes
-from rolloutd.commands import holds_and_freezes, rollout_commands, voting
+from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
@@ -71,6 +71,12 @@ def _rollback(state: State, who: SimUser, args: Args) -> object:
     return rollout_commands.rollback(state, who, rollout, target, "tests")
 
 
+def _roll_back_all(state: State, who: SimUser, args: Args) -> object:
+    rollout = state.index.rollout(args["rollout"])
+    targets = [state.index.target(rollout.id, node) for node in args["nodes"].split()]
+    return rollbacks.roll_back_nodes(state, who, rollout, targets, "tests", {})
+
+
 def _skip(state: State, who: SimUser, args: Args) -> object:
     rollout, target = state.index.rollout(args["rollout"]), state.index.target(args["rollout"], args["node"])
     return rollout_commands.skip(state, who, rollout, target, "tests", "return" if target.isolated else None)
@@ -93,6 +99,7 @@ _ATTEMPTS: Mapping[RemedyKind, tuple[CommandAttempt, ...]] = {
     RemedyKind.WITHDRAW: (_withdraw,),
     RemedyKind.RESUME: (_resume,),
     RemedyKind.RETRY: (_retry, _skip, _rollback),
+    RemedyKind.ROLL_BACK: (_roll_back_all,),
     RemedyKind.ADD_TEAM: (_skip,),
     RemedyKind.SKIP: (_skip,),
     RemedyKind.RETURN: (_return,),

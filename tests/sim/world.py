@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from machines.model.rollout import FailureCode
 from rolloutd.ports import Failed, Ok, RunRequest, Unknown
 from tests.sim.checker import Checker
 from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
@@ -304,7 +305,7 @@ class SimWorld:
         if not run.has_wrapper:
             return
         if not machine.up:
-            run.result = Failed(f"{machine.name} was unreachable")
+            run.result = Failed(f"{machine.name} was unreachable", code=FailureCode.UNREACHABLE)
             return
         if run.request.check_only:
             self.record(f"begin {run.handle}")
