@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import GateOpened
+from machines.model.events import GateOpened, VerdictRecorded
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import GateName
+from machines.model.verdict import Verdict
+from machines.states import Phase
 from rolloutd.commands import tokens
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import CachedNameService
@@ -127,6 +129,20 @@ async def paused(scene: RoleScenario) -> None:
 
 async def cancelled(scene: RoleScenario) -> None:
     await scene.do("admin", "POST", f"{scene.at}/cancel", REASON)
+
+
+async def finished(scene: RoleScenario) -> None:
+    if scene.inside.phase(scene.rollout, "p1") is Phase.PENDING:
+        await scene.start()
+        await scene.inside.finish(scene.rollout, "p1")
+
+
+async def judged(scene: RoleScenario) -> None:
+    if await scene.inside.state.store.load_verdicts():
+        return
+    at = scene.inside.clock.now()
+    verdict = Verdict("v1", "change", "content", {}, scene.rollout, "p1", "verify.0", "broken", at)
+    await scene.inside.commit(VerdictRecorded(scene.rollout, "p1", verdict))
 
 
 async def skipped(scene: RoleScenario) -> None:
@@ -250,11 +266,17 @@ READING = (
         f"{_R}/comparison",
         "/v1/handover?since=2026-11-20T00:00:00Z",
     ),
-    *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}"),
+    *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}", "/v1/verdicts"),
+    *("/v1/nodes/{n}/configuration", "/v1/nodes/{n}/checkpoints", f"{_R}/checkpoints", f"{_R}/artifacts"),
 )
 
 ASKS: dict[Key, Arrange] = {
     **{("GET", path.partition("?")[0]): plain(path) for path in READING},
+    ("GET", "/v1/nodes/{n}/configuration/diff"): after(
+        finished, "/v1/nodes/{n}/configuration/diff?before=current&after=current"
+    ),
+    ("POST", "/v1/verdicts/{v}/clear"): after(judged, "/v1/verdicts/v1/clear", REASON),
+    ("POST", "/v1/plans/diff"): plain("/v1/plans/diff", FILE),
     ("POST", "/v1/plans/validate"): plain("/v1/plans/validate", FILE),
     ("POST", "/v1/plans/preview"): plain("/v1/plans/preview", FILE),
     ("POST", "/v1/plans/impact"): impact,
@@ -274,6 +296,7 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_N}/advance"): advancing,
     ("POST", f"{_N}/retry"): after(RoleScenario.fail, f"{_N}/retry", REASON),
     ("POST", f"{_N}/rollback"): after(RoleScenario.fail, f"{_N}/rollback", REASON),
+    ("POST", f"{_R}/rollback"): after(RoleScenario.fail, f"{_R}/rollback", {**REASON, "all": True}),
     ("POST", f"{_N}/skip"): after(RoleScenario.fail, f"{_N}/skip", {**REASON, "put_back": "leave"}),
     ("POST", "/v1/nodes/{n}/return"): after(skipped, "/v1/nodes/{n}/return", {}),
     ("PUT", "/v1/teams/{t}"): ruling,
