@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.rollout import FailureCode
 from rolloutd.errors import NotFound
 from rolloutd.ports import Failed, Ok, Runner, RunRequest, RunState, Unknown
 from tests.contracts.runner_backends import (
@@ -112,6 +113,7 @@ async def test_a_cancelled_run_is_gone_here_and_on_the_node(backend: RunnerBacke
     state = await runner.get_state(handle)
     assert isinstance(state.result, Failed)
     assert "cancelled" in state.result.text
+    assert state.result.code is FailureCode.DISTURBED
     await runner.cancel(handle)
     assert await runner.get_state(handle) == state
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes.check import KubernetesCheck
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
@@ -30,6 +31,7 @@ async def test_ready(sandbox: ClusterSandbox, check: KubernetesCheck) -> None:
     assert isinstance(result, Failed)
     assert "NotReady" in result.text
     assert "the world says so" in result.text
+    assert result.code is FailureCode.LOST
 
 
 async def test_a_reboot_is_told(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.environment import CALLBACK_DIR
 from rolloutd.adapters.ansible.progress import Progress, evaluate_run, format_event
 from rolloutd.adapters.ansible.run_directory import RunStatus
@@ -197,3 +198,29 @@ def played(directory: Path, *options: str) -> Progress:
         check=False,
     )
     return folded(*map(json.loads, events.read_text().splitlines()))
+
+
+UNREACHABLE = event("unreachable", text="no route")
+TASK = event("task")
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "code"),
+    [
+        ((UNREACHABLE,), exited(4), FailureCode.UNREACHABLE),
+        ((TASK, UNREACHABLE), exited(4), FailureCode.UNREACHABLE),
+        ((TASK, event("ok"), UNREACHABLE), exited(4), FailureCode.FAILED),
+        ((TASK, event("failed", text="no")), exited(2), FailureCode.FAILED),
+        ((event("failed", text="a newer run was here"),), exited(2), FailureCode.NEVER_STARTED),
+        ((), exited(1), FailureCode.NEVER_STARTED),
+        ((TASK, event("ok")), exited(-9), FailureCode.UNKNOWN),
+        ((TASK,), RunStatus("limit", -15, 0.0, 1.0, 0), FailureCode.FAILED),
+        ((TASK,), RunStatus("cancelled", -15, 0.0, 1.0, 0), FailureCode.DISTURBED),
+    ],
+)
+def test_failure_has_the_code_of_its_cause(
+    events: tuple[dict[str, Any], ...], status: RunStatus, code: FailureCode
+) -> None:
+    result = judged(folded(*events), status)
+    assert isinstance(result, Failed)
+    assert result.code is code
