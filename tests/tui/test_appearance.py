@@ -103,7 +103,7 @@ async def test_ascii_mode_draws_only_ascii(socket_dir: Path) -> None:
             (("n",), "b?ro-??"),
             (("question_mark", "pagedown", "pagedown"), "DECIDE AND ACT"),
             (("escape", "colon"), "open what is under the cursor"),
-            (("escape", "F"), "Freeze everything?"),
+            (("escape", "F"), "Start a freeze?"),
             (("escape", "l"), "full line"),
         ):
             await pilot.press(*keys)

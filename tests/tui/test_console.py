@@ -241,7 +241,7 @@ async def test_typing_replaces_the_initial_value(socket_dir: Path) -> None:
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
         await wait_for_text(pilot, "kernel-x7k2p")
         await pilot.press("F")
-        await wait_for_text(pilot, "Freeze everything?", "frozen from the console")
+        await wait_for_text(pilot, "Start a freeze?", "frozen from the console")
         await pilot.press(*"storm", "enter")
         await wait_until(pilot, lambda: bool(fleet.requests))
     assert fleet.requests[0][2]["reason"] == "storm"
@@ -331,7 +331,7 @@ async def test_freeze_takes_a_duration(socket_dir: Path) -> None:
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
         await pilot.press("F")
-        await wait_for_text(pilot, "Freeze everything?")
+        await wait_for_text(pilot, "Start a freeze?")
         await pilot.press("tab", "tab", *"soon", "enter")
         await wait_for_text(pilot, "until: 'soon' is neither a time")
         await pilot.press(*["backspace"] * 4, *"2h", "enter")
@@ -344,7 +344,7 @@ async def test_freeze_needs_one_key_and_one_confirmation(socket_dir: Path) -> No
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
         await pilot.press("4", "F")
-        await wait_for_text(pilot, "Freeze everything?")
+        await wait_for_text(pilot, "Start a freeze?")
         await pilot.press("enter")
         await wait_until(pilot, lambda: bool(fleet.requests))
     assert fleet.requests == [("POST", "/v1/freezes", {"reason": "frozen from the console", "scope": "all"})]

@@ -106,9 +106,20 @@ ACTIONS: tuple[Action, ...] = (
     _decide("approve", "a", "approve", "approve at the gate", "gates rollout fleet", operations.APPROVE),
     _decide("reject", "x", "reject", "reject at the gate", "gates rollout", operations.REJECT),
     _decide("withdraw", "w", "withdraw", "withdraw your votes at the gate", "gates", operations.WITHDRAW),
-    _decide("pause", "p", "pause", "start no more nodes of the rollout", "fleet rollout", operations.PAUSE),
-    _decide("resume", "u", "resume", "end a user's pause", "fleet rollout", operations.RESUME),
-    _decide("cancel", "C", "cancel", "end the rollout for good", "fleet rollout", operations.CANCEL),
+    _decide(
+        "pause",
+        "p",
+        "pause",
+        "start no more nodes of the rollout until it is resumed",
+        "fleet rollout",
+        operations.PAUSE,
+    ),
+    _decide(
+        "resume", "u", "resume", "resume a rollout that a user paused", "fleet rollout", operations.RESUME
+    ),
+    _decide(
+        "cancel", "C", "cancel", "end the rollout; it cannot be resumed", "fleet rollout", operations.CANCEL
+    ),
     _decide("retry", "r", "retry", "queue a failed node again", _NODE_SCREENS, operations.RETRY),
     _decide("skip", "s", "skip", "leave out a pending or failed node", _NODE_SCREENS, operations.SKIP),
     _decide(
@@ -120,9 +131,18 @@ ACTIONS: tuple[Action, ...] = (
         operations.ROLL_BACK,
     ),
     _decide("return", "e", "return", "return an isolated node to service", "node", operations.RETURN),
-    _decide("hold", "h", "hold", "take a node's slots for other work", "node nodes", operations.HOLD),
+    _decide(
+        "hold",
+        "h",
+        "hold",
+        "reserve a node for other work: it takes its slots",
+        "node nodes",
+        operations.HOLD,
+    ),
     _decide("release", "H", "release", "release a hold", "locks", operations.RELEASE),
-    _decide("freeze", "F", "freeze", "start no more nodes", _ALL_SCREENS, operations.FREEZE),
+    _decide(
+        "freeze", "F", "freeze", "start no node until the freeze is lifted", _ALL_SCREENS, operations.FREEZE
+    ),
     _decide("unfreeze", "U", "unfreeze", "lift a freeze", "locks", operations.UNFREEZE),
     _app("help", "question_mark", "keys", "show all keys", _ALL_SCREENS),
     _app("palette", "colon,ctrl+p", "commands", "find an action, a rollout or a node by name"),

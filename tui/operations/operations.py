@@ -336,9 +336,9 @@ def _freeze_operation() -> Operation:
     def confirmation(_: Selection) -> Confirmation:
         # With both fields filled in, Enter is enough: a freeze must be quick.
         reason = InputField("reason", REASON_FIELD.label, initial="frozen from the console")
-        scope = InputField("scope", "scope: all, team/NAME or a pool", initial="all")
-        text = "No node starts, in any rollout, until the freeze is lifted. Nodes in flight finish."
-        return Confirmation("Freeze everything?", (text,), (reason, scope, _UNTIL_FIELD), "freeze")
+        scope = InputField("scope", "scope: all, team/NAME, node/NAME or a pool", initial="all")
+        text = "No node in the scope starts until the freeze is lifted. Nodes in flight finish."
+        return Confirmation("Start a freeze?", (text,), (reason, scope, _UNTIL_FIELD), "freeze")
 
     def request(_: Selection, field_values: FieldValues) -> OperationRequest:
         end, until = _end(field_values)
@@ -383,11 +383,14 @@ PAUSE = _rollout_operation(
 RESUME = _rollout_operation(
     "resume",
     "is resumed",
-    "It ends a user's pause, and no other reason to wait.",
+    "It ends a user's pause; other reasons to wait remain.",
     unavailable_reason=_resume_unavailable_reason,
 )
 CANCEL = _rollout_operation(
-    "cancel", "is cancelled", "No node of it starts again. Nodes in flight finish.", is_irreversible=True
+    "cancel",
+    "is cancelled",
+    "No further node starts, and the rollout cannot be resumed. Nodes in flight finish.",
+    is_irreversible=True,
 )
 RETRY = _node_operation(
     "retry",
