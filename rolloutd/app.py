@@ -24,8 +24,11 @@ from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
 from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
+from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.adapters.ssh.snapshot import SshSnapshots
+from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerScheduler
 from rolloutd.compile import compile_limits, compile_source_rules
 from rolloutd.configuration import load_redaction_key
@@ -35,7 +38,7 @@ from rolloutd.engine.background.audit_anchor import AuditAnchor
 from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.daemon import Daemon
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
@@ -136,6 +139,9 @@ async def _run_services(
         _make_tree_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
         SshNodeGuard(shell, clock, settings.ssh.guard_dir),
+        PreparationAdapters(
+            {"ssh": SshStager(shell), "url": UrlStager(shell)}, SshSnapshots(shell), SshCheckpoints(shell)
+        ),
     )
     inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(

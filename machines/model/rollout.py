@@ -66,6 +66,8 @@ class FailureCode(StrEnum):
     """The node was lost to another cause during the attempt: it is gone, or not ready."""
     UNKNOWN = "unknown"
     """Nothing shows how the run or the check ended."""
+    PREPARE_DISTURBED = "prepare-disturbed"
+    """A prepare stage changed what it must not change on a node in service."""
     RESTORED_ITSELF = "restored-itself"
     """The node undid the change, because the change was not confirmed in time."""
     DISTURBED = "disturbed"

@@ -69,12 +69,12 @@ def awaited_build(known: RolloutPreparations, rollout: Rollout) -> str | None:
 
 
 def _first_waves(rollout: Rollout) -> set[str]:
-    names = set()
+    names: set[str] = set()
     for wave in rollout.plan.waves:
         names.add(wave.name)
         if wave.gate is GateName.CONTINUE:
-            break
-    return names
+            return names
+    return set()
 
 
 def _failed_reason(subject: str, row: Preparation, *, failed: int) -> Reason:

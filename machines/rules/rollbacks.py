@@ -20,7 +20,9 @@ from machines.model.rollout import Failure, FailureCode, Rollout, Target
 from machines.rules.waves import CANARY
 from machines.states import Outcome, Phase
 
-NOT_BEGUN: Final = frozenset({FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE})
+NOT_BEGUN: Final = frozenset(
+    {FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.PREPARE_DISTURBED}
+)
 """Failures before the run began: they changed nothing."""
 
 NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}

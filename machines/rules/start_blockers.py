@@ -277,6 +277,12 @@ def _other_rollout_blocker(index: Index, target: Target) -> Reason | None:
     return None
 
 
+def other_rollout_works(index: Index, rollout: str, node: str) -> bool:
+    """Return whether another rollout has the node out of service."""
+    others = (target for target in index.targets_on(node) if target.rollout != rollout)
+    return any(target.phase in IN_FLIGHT_PHASES or target.isolated for target in others)
+
+
 def _observation_blocker(index: Index, target: Target) -> Reason | None:
     """Return what was observed of the node that forbids its start; our own isolation does not."""
     observed = observed_unavailability(index, target.node)

@@ -51,6 +51,26 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
             return  # the other stages need what it makes
 
 
+def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> bool:
+    """Return whether a stage that was decided may still begin: another rollout may have taken the node."""
+    known, found = index.preparations(rollout), index.rollouts.get(rollout)
+    if known is None or found is None or any(index.preparing_rollouts(node)):
+        return False
+    if stage == CLEANUP:
+        return found.cancelled is not None and not start_blockers.other_rollout_works(index, rollout, node)
+    blocker = start_blockers.rollout_blocker(index, found, now)
+    if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
+        return False
+    if node == BUILD_NODE:
+        return True
+    target = index.target(rollout, node)
+    return (
+        known.next_stage(node) == stage
+        and preparing.may_prepare(found, target)
+        and start_blockers.preparation_hindrance(index, found, target, now) is None
+    )
+
+
 def _collect_cleanups(
     index: Index, rollout: Rollout, known: RolloutPreparations, now: float, builder: DecisionBuilder
 ) -> None:
@@ -61,7 +81,8 @@ def _collect_cleanups(
         target = None if node in busy or node == BUILD_NODE else index.target(rollout.id, node)
         if target is None or target.phase is not Phase.PENDING or node not in index.nodes:
             continue
-        if known.needs_cleanup(node) and not any(index.preparing_rollouts(node)):
+        is_taken = start_blockers.other_rollout_works(index, rollout.id, node)
+        if known.needs_cleanup(node) and not is_taken and not any(index.preparing_rollouts(node)):
             walk.collect(CLEANUP, node)
 
 

@@ -29,6 +29,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
+from rolloutd.planfile.prepare_source import resolve_prepare
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.text import pluralize
 
@@ -63,7 +64,12 @@ NO_OVERRIDES = Overrides()
 
 
 async def resolve_plan(
-    state: State, sources: SourceStore, file: str, text: bytes, upload: str | None
+    state: State,
+    sources: SourceStore,
+    file: str,
+    text: bytes,
+    upload: str | None,
+    force_stages: tuple[str, ...] = (),
 ) -> ResolvedPlan:
     """Resolve a plan against the current inventory; raises InvalidFile, SourceFailed or Refused."""
     plan_file = planfile.read(text, file)
@@ -75,6 +81,7 @@ async def resolve_plan(
     if diagnostics := await asyncio.to_thread(playbook_diagnostics, plan_file, tree):
         raise InvalidFile(diagnostics)
     _require_known_owner(plan_file, state)
+    plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force_stages)
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     targets = _resolve_targets(state, plan, plan_file)
     _require_pilot_among_targets(plan_file, plan, targets)
@@ -102,9 +109,13 @@ async def submit(
     again: bool = False,
     supersede: bool = False,
     overrides: Overrides = NO_OVERRIDES,
+    force_stages: tuple[str, ...] = (),
 ) -> tuple[str, bool]:
-    """Open a rollout that waits at its start gate; return its id and whether it existed already."""
-    resolved = await resolve_plan(state, sources, file, text, upload)
+    """Open a rollout that waits at its start gate; return its id and whether it existed already.
+
+    `force_stages` names prepare stages that run also on nodes where they are done.
+    """
+    resolved = await resolve_plan(state, sources, file, text, upload, force_stages)
     _require_coverage(state, resolved)
     async with state.submit_lock:
         nodes = [target.node for target in resolved.targets]

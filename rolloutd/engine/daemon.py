@@ -35,6 +35,7 @@ from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.preparation import Preparer
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
@@ -78,6 +79,7 @@ class Daemon:
         self.drift = DriftChecker(state, adapters.tree, self.check_mode)
         self._drift_monitor = DriftMonitor(state, self.drift)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
+        self._preparer = Preparer(state, adapters)
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
         self._soak_monitor = SoakMonitor(state, adapters)
@@ -183,6 +185,7 @@ class Daemon:
         self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
         self._dry_runner.watch_blockers(self._tasks)
         self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
+        self._preparer.request(self._tasks, decision.preparations)
         self._current_checker.request_checks(self._tasks, decision.current_checks)
         self._hold_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)

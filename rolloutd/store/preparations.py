@@ -74,6 +74,12 @@ def _decode_row(row: Sequence[Any]) -> Preparation:
     )
 
 
+def has_lost_prepare_run(connection: sqlite3.Connection, node: str) -> bool:
+    """Return whether the run of a failed stage may have left processes on the node."""
+    sql = "SELECT 1 FROM preparation WHERE node = ? AND handle != '' AND state = 'failed' LIMIT 1"
+    return connection.execute(sql, (node,)).fetchone() is not None
+
+
 def load_built(connection: sqlite3.Connection, rollout: str) -> Mapping[str, tuple[ManifestEntry, ...]]:
     rows = connection.execute(
         "SELECT stage, manifest FROM built_manifest WHERE rollout = ? ORDER BY rowid", (rollout,)

@@ -45,7 +45,7 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store.preparations import load_built, load_preparations
+from rolloutd.store.preparations import has_lost_prepare_run, load_built, load_preparations
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -188,7 +188,7 @@ def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
         " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid) LIMIT 1",
         (node,),
     ).fetchone()
-    return row is not None
+    return row is not None or has_lost_prepare_run(connection, node)
 
 
 def load_content(

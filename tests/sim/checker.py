@@ -41,6 +41,7 @@ from machines.model.plan import GateName, Plan
 from machines.model.rollout import NodeOrder
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
+from rolloutd.ports import Checkpoint
 from tests import oracle
 from tests.sim.record_judge import RecordJudge
 
@@ -56,6 +57,7 @@ _EFFECT_KINDS = {
     Trigger.ISOLATION_ABORTED: "put-back",
     Trigger.VERIFIED: "done",
     Trigger.FAILED: "fail",
+    Trigger.DISTURBED: "redden",
     Trigger.RETRIED: "retry",
     Trigger.ROLLBACK_ORDERED: "begin",
     Trigger.SOAK_CHECK_FAILED: "redden",
@@ -131,6 +133,19 @@ class Checker:
         for kind in missing_isolators:
             self.report_violation(f"run {handle} begins although {node} is not isolated by {kind}")
         self.feed_oracle("maintain", rollout=rollout, node=node)
+
+    def on_prepare_run_started(
+        self, handle: str, node: str, checkpoints: Mapping[tuple[str, str], Checkpoint]
+    ) -> None:
+        """Hear that a prepare stage's playbook begins on a node: it must not repeat what is done."""
+        if handle in self._started_runs:
+            self.report_violation(f"run {handle} began twice")
+        self._started_runs[handle] = handle
+        rollout, stage = handle.partition(".")[0], handle.partition("~")[0].rsplit(".", 2)[1]
+        plan = self.plans[rollout]
+        done = checkpoints.get((plan.name, stage))
+        if done is not None and done.rollout == rollout:
+            self.report_violation(f"run {handle} repeats stage {stage}, which is done on {node}")
 
     def on_run_ended(self, node: str, rollout: str) -> None:
         """Hear that a playbook has no process left on a node."""

@@ -17,7 +17,7 @@ from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
 from rolloutd.engine.daemon import Daemon
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import SourceRules
@@ -37,6 +37,7 @@ from tests.sim.sim_adapters import (
     SimProbe,
 )
 from tests.sim.sim_clock import SimClock, SimScheduler
+from tests.sim.sim_preparation import SimCheckpoints, SimSnapshots, SimStager
 from tests.sim.sim_runner import SimRunner
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 
@@ -155,6 +156,9 @@ class DaemonProcess:
             {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
             self._playbook_tree,
             {"kubernetes": SimProbe(access)},
+            preparation=PreparationAdapters(
+                {"ssh": SimStager(access)}, SimSnapshots(access), SimCheckpoints(access)
+            ),
         )
         self.daemon = Daemon(
             state,

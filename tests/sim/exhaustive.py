@@ -77,6 +77,7 @@ SMALL = (
     ),
     SmallScenario("cordoned", 1, _small_spec(), {}, cordoned=True),
     SmallScenario("busy", 1, _small_spec(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
+    SmallScenario("prepared", 1, _small_spec(prepare={"stages": plans.PREPARE["stages"][:2]}), {}),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""

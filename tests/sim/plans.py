@@ -124,6 +124,42 @@ def with_random_rollbacks(rollbacks: random.Random, spec: dict[str, Any]) -> dic
     return {**spec, "at_most": rollbacks.choice((1, 2))} if rollbacks.random() < 0.2 else spec
 
 
+PREPARE: dict[str, Any] = {
+    "stages": [
+        {"stage": {"manifest": "artifacts.yml"}},
+        {"install": {"name": "unpack", "playbook": "unpack.yml"}},
+        {"install": {"name": "install", "playbook": "install.yml", "vars": {"may_disturb": True}}},
+    ]
+}
+"""Three prepare stages, of which the last may disturb."""
+
+ARTIFACTS = [
+    {
+        "name": name,
+        "version": "1",
+        "kind": "file",
+        "size": 1024,
+        "sha256": name * 8,
+        "path": name,
+        "url": "",
+        "select": select,
+        "mode": "",
+        "owner": "",
+        "unpack": False,
+    }
+    for name, select in (("app", None), ("data", "rack=r1"))
+]
+
+
+def with_random_preparation(preparation: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes with prepare stages."""
+    if preparation.random() >= 0.35:
+        return spec
+    tolerate = preparation.choice((0, 1, "50%"))
+    stages = PREPARE["stages"][: preparation.choice((1, 3, 3))]
+    return {**spec, "prepare": {"stages": stages, "tolerate": tolerate}}
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {
@@ -132,7 +168,12 @@ def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
         "metadata": {"name": name, "owner": "infra"},
         "spec": {"source": {"path": "."}, **spec},
     }
-    return _read(yaml.safe_dump(document))
+    content = _read(yaml.safe_dump(document))
+    prepare = content["spec"].get("prepare")
+    if prepare is None:
+        return content
+    resolved = {"stage": {"artifacts": ARTIFACTS}}
+    return {**content, "spec": {**content["spec"], "prepare": {**prepare, "resolved": resolved}}}
 
 
 @lru_cache(maxsize=512)

@@ -22,6 +22,7 @@ class RandomStreams:
     compliance: random.Random
     forgeries: random.Random
     rollbacks: random.Random
+    preparation: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

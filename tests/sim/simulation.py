@@ -420,7 +420,8 @@ def _random_spec(chances: RandomStreams, nodes: int) -> dict[str, Any]:
     spec = plans.with_random_pilot(chances.pilots, spec, nodes)
     spec = plans.with_random_check_options(chances.checks, spec)
     spec = plans.with_random_compliance(chances.compliance, spec)
-    return plans.with_random_rollbacks(chances.rollbacks, spec)
+    spec = plans.with_random_rollbacks(chances.rollbacks, spec)
+    return plans.with_random_preparation(chances.preparation, spec)
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from machines.model.rollout import FailureCode
-from rolloutd.ports import Failed, Ok, RunRequest, Unknown
+from rolloutd.ports import Checkpoint, Failed, Ok, RunRequest, Unknown
 from tests.sim.checker import Checker
 from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
 from tests.sim.loop import SimLoop, SimProcess
@@ -96,6 +96,10 @@ class SimNode:
     runs: dict[str, SimRun] = field(default_factory=dict)
     is_inspected: bool = False
     undone_at: float = -UNDO_REPEAT_S
+    staged: set[str] = field(default_factory=set)
+    checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
+    service_starts: int = 1
+    """How often its service was started: a stage that starts it again disturbs it."""
 
     def isolation_flag(self, kind: str) -> IsolationFlag:
         """Return one kind of isolation."""
@@ -311,13 +315,18 @@ class SimWorld:
             self.record(f"begin {run.handle}")
             self.loop.call_from_world(self.streams.latency.random() * 20.0, lambda: self._end_check(run))
             return
-        self.checker.on_run_started(
-            run.handle,
-            machine.name,
-            rollout_of(run.handle),
-            machine.isolating_rollouts,
-            self._missing_isolators(run),
-        )
+        if is_prepare_run(run.handle):
+            self.checker.on_prepare_run_started(run.handle, machine.name, machine.checkpoints)
+        else:
+            self.checker.on_run_started(
+                run.handle,
+                machine.name,
+                rollout_of(run.handle),
+                machine.isolating_rollouts,
+                self._missing_isolators(run),
+            )
+        if machine.runs and (is_prepare_run(run.handle) or any(map(is_prepare_run, machine.runs))):
+            self.checker.report_violation(f"{run.handle} begins while {', '.join(machine.runs)} runs")
         machine.runs[run.handle] = run
         run.percent = 10.0
         self.record(f"begin {run.handle}")
@@ -363,10 +372,14 @@ class SimWorld:
             return
         if machine.runs.pop(run.handle, None) is None:
             return
-        if isinstance(result, Ok):
-            machine.version = str(run.request.variables.get("version", "?"))
         self.record(f"end {run.handle}")
-        self.checker.on_run_ended(machine.name, rollout_of(run.handle))
+        if is_prepare_run(run.handle):
+            if run.request.variables.get("may_disturb") and self.fault_plan.chance("install-disturbs", 0.1):
+                machine.service_starts += 1
+        else:
+            if isinstance(result, Ok):
+                machine.version = str(run.request.variables.get("version", "?"))
+            self.checker.on_run_ended(machine.name, rollout_of(run.handle))
         if run.has_wrapper and run.result is None:
             run.result, run.percent = result, 100.0
 
@@ -385,7 +398,8 @@ class SimWorld:
         run.has_wrapper, run.result = False, run.result or Failed("cancelled")
 
     def _remove_run(self, run: SimRun) -> None:
-        if self.machines[run.request.node].runs.pop(run.handle, None):
+        is_gone = self.machines[run.request.node].runs.pop(run.handle, None) is not None
+        if is_gone and not is_prepare_run(run.handle):
             self.checker.on_run_ended(run.request.node, rollout_of(run.handle))
 
     def _end_work(self, run: SimRun) -> bool:
@@ -422,6 +436,11 @@ class SimWorld:
     def listed(self) -> Sequence[SimNode]:
         """Return the nodes that the inventory has."""
         return [machine for machine in self.machines.values() if machine.listed]
+
+
+def is_prepare_run(handle: str) -> bool:
+    """Return whether a run is of a prepare stage, by its handle."""
+    return ".prepare." in handle
 
 
 def rollout_of(handle: str) -> str:

@@ -87,6 +87,7 @@ async def submit_plan(services: Services, request: Request) -> Created | wire_pl
         again=body.again,
         supersede=body.supersede,
         overrides=submit.Overrides(tuple(body.override_verdicts), body.reason or ""),
+        force_stages=tuple(body.force_stages),
     )
     resolved = await resolve_rollout(services.state, rollout)
     current = rollout_progress(resolved.index, rollout, services.state.now())

@@ -33,10 +33,11 @@ from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.engine.verdicts import verdict_events
-from rolloutd.errors import NodeUnreachable, NotFound, RolloutdError, StoreFailed
+from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, Check, Failed, Ok, StepContext, StepResult, Unknown
 from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
@@ -432,22 +433,7 @@ class Driver:
 
     async def _capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed."""
-        try:
-            return await awaitable
-        except TimeoutError as late:
-            return Unknown(str(late) or "no answer in time")
-        except StoreFailed:
-            raise
-        except RolloutdError as error:
-            is_silent = isinstance(error, NodeUnreachable)
-            code = FailureCode.UNREACHABLE if is_silent else FailureCode.UNKNOWN
-            return Failed(str(error), code=code)
-        except OSError as error:
-            text = f"this machine could not do it: {error}; look at its disk and limits"
-            return Failed(text, code=FailureCode.UNKNOWN)
-        except Exception as error:
-            log.exception("%s: unexpected error in a step", self._session.subject)
-            return Failed(f"unexpected {type(error).__name__}: {error}", code=FailureCode.UNKNOWN)
+        return await capture_errors(self._session.subject, awaitable)
 
     async def _pause(self, seconds: float) -> None:
         await self._wakeup.wait_for(self._state.clock.sleep(seconds))

@@ -13,7 +13,26 @@ from machines.model.target_plan import plan_for_target
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import NotFound, SourceFailed
 from rolloutd.plugin.templates import render
-from rolloutd.ports import Check, Isolator, NodeGuard, Runner, StepContext, TrafficProbe
+from rolloutd.ports import (
+    Check,
+    Checkpoints,
+    Isolator,
+    NodeGuard,
+    NodeSnapshots,
+    Runner,
+    Stager,
+    StepContext,
+    TrafficProbe,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationAdapters:
+    """What prepare stages need: stagers by method, snapshots and checkpoints of nodes."""
+
+    stagers: Mapping[str, Stager]
+    snapshots: NodeSnapshots
+    checkpoints: Checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +45,7 @@ class AdapterSet:
     tree: Callable[[str], Awaitable[Path]]
     probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
     guard: NodeGuard | None = None
+    preparation: PreparationAdapters | None = None
 
 
 @dataclass(frozen=True, slots=True)

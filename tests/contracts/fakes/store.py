@@ -52,7 +52,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import Plan
-from machines.model.preparation import Preparation
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Rollout, Target
 from machines.model.verdict import Verdict
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger
@@ -266,6 +266,10 @@ class MemoryStore:
         return tuple(sorted(self.memory.verdicts.values(), key=lambda each: (each.at, each.id)))
 
     async def has_unfinished_run(self, node: str) -> bool:
+        rows = self.memory.preparations.values()
+        lost = (row for row in rows if row.node == node and row.state is PreparationState.FAILED)
+        if any(row.handle for row in lost):
+            return True
         left = False
         for record in self.memory.steps.values():
             is_failed_check = record.action is StepAction.CHECK and record.state is StepState.FAILED

@@ -1,0 +1,81 @@
+"""Playbook runs of prepare stages: on nodes in service, or on the machine that builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from machines.model.events import PreparationRecorded
+from machines.model.preparation import Preparation
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.state import State
+from rolloutd.ports import Failed, RunRequest, RunState, StepResult, Unknown
+
+LOCALHOST = "localhost"
+"""The daemon's machine, as the node of a build."""
+
+
+def run_id(row: Preparation) -> str:
+    """Return the id of a stage's run; the same after a restart."""
+    return f"{row.rollout}.{row.node or LOCALHOST}.prepare.{row.stage}.{row.attempt}"
+
+
+class PrepareRuns:
+    """Starts or finds the runs, and follows them to their ends."""
+
+    def __init__(self, state: State, adapters: AdapterSet) -> None:
+        self._state = state
+        self._adapters = adapters
+
+    async def request(
+        self, row: Preparation, node: str, playbook: str, variables: Mapping[str, object], timeout_s: float
+    ) -> RunRequest:
+        snapshot = self._state.inventory_snapshot()
+        hosts = dict(snapshot.hosts)
+        if node == LOCALHOST:
+            hosts[LOCALHOST] = {"ansible_connection": "local"}
+        return RunRequest(
+            run_id=row.handle or run_id(row),
+            node=node,
+            tree=await self._adapters.tree(row.rollout),
+            playbook=playbook,
+            inventory=hosts,
+            groups=snapshot.groups,
+            generation=None if node == LOCALHOST else snapshot.generation,
+            variables=dict(variables),
+            timeout_s=timeout_s,
+            fencing_token=await self._state.fence_token(),
+            fence_dir=self._state.settings.ansible.fence_dir,
+        )
+
+    async def run(self, row: Preparation, request: RunRequest) -> tuple[StepResult, Preparation]:
+        """Start or find the run, and follow it to its end.
+
+        The row that is returned has the handle of a run that may have left processes on the node, else none.
+        """
+        runner = self._adapters.runner
+        started = await capture_errors(row.rollout, runner.start(request))
+        if isinstance(started, str):
+            if started != row.handle:
+                row = replace(row, handle=started)
+                cause = f"the run of prepare stage {row.stage} has another handle"
+                await self._state.commit([PreparationRecorded(row)], cause=cause)
+            followed = await capture_errors(row.rollout, self._follow(started))
+            if isinstance(followed, RunState) and followed.result is not None:
+                is_lost = isinstance(followed.result, Unknown)
+                return followed.result, row if is_lost else replace(row, handle="")
+            started = followed if isinstance(followed, Failed | Unknown) else Unknown("the run has no result")
+        # No second run may start on the node while this one may run.
+        return started, replace(row, handle="") if await self.cancel(row.handle) else row
+
+    async def _follow(self, handle: str) -> RunState:
+        run = await self._adapters.runner.get_state(handle)
+        while run.result is None:
+            run = await self._adapters.runner.wait_for_change(handle)
+        return run
+
+    async def cancel(self, handle: str) -> bool:
+        """Cancel a run; return whether nothing of it is left."""
+        failure = await capture_errors(handle, self._adapters.runner.cancel(handle))
+        return not isinstance(failure, Failed | Unknown)

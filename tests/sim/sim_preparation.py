@@ -1,0 +1,83 @@
+"""Simulated stagers, snapshots and checkpoints; what is on a node outlives every daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import Checkpoint, Failed, Host, Staged, StagingRequest, TakeBytes
+from tests.sim.fault_injection import FaultyAccess
+
+
+def _refuse(node: str) -> None:
+    raise NodeUnreachable(f"{node}: the connection was lost")
+
+
+class SimStager:
+    """ports.Stager: a set of digests on each node."""
+
+    def __init__(self, access: FaultyAccess) -> None:
+        self._access = access
+
+    async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
+        node, artifact = request.host.name, request.artifact
+        machine = await self._access.connect(node)
+        if artifact.sha256 in machine.staged:
+            return Staged(0)
+        await take(artifact.size)
+
+        def put() -> Staged:
+            machine.staged.add(artifact.sha256)
+            return Staged(artifact.size)
+
+        result: Staged = await self._access.run_effect(
+            f"stage {artifact.name} on {node}", put, on_refused=lambda: _refuse(node)
+        )
+        return result
+
+    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
+        machine = await self._access.connect(host.name)
+        await self._access.run_effect(
+            f"remove from {host.name}",
+            lambda: machine.staged.intersection_update(keep),
+            on_refused=lambda: _refuse(host.name),
+        )
+
+
+class SimSnapshots:
+    """ports.NodeSnapshots: what runs on the node."""
+
+    def __init__(self, access: FaultyAccess) -> None:
+        self._access = access
+
+    async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
+        machine = await self._access.connect(host.name)
+        return {"boot-id": "1", "unit/app.service": str(machine.service_starts)}
+
+
+class SimCheckpoints:
+    """ports.Checkpoints: the fact of each node."""
+
+    def __init__(self, access: FaultyAccess) -> None:
+        self._access = access
+
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
+        return dict((await self._access.connect(host.name)).checkpoints)
+
+    async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+        machine = await self._access.connect(host.name)
+        await self._access.run_effect(
+            f"checkpoint {checkpoint.stage} on {host.name}",
+            lambda: machine.checkpoints.update({(checkpoint.plan, checkpoint.stage): checkpoint}),
+            on_refused=lambda: _refuse(host.name),
+        )
+
+    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
+        machine = await self._access.connect(host.name)
+
+        def forget() -> None:
+            machine.checkpoints = {key: each for key, each in machine.checkpoints.items() if key[0] != plan}
+
+        await self._access.run_effect(
+            f"forget {plan} on {host.name}", forget, on_refused=lambda: _refuse(host.name)
+        )
