@@ -236,6 +236,11 @@ async def test_archive_unpacks_with_mode_and_owner(tmp_path: Path) -> None:
         assert (unpacked / "bin/app").read_bytes() == CONTENT
         assert file.stat().st_mode & 0o777 == 0o600
         assert sorted(each.name for each in Path(backend.to).iterdir()) == [".incoming", artifact.sha256]
+        # Transfers that no rollout needs are removed too.
+        for name in ("0" * 64, artifact.sha256):
+            Path(f"{backend.to}/.incoming/n1/{name}").write_text("")
+        await backend.stager.remove(backend.host, backend.to, keep={artifact.sha256}, timeout_s=LIMIT_S)
+        assert [each.name for each in Path(f"{backend.to}/.incoming/n1").iterdir()] == [artifact.sha256]
 
 
 async def test_what_the_node_cannot_take_is_named(tmp_path: Path) -> None:

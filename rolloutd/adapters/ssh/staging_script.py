@@ -93,13 +93,17 @@ inspect() {
     fi
 }
 
-# Removes the artifacts whose digests are not named.
+# Removes the artifacts whose digests are not named, and what was received of them.
 remove() {
     for directory in "$to"/*; do
         found=${directory##*/}
         case $found in *[!0-9a-f]*) continue ;; esac
         [ ${#found} = 64 ] || continue
         case " $keep " in *" $found "*) ;; *) rm -rf "$directory" || fail "cannot remove $directory" ;; esac
+    done
+    for received in "$to"/.incoming/*/*; do
+        found=${received##*/}
+        case " $keep " in *" ${found%%.*} "*) ;; *) rm -rf "$received" || fail "cannot remove it" ;; esac
     done
     [ -n "$keep" ] || rm -rf "$to/.incoming"
     rmdir "$to" 2>/dev/null
