@@ -176,6 +176,7 @@ async def _run_services(
         anchor.compare,
         daemon.accept_inventory,
         daemon.pin_identity,
+        SshCheckpoints(shell),
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
