@@ -27,6 +27,8 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     drift      rollout, node              a done node is to be changed again, which the plan must allow (keep)
 
 `check_log(log)` returns sentences; none means that nothing forbidden happened.
+
+Longer than 500 lines: one judge, one file.
 """
 
 from __future__ import annotations

@@ -98,6 +98,12 @@ async def resolve_plan(
     )
 
 
+def draft_of(resolved: ResolvedPlan) -> Draft:
+    """Return what the plan would give to its nodes, for the comparison with verdicts."""
+    nodes = [target.node for target in resolved.targets]
+    return Draft(resolved.plan, resolved.pinned.to_record(), resolved.digest.change, nodes)
+
+
 async def submit(
     state: State,
     sources: SourceStore,
@@ -118,9 +124,7 @@ async def submit(
     resolved = await resolve_plan(state, sources, file, text, upload, force_stages)
     _require_coverage(state, resolved)
     async with state.submit_lock:
-        nodes = [target.node for target in resolved.targets]
-        draft = Draft(resolved.plan, resolved.pinned.to_record(), resolved.digest.change, nodes)
-        known_invalid = await matching_verdicts(state, draft)
+        known_invalid = await matching_verdicts(state, draft_of(resolved))
         require_overridden(resolved.plan, known_invalid, overrides.verdicts)
         existing = await state.store.find_identical(
             resolved.digest.change, resolved.selector_digest, resolved.digest.policy

@@ -38,13 +38,15 @@ def require_overridden(plan: Plan, found: Sequence[Verdict], overrides: Collecti
     """Raise Refused for a verdict that the submit does not override, with its evidence."""
     rest = [verdict for verdict in found if verdict.id not in overrides]
     if rest:
-        first = rest[0]
         more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
-        raise Refused(
-            "known-invalid",
-            f"{plan.name}: the same content failed on {first.node} in {first.rollout}, "
-            f"{first.step}: {first.text}{more}; change it, or override or clear verdict {first.id}",
-        )
+        text = f"{describe(rest[0])}{more}; change it, or override or clear verdict {rest[0].id}"
+        raise Refused("known-invalid", f"{plan.name}: {text}")
+
+
+def describe(verdict: Verdict) -> str:
+    """Return the evidence of a verdict as a clause."""
+    place = f"{verdict.node} in {verdict.rollout}, {verdict.step}"
+    return f"the same content failed on {place}: {verdict.text}"
 
 
 async def clear(state: State, who: Principal, verdict: str, reason: str) -> Events:

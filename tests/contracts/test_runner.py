@@ -49,22 +49,23 @@ async def test_a_run_that_did_its_work_is_ok(backend: RunnerBackend) -> None:
 
 
 @pytest.mark.parametrize(
-    ("playbook", "says"),
+    ("playbook", "says", "code"),
     [
-        ("fail.yml", 'task "install package" failed on n0: no such package'),
-        ("unreachable.yml", "n0 was unreachable: "),
-        ("nobody.yml", "no play of this playbook runs on n0"),
-        ("missing.yml", "there is no playbook missing.yml"),
-        ("broken.yml", "ansible-playbook could not run broken.yml"),
+        ("fail.yml", 'task "install package" failed on n0: no such package', FailureCode.FAILED),
+        ("unreachable.yml", "n0 was unreachable: ", FailureCode.UNREACHABLE),
+        ("nobody.yml", "no play of this playbook runs on n0", FailureCode.NEVER_STARTED),
+        ("missing.yml", "there is no playbook missing.yml", FailureCode.NEVER_STARTED),
+        ("broken.yml", "ansible-playbook could not run broken.yml", FailureCode.NEVER_STARTED),
     ],
 )
 async def test_a_run_that_did_not_is_failed_and_says_why(
-    backend: RunnerBackend, playbook: str, says: str
+    backend: RunnerBackend, playbook: str, says: str, code: FailureCode
 ) -> None:
     runner = backend.runner()
     state = await ended(runner, await runner.start(backend.request(playbook)))
     assert isinstance(state.result, Failed)
     assert state.result.text.startswith(says)
+    assert state.result.code is code
     assert state.percent < 100.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
-from rolloutd.commands import rollout_commands, submit
+from rolloutd.commands import rollout_commands, submit, verdicts
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.node_reports import report_lines
 from rolloutd.control.preview import preview
@@ -46,7 +46,10 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
     draft = await submit.resolve_plan(
         services.state, services.sources, body.file, body.text.encode(), body.upload
     )
-    return preview(services.state, draft, request.identity.actor)
+    answer = preview(services.state, draft, request.identity.actor)
+    for verdict in await verdicts.matching_verdicts(services.state, submit.draft_of(draft)):
+        answer["warnings"].append(f"{verdicts.describe(verdict)} (verdict {verdict.id})")
+    return answer
 
 
 @routes.add("POST", "/v1/plans/impact", body_model=requests.PlanWithUpload, access=rights.PLAN_SUBMITTER)

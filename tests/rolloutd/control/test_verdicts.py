@@ -68,6 +68,8 @@ async def test_same_content_is_refused_with_its_evidence(tmp_path: Path) -> None
             assert found["id"] in text
             assert "failed on p1" in text
             assert "verify.0.reachable: no answer" in text
+        preview = await inside.request("paul", "post", "/v1/plans/preview", {"file": "p", "text": BAD})
+        assert any(found["id"] in warning for warning in preview["warnings"])
         assert await inside.submit(text=plan_with("bad", somaxconn=4097))
         report = await inside.state.store.verify_audit()
         assert report.ok, report
