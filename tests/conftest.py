@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.node_python import node_python
+from tests.support.sshd import Sshd
+
+Sshd.python = node_python()
+
 settings.register_profile(
     "rolloutd",
     # The machine's speed is no property of the code.

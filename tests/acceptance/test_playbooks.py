@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.node_python import node_python
+
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
 SYSCTL = """#!/bin/sh
@@ -56,7 +58,7 @@ class Node:
         """Run a playbook and return the counts of its one node; `failures` holds what failed."""
         host = {
             "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": node_python(),
             "ansible_become": False,
         }
         inventory = self.directory / "inventory.json"

@@ -59,6 +59,9 @@ Subsystem sftp internal-sftp
 class Sshd:
     """One sshd: `start(directory)`, then `port`, `connection()`, `known_hosts`, then `stop()`."""
 
+    python = sys.executable
+    """The Python of every node; pytest sets one that costs less (tests/conftest.py)."""
+
     def __init__(self, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
         self.port = 0
         self.addresses = tuple(addresses)
@@ -108,7 +111,7 @@ class Sshd:
             "ansible_port": self.port,
             "ansible_user": self.user,
             "ansible_ssh_private_key_file": str(self.key_file),
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": self.python,
         }
 
     def logins(self) -> int:
