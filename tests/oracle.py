@@ -26,6 +26,8 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
     drift      rollout, node              a done node is to be changed again, which the plan must allow (keep)
 
+Longer than 500 lines: one state of the world, of which every rule reads many parts.
+
 `check_log(log)` returns sentences; none means that nothing forbidden happened.
 
 Longer than 500 lines: one judge, one file.

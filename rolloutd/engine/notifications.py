@@ -182,7 +182,8 @@ class NotificationDispatcher:
             case "PhaseMoved" if fields["target"] == "failed" and NODE_FAILED in self._events:
                 failure = fields["failure"]
                 text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
-                yield Notification(f"{entry['node']} failed in {rollout}", text)
+                what = "the rollback of " if fields.get("rolling_back") else ""
+                yield Notification(f"{what}{entry['node']} failed in {rollout}", text)
             case "RolloutEnded" if ROLLOUT_ENDED in self._events:
                 result = self._describe_result(rollout)
                 yield Notification(f"{rollout} has ended", f"{result}\nrolloutctl status {rollout}")
