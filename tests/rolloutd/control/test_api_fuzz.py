@@ -1,4 +1,4 @@
-"""Ten thousand random requests, made from the OpenAPI document: no fault, no change without its audit entry.
+"""Five thousand random requests, made from the OpenAPI document: no fault, no change without its audit entry.
 
 Where test_control_server.py throws garbage at the door, these mostly come in:
 the document says what a call takes, and the values are those of this fleet, or
@@ -26,7 +26,7 @@ from rolloutd.store import open_store
 from tests.rolloutd.control.test_routes import SECRET
 from tests.rolloutd.control_environment import ACCOUNTS, NODES, PLAN, ControlEnvironment, control_environment
 
-REQUESTS = 10_000
+REQUESTS = 5_000
 SEED = 20261120
 PARTS = 4
 """Houses the requests are spread over, so that the facts stay small and workers can share them."""
