@@ -8,6 +8,7 @@ gates and transitions are the core's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from machines.facts.availability import Unavailability, claimed_by_other_rollout, failure_remedy
@@ -17,11 +18,13 @@ from machines.model.events import (
     HoldTaken,
     NodeAdvanced,
     NodeOrdered,
+    PreparationRecorded,
     RolloutCancelled,
     RolloutDeleted,
     RolloutPaused,
     RolloutResumed,
 )
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.reasons import ReasonCode, UnavailabilityCause
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
 from machines.rules.start_blockers import quarantine_blocker
@@ -163,8 +166,14 @@ def advance(state: State, who: Principal, rollout: Rollout, target: Target, reas
 
 
 def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
-    """Retry a failed node when its turn comes; it stays isolated until then."""
+    """Retry a failed node when its turn comes; it stays isolated until then.
+
+    A pending node whose prepare stage failed is prepared again at once.
+    """
     require_plan_owner(who, rollout, f"retry {target.node} of")
+    if (failed := _failed_preparation(state, target)) is not None:
+        _require_open(rollout)
+        return (PreparationRecorded(replace(failed, state=PreparationState.WAITING, at=state.now())),)
     _require_failed(rollout, target, "retried")
     _require_open(rollout, target)
     return (transition(target, Trigger.RETRIED, state.now(), text=reason),)
@@ -334,6 +343,14 @@ def _require_open(rollout: Rollout, failed: Target | None = None) -> None:
         raise Refused("cancelled", f"{rollout.id} was cancelled by {by}: no node starts{hint}")
     if rollout.ended_at is not None:
         raise Refused("ended", f"{rollout.id}: ended; submit the plan again with --again")
+
+
+def _failed_preparation(state: State, target: Target) -> Preparation | None:
+    """Return the prepare stage at which a pending node failed."""
+    known = state.index.preparations(target.rollout)
+    stage = None if known is None else known.next_stage(target.node)
+    row = None if stage is None else state.index.preparation(target.rollout, target.node, stage)
+    return row if row is not None and row.state is PreparationState.FAILED else None
 
 
 def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:

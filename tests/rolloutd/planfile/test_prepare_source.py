@@ -1,0 +1,93 @@
+"""What prepare stages find in their source: manifests, and digests of playbooks with what they import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from machines.model.node import Node
+from rolloutd.compile import compile_plan
+from rolloutd.errors import InvalidFile
+from rolloutd.planfile import PlanFile, digest, read
+from rolloutd.planfile.playbook_digest import playbook_digest
+from rolloutd.planfile.prepare_source import resolve_prepare
+from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
+
+PIN = {"kind": "tree", "pin": "00" * 32}
+MANIFEST = """\
+artifacts:
+  - {name: app, version: "1.2", path: app.tar, sha256: "%s", size: 3, select: "arch=amd64"}
+""" % ("ab" * 32)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    files = {
+        "install.yml": "- hosts: all\n  roles: [web]\n  tasks:\n    - import_tasks: more.yml\n",
+        "more.yml": "- copy: {src: app.conf, dest: /etc/app.conf}\n",
+        "files/app.conf": "a=1\n",
+        "roles/web/tasks/main.yml": "- debug: {msg: hello}\n",
+        "configure.yml": "- hosts: all\n  tasks: []\n",
+        "artifacts.yml": MANIFEST,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def plan_with(prepare: str) -> PlanFile:
+    return read((SMALLEST_PLAN + f"  prepare: {prepare}\n").encode(), "plan.yaml")
+
+
+@pytest.mark.parametrize("name", ["install.yml", "more.yml", "files/app.conf", "roles/web/tasks/main.yml"])
+def test_imported_file_changes_digest(tree: Path, name: str) -> None:
+    before = playbook_digest(tree, "install.yml")
+    (tree / name).write_text((tree / name).read_text() + "# changed\n")
+    assert playbook_digest(tree, "install.yml") != before
+
+
+def test_file_of_another_playbook_keeps_digest(tree: Path) -> None:
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") == before
+
+
+def test_templated_import_makes_every_file_count(tree: Path) -> None:
+    (tree / "install.yml").write_text("- hosts: all\n  tasks:\n    - include_tasks: '{{ what }}.yml'\n")
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") != before
+
+
+def test_manifest_of_source_is_part_of_change(tree: Path) -> None:
+    plan = resolve_prepare(plan_with("[{stage: {}}]"), tree)
+    (stage,) = compile_plan(plan.content, teams={}).prepare
+    assert [entry.name for entry in stage.artifacts_for(Node("n1", labels={"arch": "amd64"}))] == ["app"]
+    assert stage.artifacts_for(Node("n2", labels={"arch": "arm64"})) == ()
+    before = digest(plan.content, PIN, ["n1"])
+    (tree / "artifacts.yml").write_text(MANIFEST.replace("ab" * 32, "cd" * 32))
+    after = digest(resolve_prepare(plan_with("[{stage: {}}]"), tree).content, PIN, ["n1"])
+    assert [part for part in before if before[part] != after[part]] == ["change", "whole"]
+
+
+def test_manifest_that_nothing_made_is_refused(tree: Path) -> None:
+    with pytest.raises(InvalidFile) as refused:
+        resolve_prepare(plan_with("[{stage: {manifest: other.yml}}]"), tree)
+    (mistake,) = refused.value.diagnostics
+    assert (mistake.path, mistake.line) == ("spec.prepare[0].stage.manifest", 8)
+    built = "[{build: {playbook: configure.yml, manifest: other.yml}}, {stage: {manifest: other.yml}}]"
+    stages = compile_plan(resolve_prepare(plan_with(built), tree).content, teams={}).prepare
+    assert [stage.built_by for stage in stages] == ["", "build"]
+
+
+def test_forced_stage_is_part_of_policy_and_must_exist(tree: Path) -> None:
+    plan = plan_with("[{stage: {}}]")
+    forced = resolve_prepare(plan, tree, ("stage",))
+    assert [stage.force for stage in compile_plan(forced.content, teams={}).prepare] == [True]
+    before = digest(resolve_prepare(plan, tree).content, PIN, ["n1"])
+    after = digest(forced.content, PIN, ["n1"])
+    assert [part for part in before if before[part] != after[part]] == ["policy", "whole"]
+    with pytest.raises(InvalidFile, match="no such stage"):
+        resolve_prepare(plan, tree, ("copy",))
