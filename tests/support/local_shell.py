@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Host, ShellResult
 
 
 class LocalShell:
-    """Runs commands here; `down` are the nodes that do not answer."""
+    """Runs commands here; `down` are the nodes that do not answer, `wrap` makes a command's arguments."""
 
     def __init__(self) -> None:
         self.down: set[str] = set()
+        self.wrap: Callable[[str], Sequence[str]] = lambda command: ["/bin/sh", "-c", command]
 
     async def run(self, host: Host, command: str, *, timeout_s: float, stdin: str = "") -> ShellResult:
         if host.name in self.down:
             raise NodeUnreachable(f"{host.name}: tcp connect refused")
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", command, stdin=pipe, stdout=pipe, stderr=pipe
+            *self.wrap(command), stdin=pipe, stdout=pipe, stderr=pipe
         )
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(stdin.encode())

@@ -1,0 +1,285 @@
+"""The guard's script on this machine: byte-identical restores, races, interruptions, systemd."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolloutd.adapters.ssh.node_guard import SshNodeGuard
+from rolloutd.errors import AdapterFailed
+from rolloutd.ports import GuardReport, GuardState, Host, StepContext
+from tests.contracts.fakes.clock import START, FakeClock
+from tests.contracts.ssh_fixtures import LIMIT_S, step_context
+from tests.support.local_shell import LocalShell
+
+ORDER = "1.7 database 1800000000"
+RACES = 30
+
+
+class Node:
+    """A directory that is guarded, on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.etc = directory / "etc"
+        self.etc.mkdir()
+        self.guards = directory / "guards"
+        self.shell = LocalShell()
+        self.guard = SshNodeGuard(self.shell, FakeClock(), str(self.guards))
+
+    @property
+    def guard_dir(self) -> Path:
+        return self.guards / "n1" / "r1.1"
+
+    def context(self, *paths: Path, commands: Sequence[str] = (), **params: Any) -> StepContext:
+        named = [str(path) for path in paths or (self.etc,)]
+        values = {"paths": named, "commands": list(commands), "after": 600, "across_reboot": False, **params}
+        return replace(step_context(Host("n1"), values), deadline=START + LIMIT_S)
+
+    async def arm(self, ctx: StepContext) -> None:
+        assert await self.guard.arm(ctx, order=ORDER) == GuardReport(GuardState.ARMED)
+
+    def script(self, operation: str, token: str = "r1.1", *arguments: str) -> list[str]:
+        directory = self.guards / "n1"
+        return ["sh", str(directory / token / "guard.sh"), operation, str(directory), token, *arguments]
+
+
+@asynccontextmanager
+async def node_in(directory: Path) -> AsyncIterator[Node]:
+    node = Node(directory)
+    try:
+        yield node
+    finally:
+        await node.guard.disarm(node.context())  # so that its timer ends
+
+
+def picture(root: Path) -> dict[str, Any]:
+    """Return the type, mode, owner and content of everything at and below a path."""
+    found = {}
+    for path in (root, *sorted(root.rglob("*"))):
+        is_there = path.is_symlink() or path.exists()
+        if is_there:
+            about = path.lstat()
+            content: Any = os.readlink(path) if path.is_symlink() else None
+            content = path.read_bytes() if stat.S_ISREG(about.st_mode) else content
+            found[str(path)] = (about.st_mode, about.st_uid, about.st_gid, content)
+    return found
+
+
+def fill(etc: Path) -> None:
+    """Make everything that a restore must make again."""
+    (etc / "netplan").mkdir(mode=0o750)
+    (etc / "netplan" / "01 eth.yaml").write_bytes(b"network:\n\x00\xff")
+    (etc / "netplan" / "01 eth.yaml").chmod(0o600)
+    (etc / "netplan" / "empty").mkdir()
+    (etc / "netplan" / "link").symlink_to("01 eth.yaml")
+    (etc / "netplan" / "dangling").symlink_to("/no/such/file")
+    (etc / "app.conf").write_text("port 1\n")
+    (etc / "resolv.conf").symlink_to("netplan")
+    (etc / "sshd.d").mkdir()
+    (etc / "motd").write_text("hello")
+    if os.geteuid() == 0:
+        os.chown(etc / "app.conf", 1234, 4321)
+        (etc / "app.conf").chmod(0o4755)
+
+
+def ruin(etc: Path) -> None:
+    """Change every path in another way."""
+    shutil.rmtree(etc / "netplan")
+    (etc / "netplan").write_text("a file now")
+    (etc / "app.conf").unlink()
+    (etc / "resolv.conf").unlink()
+    (etc / "resolv.conf").mkdir()
+    (etc / "resolv.conf" / "x").write_text("x")
+    (etc / "sshd.d" / "new.conf").write_text("PasswordAuthentication yes")
+    (etc / "sshd.d").chmod(0o700)
+    (etc / "absent").mkdir()
+    (etc / "absent" / "x").write_text("x")
+    (etc / "motd").unlink()
+    (etc / "motd").symlink_to("/etc")
+
+
+async def test_restore_is_byte_identical(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        fill(node.etc)
+        before = picture(node.etc)
+        names = ("netplan", "app.conf", "resolv.conf", "sshd.d", "motd", "absent")
+        paths = [node.etc / name for name in names]
+        ctx = node.context(*paths)
+        await node.arm(ctx)
+        ruin(node.etc)
+        assert picture(node.etc) != before
+        report = await node.guard.restore(ctx)
+        assert report.restored == tuple(sorted(str(path) for path in paths))
+        assert report.problems == ()
+        assert picture(node.etc) == before
+
+
+async def test_whole_directory_is_restored(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        fill(node.etc)
+        before = picture(node.etc)
+        ctx = node.context()
+        await node.arm(ctx)
+        ruin(node.etc)
+        assert (await node.guard.restore(ctx)).restored == (str(node.etc),)
+        assert picture(node.etc) == before
+        assert [path.name for path in tmp_path.iterdir() if "rolloutd" in path.name] == []
+
+
+async def test_commands_run_after_restore_and_failures_are_listed(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        ctx = node.context(path, commands=[f"cp {path} {node.etc}/seen", "exit 3", "true"])
+        await node.arm(ctx)
+        path.write_text("after")
+        report = await node.guard.restore(ctx)
+        assert (node.etc / "seen").read_text() == "before"
+        assert report.problems == ("`exit 3` ended with 3",)
+
+
+async def test_exactly_one_of_disarm_and_timer_wins(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        await node.arm(node.context(path))
+        tokens = [f"r1.{number}" for number in range(10, 10 + RACES)]
+        for token in tokens:
+            shutil.copytree(node.guard_dir, node.guard_dir.with_name(token))
+        path.write_text("after")
+        racers = [
+            subprocess.Popen(node.script(*racer), stdout=subprocess.DEVNULL)
+            for token in tokens
+            for racer in (("disarm", token), ("expire", token, "timer", "now"))
+        ]
+        assert [racer.wait() for racer in racers] == [0] * len(racers)
+        ends = [
+            {end for end in ("confirmed", "restored", "armed") if (node.guards / "n1" / token / end).exists()}
+            for token in tokens
+        ]
+        assert all(end in ({"confirmed"}, {"restored"}) for end in ends)
+
+
+async def test_interrupted_restore_is_continued(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        ctx = node.context(path)
+        await node.arm(ctx)
+        path.write_text("after")
+        # A restore that was killed after it had won.
+        (node.guard_dir / "armed").rename(node.guard_dir / "restoring")
+        assert (await node.guard.disarm(ctx)).state is GuardState.RESTORING
+        assert (await node.guard.restore(ctx)).restored == (str(path),)
+        assert path.read_text() == "before"
+
+
+async def test_damaged_backup_is_not_restored(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        ctx = node.context(path)
+        await node.arm(ctx)
+        path.write_text("after")
+        (node.guard_dir / "backup" / "1").write_text("damaged")
+        report = await node.guard.restore(ctx)
+        assert report.problems == (f"{path}: its backup is damaged; restore it by hand",)
+        assert path.read_text() == "after"
+
+
+async def test_what_cannot_be_backed_up_cannot_arm(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        os.mkfifo(node.etc / "pipe")
+        with pytest.raises(AdapterFailed, match="is not a file"):
+            await node.guard.arm(node.context(node.etc / "pipe"), order=ORDER)
+        with pytest.raises(AdapterFailed, match="name an absolute path"):
+            await node.guard.arm(node.context(Path("/etc/../shadow")), order=ORDER)
+        assert not node.guard_dir.exists()
+
+
+async def test_guard_is_for_its_user_only_and_leaves_no_backup(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        ctx = node.context()
+        await node.arm(ctx)
+        assert stat.S_IMODE((node.guards / "n1").stat().st_mode) == 0o700
+        assert stat.S_IMODE(node.guard_dir.stat().st_mode) == 0o700
+        await node.guard.disarm(ctx)
+        assert not (node.guard_dir / "backup").exists()
+        assert await node.guard.clean(ctx)
+        assert not (node.guards / "n1").exists()
+
+
+SYSTEMD = """\
+mount -t tmpfs none /run && mount -t tmpfs none /etc/systemd && mkdir -p /run/systemd/system /etc/systemd/system
+PATH={bin}:$PATH
+{command}
+cp /etc/systemd/system/*.service {bin} 2>/dev/null
+exit 0
+"""
+
+SYSTEMD_RUN = """\
+#!/bin/sh
+echo "$@" >> {log}
+for word do
+    case $word in --on-active=*) delay=${{word#*=}} ;; esac
+    case $word in --*) shift ;; *) break ;; esac
+done
+setsid sh -c 'sleep "$0"; exec "$@"' "${{delay%s}}" "$@" < /dev/null > /dev/null 2>&1 &
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a process its own /run")
+async def test_systemd_holds_timer_and_boot_unit(tmp_path: Path) -> None:
+    log, bin_dir = tmp_path / "log", tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "systemd-run").write_text(SYSTEMD_RUN.format(log=log))
+    (bin_dir / "systemctl").write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\ncase $* in *is-active*) exit 3 ;; esac\n'
+    )
+    for program in bin_dir.iterdir():
+        program.chmod(0o755)
+    node = Node(tmp_path)
+    inside = SYSTEMD.format(bin=bin_dir, command="{command}")
+    node.shell.wrap = lambda command: ["unshare", "-m", "sh", "-c", inside.format(command=f"( {command} )")]
+    path = node.etc / "a"
+    path.write_text("before")
+    ctx = node.context(path, after=1, across_reboot=True)
+    await node.arm(ctx)
+    path.write_text("after")
+    unit = next(bin_dir.glob("rolloutd-guard-*-boot.service"))
+    text = log.read_text()
+    assert f"--unit={unit.name.removesuffix('-boot.service')} --on-active=1s" in text
+    assert f"enable {unit.name}" in text
+    async with asyncio.timeout(LIMIT_S):
+        while not (node.guard_dir / "restored").exists():
+            await asyncio.sleep(0.05)
+    assert path.read_text() == "before"
+    # What the unit starts at boot finds nothing left to do.
+    started = next(line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
+    path.write_text("later")
+    assert subprocess.run(shlex.split(started.removeprefix("ExecStart=")), check=False).returncode == 0
+    assert path.read_text() == "later"
+
+
+async def test_reboot_begins_time_again(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        await node.arm(node.context(path))
+        path.write_text("after")
+        (node.guard_dir / "after").write_text("0\n")
+        (node.guard_dir / "deadline").write_text("999999999\n")  # by the clock of the boot before
+        assert subprocess.run(node.script("boot"), check=False, timeout=LIMIT_S).returncode == 0
+        assert path.read_text() == "before"
+        assert (await node.guard.inspect(node.context(path))).by == "boot"
