@@ -27,6 +27,16 @@ def may_be_armed(records: Sequence[StepRecord]) -> bool:
     return is_armed and not is_disarmed
 
 
+def is_cleaned_up(records: Sequence[StepRecord]) -> bool:
+    """Return whether a clean-up was tried since the last run; a node that is cut off cannot be cleaned up."""
+    for record in reversed(records):
+        if record.state is not StepState.INTENDED and record.action is StepAction.CLEAN_UP:
+            return True
+        if record.action is StepAction.RUN:
+            return False
+    return True
+
+
 def is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float) -> bool:
     """Return whether the node has not reported its restore, although it must have restored itself."""
     began = [record.began_at for record in records if record.action is StepAction.RESTORE]

@@ -42,6 +42,7 @@ from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDe
 from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.guard import (
+    is_cleaned_up,
     is_restore_overdue,
     may_be_armed,
     restored_failure,
@@ -384,6 +385,11 @@ class _Reconciler:
             return action
         if guard is None or not may_be_armed(records):
             return action
+        if self.has_unfinished_run and not is_cleaned_up(records):
+            # What is left of the run must not change the node after its restore.
+            latest = self._latest(CLEAN_UP)
+            is_open = latest is not None and latest.state is StepState.INTENDED
+            return self._start(CLEAN_UP, 1 if latest is None else latest.number + (not is_open))
         step = restore_step(guard)
         latest = self._latest(step)
         match self._next_try(step, latest):

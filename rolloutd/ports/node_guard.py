@@ -55,7 +55,10 @@ class NodeGuard(Protocol):
         """Confirm the change, over a new connection, unless the node restores or has restored itself."""
 
     async def restore(self, ctx: StepContext) -> GuardReport:
-        """Restore the node now, unless the change is confirmed."""
+        """Restore the node now, unless the change is confirmed.
+
+        A node that has restored itself, and was changed after that, is restored again.
+        """
 
     async def inspect(self, ctx: StepContext) -> GuardReport: ...
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from machines.model.actions import (
     Action,
     ArmGuard,
+    CleanUpStaleRuns,
     DisarmGuard,
     RestoreGuard,
     RunCheck,
@@ -33,7 +34,8 @@ MAINTAINING = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, a
 def step(
     action: StepAction, state: StepState, number: int = 1, *, prior: object = None, at: float = 0.0
 ) -> StepRecord:
-    name = {StepAction.RUN: "run.configure", StepAction.CHECK: REACHABLE.name}.get(action, GUARD.name)
+    names = {StepAction.RUN: "run.configure", StepAction.CHECK: REACHABLE.name, StepAction.CLEAN_UP: "clear"}
+    name = names.get(action, GUARD.name)
     handle = "run" if action is StepAction.RUN else ""
     times = {"at": T0 + at, "began_at": T0 + at}
     return StepRecord(
@@ -101,6 +103,17 @@ def test_failed_run_is_restored_then_fails() -> None:
     failed = failure(ARMED, RUN_FAILED, RESTORED)
     assert (failed.step, failed.code) == ("run.configure", FailureCode.RESTORED_ITSELF)
     assert failed.text == "run failed; restore ok"
+
+
+def test_run_is_cleaned_up_before_restore() -> None:
+    def after_run(*records: StepRecord) -> Action:
+        return next_action(
+            PLAN, MAINTAINING, [ARMED, RUN_FAILED, *records], T0, elapsed_s=0.0, has_unfinished_run=True
+        )
+
+    assert after_run() == CleanUpStaleRuns(1)
+    assert after_run(step(StepAction.CLEAN_UP, StepState.INTENDED)) == CleanUpStaleRuns(1)
+    assert after_run(step(StepAction.CLEAN_UP, StepState.FAILED)) == RestoreGuard(GUARD, 1)
 
 
 def test_failed_confirmation_is_restored() -> None:

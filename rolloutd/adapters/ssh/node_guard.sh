@@ -289,7 +289,18 @@ disarm() {
     rm -rf -- "$guard/backup"
 }
 
+# Whether a path differs from its backup: a run that continued without the daemon changed it after the restore.
+is_changed() {
+    number=0
+    while IFS= read -r path; do
+        number=$((number + 1))
+        [ "$(fingerprint "$path")" = "$(cat "$guard/backup/$number.sum")" ] || return 0
+    done < "$guard/paths"
+    return 1
+}
+
 restore() {
+    [ ! -e "$guard/restored" ] || ! is_changed || mv -- "$guard/restored" "$guard/restoring" 2> /dev/null
     case $(state) in armed | restoring) ;; *) return ;; esac
     launch -now 0 daemon now
     waited=0

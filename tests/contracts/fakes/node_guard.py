@@ -82,8 +82,8 @@ class FakeNodeGuard:
     async def restore(self, ctx: StepContext) -> GuardReport:
         node, token = self._find(ctx)
         guard = node.guards.get(token)
-        if guard is not None and guard.state is GuardState.ARMED:
-            self._restore(node, guard, "daemon")
+        if guard is not None and guard.state in (GuardState.ARMED, GuardState.RESTORED):
+            self._restore(node, guard, guard.by or "daemon")
         return await self.inspect(ctx)
 
     async def inspect(self, ctx: StepContext) -> GuardReport:
@@ -111,5 +111,7 @@ class FakeNodeGuard:
                 del node.files[path]
             else:
                 node.files[path] = text
-        guard.state, guard.by, guard.restored = GuardState.RESTORED, by, tuple(changed)
-        self.outcomes.append(guard.state)
+        if guard.state is GuardState.ARMED:
+            self.outcomes.append(GuardState.RESTORED)
+        guard.state, guard.by = GuardState.RESTORED, by
+        guard.restored = tuple(sorted({*guard.restored, *changed}))

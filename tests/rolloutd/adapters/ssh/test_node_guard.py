@@ -70,7 +70,7 @@ def picture(root: Path) -> dict[str, Any]:
         is_there = path.is_symlink() or path.exists()
         if is_there:
             about = path.lstat()
-            content: Any = os.readlink(path) if path.is_symlink() else None
+            content: Any = path.readlink() if path.is_symlink() else None
             content = path.read_bytes() if stat.S_ISREG(about.st_mode) else content
             found[str(path)] = (about.st_mode, about.st_uid, about.st_gid, content)
     return found
@@ -185,6 +185,18 @@ async def test_interrupted_restore_is_continued(tmp_path: Path) -> None:
         assert path.read_text() == "before"
 
 
+async def test_change_after_restore_is_restored_again_by_daemon(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        ctx = node.context(path)
+        await node.arm(ctx)
+        assert (await node.guard.restore(ctx)).restored == ()
+        path.write_text("changed by a run that went on")
+        assert (await node.guard.restore(ctx)).restored == (str(path),)
+        assert path.read_text() == "before"
+
+
 async def test_damaged_backup_is_not_restored(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         path = node.etc / "a"
@@ -221,11 +233,18 @@ async def test_guard_is_for_its_user_only_and_leaves_no_backup(tmp_path: Path) -
 
 
 SYSTEMD = """\
-mount -t tmpfs none /run && mount -t tmpfs none /etc/systemd && mkdir -p /run/systemd/system /etc/systemd/system
+mount -t tmpfs none /run && mount -t tmpfs none /etc/systemd
+mkdir -p /run/systemd/system /etc/systemd/system
 PATH={bin}:$PATH
 {command}
 cp /etc/systemd/system/*.service {bin} 2>/dev/null
 exit 0
+"""
+
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$@" >> {log}
+case $* in *is-active*) exit 3 ;; esac
 """
 
 SYSTEMD_RUN = """\
@@ -244,9 +263,7 @@ async def test_systemd_holds_timer_and_boot_unit(tmp_path: Path) -> None:
     log, bin_dir = tmp_path / "log", tmp_path / "bin"
     bin_dir.mkdir()
     (bin_dir / "systemd-run").write_text(SYSTEMD_RUN.format(log=log))
-    (bin_dir / "systemctl").write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\ncase $* in *is-active*) exit 3 ;; esac\n'
-    )
+    (bin_dir / "systemctl").write_text(SYSTEMCTL.format(log=log))
     for program in bin_dir.iterdir():
         program.chmod(0o755)
     node = Node(tmp_path)
@@ -282,4 +299,3 @@ async def test_reboot_begins_time_again(tmp_path: Path) -> None:
         (node.guard_dir / "deadline").write_text("999999999\n")  # by the clock of the boot before
         assert subprocess.run(node.script("boot"), check=False, timeout=LIMIT_S).returncode == 0
         assert path.read_text() == "before"
-        assert (await node.guard.inspect(node.context(path))).by == "boot"
