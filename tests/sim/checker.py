@@ -38,16 +38,16 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import GateName, Plan
-from machines.model.rollout import NodeOrder
+from machines.model.rollout import FailureCode, NodeOrder
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.ports import Checkpoint
+from rolloutd.ports import Checkpoint, GuardState
 from tests import oracle
 from tests.sim.record_judge import RecordJudge
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
-    from tests.sim.world import SimNode
+    from tests.sim.world import SimGuard, SimNode
 
 _EFFECT_KINDS = {
     Trigger.ADMITTED: "begin",
@@ -81,6 +81,7 @@ class Checker:
         self.violations: list[str] = []
         self.nodes: Mapping[str, SimNode] = {}
         self.plans: dict[str, Plan] = {}
+        self.guards: Mapping[tuple[str, str, int], SimGuard] = {}
         self.daemon_started_at = 0.0
         self.unhealthy_until: dict[str, float] = {}
         """Until when, by the monotonic clock, a node was unwell."""
@@ -257,6 +258,7 @@ class Checker:
                 pass
 
     def _on_transition(self, event: PhaseMoved) -> None:
+        self._compare_with_guard(event)
         kind = _EFFECT_KINDS.get(event.trigger)
         if kind is None:
             return
@@ -275,6 +277,22 @@ class Checker:
             self._rollback_attempts.add((event.rollout, event.node, event.attempt))
         self.feed_oracle(kind, **fields)
         self._compare_with_world(event)
+
+    def _compare_with_guard(self, event: PhaseMoved) -> None:
+        """Judge the end of a guarded change: it stays if it was confirmed, and is gone if it was restored."""
+        if event.source is not Phase.MAINTAINING or event.trigger is Trigger.LEFT:
+            return
+        if self.plans[event.rollout].guard is None:
+            return
+        guard = self.guards.get((event.rollout, event.node, event.attempt))
+        state = GuardState.NONE if guard is None else guard.state
+        if event.target is Phase.VERIFYING and state is not GuardState.CONFIRMED:
+            self.report_violation(f"{event.node} goes on with a guard that is {state}")
+        if event.target is Phase.FAILED and state is GuardState.ARMED:
+            self.report_violation(f"{event.node} fails with a guard that is armed")
+        is_restored = event.failure is not None and event.failure.code is FailureCode.RESTORED_ITSELF
+        if is_restored and (guard is None or self.nodes[event.node].version != guard.version):
+            self.report_violation(f"{event.node} is said to have restored itself and is not as before")
 
     def _on_deadline_extended(self, event: DeadlineExtended) -> None:
         attempt, times = next(

@@ -37,6 +37,7 @@ from tests.sim.sim_adapters import (
     SimProbe,
 )
 from tests.sim.sim_clock import SimClock, SimScheduler
+from tests.sim.sim_guard import SimNodeGuard
 from tests.sim.sim_preparation import SimCheckpoints, SimSnapshots, SimStager
 from tests.sim.sim_runner import SimRunner
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
@@ -132,6 +133,7 @@ class DaemonProcess:
         access = FaultyAccess(world, self.process)
         self.epoch = access.epoch = world.epoch = snapshot.epoch
         world.taken_over_at = world.loop.time()
+        world.checker.guards = world.guards
         clock = SimClock(world)
         world.checker.on_settings(self._settings)
         index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
@@ -156,6 +158,7 @@ class DaemonProcess:
             {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
             self._playbook_tree,
             {"kubernetes": SimProbe(access)},
+            guard=SimNodeGuard(access),
             preparation=PreparationAdapters(
                 {"ssh": SimStager(access)}, SimSnapshots(access), SimCheckpoints(access)
             ),

@@ -78,6 +78,8 @@ SMALL = (
     SmallScenario("cordoned", 1, _small_spec(), {}, cordoned=True),
     SmallScenario("busy", 1, _small_spec(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
     SmallScenario("prepared", 1, _small_spec(prepare={"stages": plans.PREPARE["stages"][:2]}), {}),
+    SmallScenario("guarded", 1, _small_spec(guard=plans.GUARD), {}),
+    SmallScenario("guarded and failing", 1, _small_spec(guard=plans.GUARD), {0: RunFate.FAILS}),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""

@@ -32,6 +32,9 @@ JOBS = {"kubernetes": {"pods": "kind=job"}}
 
 DEEP_CHECK = {"ssh": {"run": "version", "equals": "new", "within": "2m"}}
 
+GUARD: dict[str, Any] = {"paths": ["/etc/net"], "after": "30s"}
+"""A node that hears nothing of the daemon for so long restores its version; slow answers take longer."""
+
 SMALL: dict[str, Any] = {
     "targets": "",
     "isolate": [COMMAND],
@@ -105,6 +108,13 @@ def with_random_check_options(options: random.Random, spec: dict[str, Any]) -> d
         if params.get("run") == "version" and options.random() < 0.3:
             params["repair"] = "repair.yml"
     return {**spec, "verify": verify}
+
+
+def with_random_guard(guards: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes with a guard."""
+    if guards.random() >= 0.3:
+        return spec
+    return {**spec, "guard": {**GUARD, "after": guards.choice(("30s", "2m"))}}
 
 
 def with_random_compliance(compliance: random.Random, spec: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class RandomStreams:
     forgeries: random.Random
     rollbacks: random.Random
     preparation: random.Random
+    guards: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

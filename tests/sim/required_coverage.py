@@ -63,5 +63,6 @@ def missing_coverage(coverage: Coverage) -> list[str]:
     wanted += [f"fault:{fate}" for fate in RunFate if fate is not RunFate.ENDS]
     wanted += [f"outcome:{way}" for way in EffectOutcome if way is not EffectOutcome.SUCCEEDS]
     wanted += [f"user:{name}" for name in USER_ACTIONS]
+    wanted += ["guard:timer", "guard:confirmed", "guard:restored"]
     wanted += ["pilot:evidence", "check-mode:compliant", "check-mode:differs"]
     return [name for name in wanted if not coverage.counts.get(name)]

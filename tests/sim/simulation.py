@@ -16,6 +16,7 @@ from typing import Any
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
+from rolloutd.ports import GuardState
 from rolloutd.settings import Settings
 from rolloutd.store import database
 from rolloutd.store.audit_comparison import compare_with_audit
@@ -377,6 +378,11 @@ class Simulation:
         report = compare_with_audit(self.state_dir / database.FILE_NAME)
         if not report.chain.ok:
             checker.report_violation(f"the audit is broken: {report.chain.message}")
+        for (rollout, node, attempt), guard in self.world.guards.items():
+            if guard.state is GuardState.ARMED:
+                checker.report_violation(
+                    f"the guard of {node} in {rollout}, attempt {attempt}, is left armed"
+                )
         for row in report.mismatches:
             checker.report_violation(f"the audit does not account for {row}")
         for seq in report.unreadable:
@@ -420,6 +426,7 @@ def _random_spec(chances: RandomStreams, nodes: int) -> dict[str, Any]:
     spec = plans.with_random_pilot(chances.pilots, spec, nodes)
     spec = plans.with_random_check_options(chances.checks, spec)
     spec = plans.with_random_compliance(chances.compliance, spec)
+    spec = plans.with_random_guard(chances.guards, spec)
     spec = plans.with_random_rollbacks(chances.rollbacks, spec)
     return plans.with_random_preparation(chances.preparation, spec)
 

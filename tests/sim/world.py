@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from machines.model.rollout import FailureCode
-from rolloutd.ports import Checkpoint, Failed, Ok, RunRequest, Unknown
+from rolloutd.ports import Checkpoint, Failed, GuardState, Ok, RunRequest, Unknown
 from tests.sim.checker import Checker
 from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
 from tests.sim.loop import SimLoop, SimProcess
@@ -121,6 +121,17 @@ class SimNode:
         return {bit.set_by_rollout for bit in self.isolation_flags.values() if bit.set_by_rollout}
 
 
+@dataclass(slots=True)
+class SimGuard:
+    """A guard on a node: what it keeps, and until when it waits (monotonic)."""
+
+    node: str
+    version: str
+    after_s: float
+    deadline: float
+    state: GuardState = GuardState.ARMED
+
+
 class SimWorld:
     """Everything outside the daemon, at one instant of virtual time."""
 
@@ -133,6 +144,7 @@ class SimWorld:
         self.coverage = coverage
         self.machines: dict[str, SimNode] = {}
         self.runs: dict[str, SimRun] = {}
+        self.guards: dict[tuple[str, str, int], SimGuard] = {}
         self.isolators: dict[str, tuple[str, ...]] = {}
         self.skew_s = 0.0
         self.epoch = 0
@@ -288,6 +300,37 @@ class SimWorld:
         bit = machine.isolation_flag(SHARED_KIND)
         if bit.set_by_other and not bit.set_by_rollout:
             bit.is_set = bit.set_by_other = machine.is_inspected = False
+
+    # -- guards
+
+    def arm_guard(self, node: str, rollout: str, attempt: int, after_s: float) -> None:
+        """Let a node restore its version after a silence; a second guard of an attempt is the first."""
+        key = rollout, node, attempt
+        if key not in self.guards:
+            for guard in self.guards.values():
+                if guard.node == node and guard.state is GuardState.ARMED:
+                    self.end_guard(guard, GuardState.RESTORED)
+            deadline = self.loop.time() + after_s
+            guard = self.guards[key] = SimGuard(node, self.machines[node].version, after_s, deadline)
+            self.loop.call_from_world(after_s, lambda: self._await_deadline(guard))
+
+    def _await_deadline(self, guard: SimGuard) -> None:
+        left_s = guard.deadline - self.loop.time()
+        if guard.state is GuardState.ARMED and left_s > 0:
+            self.loop.call_from_world(left_s, lambda: self._await_deadline(guard))
+        elif guard.state is GuardState.ARMED:
+            self.record(f"guard of {guard.node} restores")
+            self.coverage.count("guard:timer")
+            self.end_guard(guard, GuardState.RESTORED)
+
+    def end_guard(self, guard: SimGuard | None, end: GuardState) -> None:
+        """Confirm or restore, whichever comes first; what is restored may be restored again."""
+        if guard is None or (guard.state is not GuardState.ARMED and guard.state is not end):
+            return
+        guard.state = end
+        self.coverage.count(f"guard:{end}")
+        if end is GuardState.RESTORED:
+            self.machines[guard.node].version = guard.version
 
     # -- runs
 

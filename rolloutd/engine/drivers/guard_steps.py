@@ -76,7 +76,8 @@ class GuardSteps:
         until = self._state.now() + guard.after_s
         while not isinstance(report := await self.renew(), GuardReport):
             if self._state.now() >= until:
-                await self._record_end(guard, f"{self._session.node} was not heard; no playbook was started")
+                text = f"{self._session.node} was not heard; no playbook was started"
+                await self._record_disarm(guard.step, Failed(text))
                 return False
             await self._state.clock.sleep(ARM_RETRY_S)
         return not await self.record_end(report)
@@ -106,13 +107,14 @@ class GuardSteps:
         guard = self._armed_guard()
         if guard is None or report.state is GuardState.ARMED:
             return False
-        await self._record_end(guard, _describe(self._session.node, report))
+        await self._record_disarm(guard.step, Failed(_describe(self._session.node, report)))
         return True
 
-    async def _record_end(self, guard: Guard, text: str) -> None:
-        ended = [r.number for r in self._journal.records if r.action is StepAction.DISARM]
-        record = self._journal.begin(guard.step.name, StepAction.DISARM, 1 + max(ended, default=0))
-        await self._journal.finish(record, Failed(text))
+    async def _record_disarm(self, spec: StepDef, result: StepResult) -> None:
+        """Record an end of the guard that was not the answer to a disarm."""
+        numbers = [r.number for r in self._journal.records if r.action is StepAction.DISARM]
+        record = self._journal.begin(spec.name, StepAction.DISARM, 1 + max(numbers, default=0))
+        await self._journal.finish(record, result)
 
     def _armed_guard(self) -> Guard | None:
         attempt = self._session.target.attempt
@@ -130,6 +132,9 @@ class GuardSteps:
         await self._journal.write(record)
         answer = await self._ask(action.spec, operation, action.spec.timeout_s)
         if isinstance(answer, GuardReport):
+            if kind is StepAction.RESTORE and answer.state is GuardState.CONFIRMED:
+                # The answer to an earlier disarm was lost.
+                await self._record_disarm(action.spec, _confirmed(self._session.node, answer))
             result = result_of(self._session.node, answer)
         else:
             # The node restores itself whatever the daemon sees, so no error is the last word on that.
