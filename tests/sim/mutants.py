@@ -12,6 +12,7 @@ from machines.rules import rollbacks
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
@@ -65,6 +66,12 @@ MUTANTS = (
         "key in self._drivers or target.since < self._started_at",
     ),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
+    Mutant(
+        "restored-node-taken-for-confirmed",
+        guard_steps._confirmed,
+        "report.state is GuardState.CONFIRMED",
+        "report.state is not GuardState.NONE",
+    ),
     Mutant(
         "slot-freed-on-failure",
         availability._target_code,
