@@ -76,7 +76,7 @@ class DaemonEnvironment:
         """Start one sshd per node, and write the inventory."""
 
         def start(name: str) -> tuple[str, Sshd]:
-            return name, Sshd().start(self.directory / "nodes" / name)
+            return name, self.make_sshd(name).start(self.directory / "nodes" / name)
 
         with ThreadPoolExecutor(4) as pool:
             self.sshds = dict(pool.map(start, self.labels))
@@ -84,6 +84,10 @@ class DaemonEnvironment:
         (self.directory / "known_hosts").write_text(lines)
         hosts = {name: {**self.sshds[name].connection(), **self.labels[name]} for name in self.labels}
         (self.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+
+    def make_sshd(self, name: str) -> Sshd:
+        """Return the server of a node that is about to start."""
+        return Sshd()
 
     def write_settings(self, **more: Any) -> None:
         """Write the daemon's settings; the current user is a member of every team."""

@@ -57,13 +57,17 @@ Subsystem sftp internal-sftp
 
 
 class Sshd:
-    """One sshd: `start(directory)`, then `port`, `connection()`, `known_hosts`, then `stop()`."""
+    """One sshd: `start(directory)`, then `port`, `connection()`, `known_hosts`, then `stop()`.
+
+    `prefix` is a command that starts it, such as one that enters a network namespace.
+    """
 
     python = sys.executable
     """The Python of every node; pytest sets one that costs less (tests/conftest.py)."""
 
-    def __init__(self, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
+    def __init__(self, addresses: Sequence[str] = ("127.0.0.1",), prefix: Sequence[str] = ()) -> None:
         self.port = 0
+        self._prefix = prefix
         self.addresses = tuple(addresses)
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self.directory = Path()
@@ -145,7 +149,7 @@ class Sshd:
         config.write_text(_CONFIG.format(port=port, listen=listen, dir=self.directory, mark=MARK))
         with self.log_file.open("wb") as log:
             process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(config)],
+                [*self._prefix, SSHD, "-D", "-e", "-f", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
