@@ -15,6 +15,8 @@ import pytest
 from tests.support.daemon_environment import DaemonEnvironment, plan
 from tests.support.sshd import Sshd
 
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+
 AFTER_S = 4
 LIMIT_S = AFTER_S + 5
 """Within so many seconds after the cut the node is back."""
@@ -115,6 +117,40 @@ def environment(directory: Path) -> Iterator[NamespaceEnvironment]:
         yield made
     finally:
         made.stop()
+
+
+@pytest.mark.long
+def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
+    with environment(tmp_path) as made:
+        extra = f"{made.subnet}.9"
+        route, added = made.net / "route", made.net / "added"
+        apply = made.directory / "apply"
+        apply.write_text(f"#!/bin/sh\nfor file in {route} {added}; do ip route replace $(cat $file); done\n")
+        apply.chmod(0o755)
+        device = route.read_text().split()[-1]
+        variables = {
+            "network_files": {str(added): f"{extra} dev {device}\n"},
+            "network_backend": "ifupdown",
+            "network_command": str(apply),
+            "network_prior_file": str(made.directory / "prior.json"),
+            "network_routes": [f"{extra} dev {device}"],
+            "ansible_become": False,
+        }
+        names = ("network.yml", "network-verify.yml", "tasks/network-backend.yml")
+        spec = plan(
+            "network",
+            maintain={"playbook": "network.yml", "vars": variables, "timeout": "60s", "expected": "10s"},
+            guard={"paths": [str(made.net)], "commands": [str(apply)], "after": "60s"},
+            verify=[{"reachable": {}}, {"playbook": {"file": "network-verify.yml"}}],
+        )
+        rollout = made.submit(spec, {name: (PLAYBOOKS / name).read_text() for name in names})
+        made.vote(rollout, "start")
+        made.wait_for_gate(rollout, "continue")
+        assert made.nodes(rollout)["n1"]["outcome"] == "changed"
+        routes = ["ip", "-n", made.namespace, "route", "show"]
+        assert extra in subprocess.run(routes, check=True, capture_output=True, text=True).stdout
+        assert (tmp_path / "guards" / "n1" / f"{rollout}.1" / "confirmed").exists()
+        assert not (tmp_path / "guards" / "n1" / f"{rollout}.1" / "backup").exists()
 
 
 @pytest.mark.parametrize(

@@ -154,3 +154,29 @@ def test_every_playbook_has_its_two_companions_and_parses() -> None:
         [binary, "-i", "n0,", "--syntax-check", *playbooks], capture_output=True, text=True
     )
     assert parsed.returncode == 0, parsed.stderr
+
+
+@pytest.mark.long
+def test_network_is_configured_verified_and_restored(node: Node) -> None:
+    applied, etc = node.directory / "applied", node.directory / "etc"
+    etc.mkdir()
+    (etc / "old").write_text("auto eth0\n")
+    (etc / "old").chmod(0o640)
+    files = {str(etc / "old"): "auto eth1\n", str(etc / "new"): "auto eth2\n"}
+    where = {
+        "network_files": files,
+        "network_backend": "ifupdown",
+        "network_command": f"sh -c 'echo x >> {applied}'",
+        "network_prior_file": str(node.directory / "prior.json"),
+    }
+    assert node.play("network.yml", **where)["failed"] == 0
+    assert {path: Path(path).read_text() for path in files} == files
+    assert node.play("network-verify.yml", **where)["failed"] == 0
+    assert node.play("network.yml", **where)["changed"] == 0
+    assert applied.read_text() == "x\n"
+    assert node.play("network-undo.yml", **where)["failed"] == 0
+    assert (etc / "old").read_text() == "auto eth0\n"
+    assert (etc / "old").stat().st_mode & 0o777 == 0o640
+    assert not (etc / "new").exists()
+    assert applied.read_text() == "x\nx\n"
+    assert node.play("network-verify.yml", **where)["failed"] == 1

@@ -36,6 +36,7 @@ class SmallScenario:
     fates: Mapping[int, RunFate]
     stuck: bool = False
     cordoned: bool = False
+    away: bool = False
     busy: bool = False
     final_version: str = ""
     """What every node has in the end, whenever the daemon is killed; empty if it may differ."""
@@ -80,6 +81,7 @@ SMALL = (
     SmallScenario("prepared", 1, _small_spec(prepare={"stages": plans.PREPARE["stages"][:2]}), {}),
     SmallScenario("guarded", 1, _small_spec(guard=plans.GUARD), {}),
     SmallScenario("guarded and failing", 1, _small_spec(guard=plans.GUARD), {0: RunFate.FAILS}),
+    SmallScenario("guarded and away", 1, _small_spec(guard=plans.GUARD), {}, away=True),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -109,6 +111,10 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
             world = simulation.world
             world.triggers["commit admitted:n1"] = lambda: world.cordon(machines[0])
             world.triggers["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
+        if small.away:
+            # After the run the daemon is gone for longer than the node waits.
+            world = simulation.world
+            world.triggers["commit run-ok:n1:run.configure#1"] = simulation.stop_daemon_for_minutes
         if small.busy:
             # Between the look and the isolation a client comes, and stays for a while.
             closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"

@@ -196,6 +196,11 @@ class Simulation:
 
     # -- lives
 
+    def stop_daemon_for_minutes(self) -> None:
+        """Crash the daemon at its next step; it is started again after two minutes."""
+        self.steps_to_crash = 1
+        self.restart_at = self.loop.time() + 120.0
+
     def newest_daemon(self) -> DaemonProcess | None:
         """Return the daemon that answers people now."""
         return next((life for life in reversed(self._daemons) if life.alive), None)
