@@ -132,8 +132,9 @@ def roll_back(call: Invocation) -> int:
     answer = call.client.post(
         api_path("rollouts", args.rollout, "rollback"), body | {"withdraw": args.withdraw}
     )
-    count, what = pluralize(len(answer["nodes"]), "node"), "no longer" if args.withdraw else "to be"
-    return call.report(answer, f"{args.rollout}: {count} {what} rolled back, newest first")
+    count = pluralize(len(answer["nodes"]), "node")
+    result_text = "no longer rolled back" if args.withdraw else "to be rolled back, newest first"
+    return call.report(answer, f"{args.rollout}: {count} {result_text}")
 
 
 def skip_node(call: Invocation) -> int:

@@ -254,6 +254,20 @@ def test_skip_says_what_becomes_of_the_node(
     assert daemon.requests[-1][3]["put_back"] == put_back
 
 
+def test_rollback_sends_its_choice_and_needs_one(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": ["n1", "n2"]})
+    code, _, err = run(capsys, "rollback", "r", "--wave", "canary", "--reason", "x")
+    assert (code, err.strip()) == (0, "r: 2 nodes to be rolled back, newest first")
+    sent = {"reason": "x", "nodes": [], "wave": "canary", "all": False, "withdraw": False}
+    assert daemon.requests[-1][3] == sent
+    code, _, err = run(capsys, "rollback", "r", "n1", "n2", "--withdraw", "--reason", "x")
+    assert (code, err.strip()) == (0, "r: 2 nodes no longer rolled back")
+    code, _, err = run(capsys, "rollback", "r", "--reason", "x")
+    assert (code, "name nodes, --wave or --all" in err) == (2, True)
+
+
 # -- streams
 
 
