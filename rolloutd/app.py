@@ -132,6 +132,7 @@ async def _run_services(
     runner = _make_runner(settings, shell, tree_cache)
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
+    checkpoints = SshCheckpoints(shell)
     adapters = AdapterSet(
         runner,
         AdapterRegistry(ISOLATORS, kit),
@@ -140,7 +141,7 @@ async def _run_services(
         AdapterRegistry(PROBES, kit),
         SshNodeGuard(shell, clock, settings.ssh.guard_dir),
         PreparationAdapters(
-            {"ssh": SshStager(shell), "url": UrlStager(shell)}, SshSnapshots(shell), SshCheckpoints(shell)
+            {"ssh": SshStager(shell), "url": UrlStager(shell)}, SshSnapshots(shell), checkpoints
         ),
     )
     inventories = list(_make_inventories(kit, settings))
@@ -176,7 +177,7 @@ async def _run_services(
         anchor.compare,
         daemon.accept_inventory,
         daemon.pin_identity,
-        SshCheckpoints(shell),
+        checkpoints,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited

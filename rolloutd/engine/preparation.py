@@ -241,7 +241,9 @@ class Preparer:
         for artifact in stage.artifacts_for(node):
             if sent:  # for people; and it fails if another daemon has taken over
                 await self._record(replace(job.row, bytes=sent))
-            request_ = StagingRequest(job.host, artifact, stage.to, directory, self._url(job))
+            request_ = StagingRequest(
+                job.host, artifact, self._rendered(job, stage.to), directory, self._rendered(job, stage.url)
+            )
             staged = await capture_errors(
                 job.rollout.id, stager.stage(request_, take=self._take(job), timeout_s=timeout_s)
             )
@@ -251,7 +253,8 @@ class Preparer:
         if sent:
             # The artifacts of the previous rollout stay, so that a rollback fetches nothing.
             keep = {each.sha256 for known in checkpoints for each in known.artifacts.values()}
-            removed = stager.remove(job.host, stage.to, keep=keep | self._wanted(), timeout_s=NODE_TIMEOUT_S)
+            to = self._rendered(job, stage.to)
+            removed = stager.remove(job.host, to, keep=keep | self._wanted(), timeout_s=NODE_TIMEOUT_S)
             await capture_errors(job.rollout.id, removed)
         return Ok(), replace(job.row, bytes=sent)
 
@@ -284,7 +287,9 @@ class Preparer:
             change=job.rollout.digest.change,
             rollout=row.rollout,
             at=self._state.now(),
-            artifacts={each.name: staged_artifact(job.stage.to, each) for each in artifacts},
+            artifacts={
+                each.name: staged_artifact(self._rendered(job, job.stage.to), each) for each in artifacts
+            },
         )
         await self._record(row)  # it fails if another daemon has taken over, and then nothing is written
         written = await capture_errors(
@@ -364,7 +369,8 @@ class Preparer:
         for stage in job.rollout.prepare_stages:
             stager = adapters.stagers.get(stage.method)
             if stage.kind is PrepareKind.STAGE and stager is not None:
-                removal = stager.remove(job.host, stage.to, keep=keep, timeout_s=NODE_TIMEOUT_S)
+                to = self._rendered(job, stage.to)
+                removal = stager.remove(job.host, to, keep=keep, timeout_s=NODE_TIMEOUT_S)
                 failure = await capture_errors(job.rollout.id, removal)
                 if failure is not None:
                     return failure
@@ -439,12 +445,13 @@ class Preparer:
     def _built_directory(self, rollout: str, stage: str) -> Path:
         return self._state.settings.state_dir / "artifacts" / rollout / stage
 
-    def _url(self, job: _Job) -> str:
+    def _rendered(self, job: _Job, text: str) -> str:
+        """Return a path or a URL with the node's name, address and labels."""
         host = job.host
         rendered = render(
-            {"url": job.stage.url}, node=host.name, address=host.address, labels=host.labels, variables={}
+            {"text": text}, node=host.name, address=host.address, labels=host.labels, variables={}
         )
-        return str(rendered["url"])
+        return str(rendered["text"])
 
     def _take(self, job: _Job) -> TakeBytes:
         key, stage = (job.rollout.id, job.stage.name), job.stage

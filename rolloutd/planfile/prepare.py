@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_serializer
 
 from rolloutd.plugin import ABSENT, Params, SelectorText, duration_field, field_types
-from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration
+from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, check_template
 
 MAX_PREPARE_PARALLEL = 10_000
 """Nodes at once: the largest fleet the daemon is measured with."""
@@ -30,7 +30,7 @@ def _require_source_path(text: str) -> str:
 def _require_absolute_path(text: str) -> str:
     if not text.startswith("/") or not {"", "..", "."}.isdisjoint(text[1:].split("/")):
         raise InvalidValue("this is not an absolute path", "a directory such as /var/cache/rolloutd")
-    return text
+    return check_template(text)
 
 
 SourcePath = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_require_source_path)]
@@ -88,7 +88,10 @@ class StageArtifacts(_NodeStage):
     manifest: SourcePath = Field(
         default=DEFAULT_MANIFEST, description="Manifest, a path inside the source or that of a build."
     )
-    to: AbsolutePath = Field(default=DEFAULT_CACHE, description="Directory on the node.")
+    to: AbsolutePath = Field(
+        default=DEFAULT_CACHE,
+        description="Directory on the node; may name labels, as in `/srv/{{ node.labels.site }}`.",
+    )
     method: Literal["ssh", "url", "playbook"] = Field(
         default="ssh",
         description="Over the node's ssh, fetched by the node from its URL, or by your playbook.",
