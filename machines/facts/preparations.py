@@ -51,6 +51,7 @@ class RolloutPreparations:
     _places: dict[str, tuple[str, Position]] = field(default_factory=dict)
     _waves: dict[str, int] = field(default_factory=dict)
     _contents: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
+    _spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._waves = {wave.name: number for number, wave in enumerate(self.rollout.plan.waves)}
@@ -72,9 +73,18 @@ class RolloutPreparations:
     def build_row(self, stage: PrepareStage) -> Preparation | None:
         return self.rows.get((BUILD_NODE, stage.name))
 
+    def spent_s(self, now: float) -> float:
+        """Return the seconds that the latest attempt of each stage took on all nodes together."""
+        return self._spent_s + sum(duration_s(self.rows[key], now) for key in self.active)
+
     def record(self, row: Preparation) -> None:
-        self.rows[row.node, row.stage] = row
+        replaced = self.rows.get((row.node, row.stage))
         is_active = row.state is PreparationState.RUNNING
+        if replaced is not None and (row.node, row.stage) not in self.active:
+            self._spent_s -= duration_s(replaced, replaced.at)
+        if not is_active:
+            self._spent_s += duration_s(row, row.at)
+        self.rows[row.node, row.stage] = row
         (self.active.add if is_active else self.active.discard)((row.node, row.stage))
 
     def needs_cleanup(self, node: str) -> bool:
@@ -151,6 +161,11 @@ class RolloutPreparations:
 
     def _first_left(self, node: Node) -> PrepareStage | None:
         return next((each for each in self.stages_for(node) if not self.is_done(each, node)), None)
+
+
+def duration_s(row: Preparation, now: float) -> float:
+    """Return how long the latest attempt took, or has taken if it runs."""
+    return max(0.0, (now if row.state is PreparationState.RUNNING else row.at) - row.began_at)
 
 
 def preparations_of(

@@ -80,6 +80,8 @@ class RolloutProgress:
 
     `eta_s` is in seconds from now, None while a person must act first.  `work_s` is the least and the most
     that is left to do, also then; None if a closed pool keeps it from ending, or the rollout is closed.
+    `prepared` counts the nodes without a prepare stage left, None if the plan has no stage.  `slot_s` is how
+    long nodes were in a slot, `prepare_s` how long they were prepared, of all nodes together.
     """
 
     rollout: str
@@ -96,6 +98,9 @@ class RolloutProgress:
     eta_s: float | None
     work_s: tuple[float, float] | None
     reason: Reason | None
+    prepared: int | None
+    slot_s: float
+    prepare_s: float
 
 
 def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgress:
@@ -108,6 +113,7 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     is_done = state is RolloutState.DONE
     work_s = None if rollout.closed else _work_s(index, rollout, wave_progress, now)
     reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
+    preparations = index.preparations(rollout_id)
     return RolloutProgress(
         rollout=rollout_id,
         state=state,
@@ -125,7 +131,24 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         eta_s=0.0 if is_done else work_s[1] if work_s and _runs_alone(counters, state, reason) else None,
         work_s=work_s,
         reason=reason,
+        prepared=None if preparations is None else total - counters.skipped - preparations.unprepared,
+        slot_s=_slot_s(index, rollout, now),
+        prepare_s=0.0 if preparations is None else preparations.spent_s(now),
     )
+
+
+def slot_s(target: Target, now: float) -> float:
+    """Return how long the latest attempt of a node kept a slot, or has kept it."""
+    if not target.admitted_at or target.phase is Phase.PENDING:
+        return 0.0
+    return max(0.0, (target.since if target.phase is Phase.DONE else now) - target.admitted_at)
+
+
+def _slot_s(index: Index, rollout: Rollout, now: float) -> float:
+    counters = index.counters(rollout.id)
+    until = now if rollout.cancelled is None else rollout.cancelled.at
+    holding = (index.target(rollout.id, node) for node in (*counters.in_flight, *counters.failed))
+    return sum(counters.durations) + sum(slot_s(target, until) for target in holding)
 
 
 def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:

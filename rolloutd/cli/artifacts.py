@@ -1,4 +1,4 @@
-"""Commands for artifacts: manifests, which need no daemon, and what nodes carry."""
+"""Commands for preparation: its stages, manifests, which need no daemon, and what nodes carry."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from machines.model.timefmt import format_duration
 from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.control.client import ApiError, api_path
-from rolloutd.text import pluralize
+from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_preparation import ArtifactReport, NodeCheckpoints, ReportedArtifact
+    from rolloutd.control.wire_preparation import (
+        ArtifactReport,
+        NodeCheckpoints,
+        Preparation,
+        Preparations,
+        ReportedArtifact,
+    )
 
 MANIFEST = "artifacts.yml"
 
 REPORT_COLUMNS = ("SITE", "ARTIFACT", "SHA256", "STATE", "NODES")
+PREPARE_COLUMNS = ("NODE", "STAGE", "STATE", "SENT", "TIME", "CONTENT", "TEXT")
 CHECKPOINT_COLUMNS = ("NODE", "PLAN", "STAGE", "CONTENT", "AGE", "ROLLOUT", "ARTIFACTS")
 
 SHORT_HASH = 12
@@ -54,6 +62,9 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument(
         "--by", metavar="LABEL", default="site", help="label whose values are the sites (site)"
     )
+    parser = commands.add_command("prepare", prepare, "show the prepare stages of a rollout on each node")
+    add_rollout_argument(parser)
+    parser.add_argument("--node", metavar="NODE", help="only this node")
     parser = commands.add_command("checkpoints", checkpoints, "show the prepare stages that nodes remember")
     parser.usage = "rolloutctl checkpoints [--json] ROLLOUT\n       rolloutctl checkpoints [--json] NODE"
     parser.add_argument("what", metavar="ROLLOUT | NODE", help="a rollout, or a node")
@@ -110,6 +121,19 @@ def report(call: Invocation) -> int:
     return exits.REFUSED if wrong or answer["unreadable"] else exits.OK
 
 
+def prepare(call: Invocation) -> int:
+    """Print how far each stage is on each node."""
+    answer: Preparations = call.get(api_path("rollouts", call.args.rollout, "prepare"))
+    found = [each for each in answer["preparations"] if call.args.node in (None, each["node"])]
+    if call.args.json:
+        call.print_data(found)
+        return exits.OK
+    print_table(PREPARE_COLUMNS, map(_prepare_row, found))
+    if not answer["preparations"]:
+        print_message(f"{answer['rollout']}: its plan has no prepare stages")
+    return exits.OK
+
+
 def checkpoints(call: Invocation) -> int:
     """Print the checkpoints of a node, or those of a rollout's plan on its nodes."""
     try:
@@ -128,6 +152,12 @@ def checkpoints(call: Invocation) -> int:
         if node["text"]:
             print_message(sanitize(f"{node['node']}: {node['text']}"))
     return exits.OK
+
+
+def _prepare_row(each: Preparation) -> tuple[str, ...]:
+    sent = format_size(each["bytes"]) if each["bytes"] else ""
+    took = format_duration(each["seconds"]) if each["attempt"] else ""
+    return each["node"], each["stage"], each["state"], sent, took, each["content"][:SHORT_HASH], each["text"]
 
 
 def _report_row(artifact: ReportedArtifact) -> tuple[str, ...]:

@@ -27,13 +27,14 @@ from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.errors import Diagnostic
-from rolloutd.text import pluralize
+from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_plans import (
         Preview,
         PreviewGate,
         PreviewRequirement,
+        PreviewStage,
         PreviewTarget,
         PreviewWave,
     )
@@ -237,6 +238,9 @@ def _print_preview(answer: Preview) -> None:
             for p in answer["pools"]
         ),
     )
+    if answer["prepare"]:
+        print_line()
+        print_table(("PREPARE", "KIND", "NODES", "BYTES", "AT THE RATE"), map(_stage_row, answer["prepare"]))
     print_line()
     print_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
     print_line()
@@ -266,6 +270,18 @@ def _wave_row(wave: PreviewWave) -> tuple[str, ...]:
         "" if limit is None else str(limit),
         format_duration(wave["soak_s"]),
         wave["gate"] or "",
+    )
+
+
+def _stage_row(stage: PreviewStage) -> tuple[str, ...]:
+    size, seconds = stage["bytes"], stage["seconds"]
+    shown = "after the build" if size is None else format_size(size) if size else ""
+    return (
+        stage["stage"],
+        stage["kind"],
+        str(stage["nodes"]),
+        shown,
+        "" if seconds is None else format_duration(seconds),
     )
 
 

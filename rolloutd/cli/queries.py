@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from machines.model.timefmt import format_duration
 from rolloutd.cli import exits, timestamps
 from rolloutd.cli.command_group import (
     CommandGroup,
@@ -191,6 +192,7 @@ def print_rollout(rollout: Rollout) -> None:
     print_line(
         f"{progress_bar(rollout['percent'])} {format_percent(rollout['percent'])}   {_format_counts(rollout)}"
     )
+    print_preparation(rollout)
     if rollout["reason"] is not None:
         print_line(colorize(format_reason(rollout["reason"]), "yellow"))
     print_traffic_probes(rollout)
@@ -211,6 +213,19 @@ def print_rollout(rollout: Rollout) -> None:
             for pool in rollout["pools"]
         ),
     )
+
+
+def print_preparation(rollout: Rollout) -> None:
+    """Print how many nodes are prepared, and what preparation kept out of the slots."""
+    prepared, minutes = rollout["prepared"], rollout["minutes"]
+    if prepared is None:
+        return
+    percent = 100.0 * prepared["done"] / prepared["total"] if prepared["total"] else 100.0
+    counts = f"{prepared['done']} of {pluralize(prepared['total'], 'node')} prepared"
+    print_line(f"{progress_bar(percent)} {format_percent(percent)}   {counts}")
+    slot, prepare = (format_duration(60.0 * minutes[key]) for key in ("slot", "prepare"))
+    whole = format_duration(60.0 * (minutes["slot"] + minutes["prepare"]))
+    print_line(f"{slot} in slots and {prepare} of preparation, which in slots would have been {whole}")
 
 
 def format_remaining(rollout: Rollout) -> str:

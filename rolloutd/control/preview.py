@@ -13,6 +13,7 @@ from machines.facts import votes
 from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.plan import GateName
+from machines.model.preparation import PrepareKind, total_bytes
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
@@ -45,6 +46,7 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
         ],
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
+        "prepare": _prepare_stages(index, rollout, targets),
         "gates": [_gate_preview(state, rollout, gate, targets) for gate in _gates(rollout)],
         "traffic_probes": coverage.traffic_probes(draft.plan),
         "not_probed": coverage.not_probed(draft.plan, nodes),
@@ -103,6 +105,34 @@ def _pools(index: Index, targets: list[Target]) -> list[wire_plans.PreviewPool]:
         }
         for pool, number in sorted(counted.items())
     ]
+
+
+def _prepare_stages(index: Index, rollout: Rollout, targets: list[Target]) -> list[wire_plans.PreviewStage]:
+    """Return the stages; nodes that have an artifact already need less than `bytes`."""
+    nodes = [index.nodes[target.node] for target in targets if target.node in index.nodes]
+    found: list[wire_plans.PreviewStage] = []
+    for stage in rollout.prepare_stages:
+        is_build = stage.kind is PrepareKind.BUILD
+        chosen = [] if is_build else [node for node in nodes if stage.applies_to(node)]
+        if stage.kind is PrepareKind.STAGE and not stage.built_by:
+            chosen = [node for node in chosen if stage.artifacts_for(node)]
+        size = None if stage.built_by else sum(total_bytes(stage.artifacts_for(node)) for node in chosen)
+        # A limit for each value of a label: the values transfer side by side.
+        sizes = Counter[str]()
+        for node in chosen:
+            sizes[node.labels.get(stage.rate_by, "")] += total_bytes(stage.artifacts_for(node))
+        found.append(
+            {
+                "stage": stage.name,
+                "kind": stage.kind.value,
+                "nodes": 1 if is_build else len(chosen),
+                "bytes": size,
+                "seconds": max(sizes.values(), default=0) / stage.rate_bps
+                if stage.rate_bps and size is not None
+                else None,
+            }
+        )
+    return found
 
 
 def _gates(rollout: Rollout) -> list[GateName]:

@@ -140,7 +140,13 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
         raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
     targets = tuple(await state.store.load_targets(rollout_id))
     facts = state.index.snapshot()
-    merged_facts = replace(facts, rollouts=(*facts.rollouts, closed), targets=(*facts.targets, *targets))
+    prepared = await state.store.load_preparations(rollout_id)
+    merged_facts = replace(
+        facts,
+        rollouts=(*facts.rollouts, closed),
+        targets=(*facts.targets, *targets),
+        preparations=(*facts.preparations, *prepared),
+    )
     index = Projection.build(merged_facts, state.index.limits)
     index.record_observations(state.index.observations, state.now())
     return ResolvedRollout(index, closed, live=False)

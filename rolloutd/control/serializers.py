@@ -141,7 +141,15 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "not_isolated": coverage.not_isolated(current.plan, nodes),
         "owner": current.plan.owner,
         "expected_s": index.expected_s(current.id),
+        "prepared": None
+        if progress.prepared is None
+        else {"done": progress.prepared, "total": progress.total - progress.skipped},
+        "minutes": minutes(progress.slot_s, progress.prepare_s),
     }
+
+
+def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
+    return {"slot": round(slot_s / 60.0, 2), "prepare": round(prepare_s / 60.0, 2)}
 
 
 def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:

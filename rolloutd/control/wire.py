@@ -185,10 +185,25 @@ class Source(TypedDict):
     text: str
 
 
+class Prepared(TypedDict):
+    """Of `total` nodes `done` have no prepare stage left."""
+
+    done: int
+    total: int
+
+
+class Minutes(TypedDict):
+    """Minutes in a slot, and minutes of preparation in service, each of the latest attempts."""
+
+    slot: float
+    prepare: float
+
+
 class Rollout(TypedDict):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
     `work` is what machines have left to do, `votes_missing` what people have: votes at all gates ahead.
+    `prepared` is null if the plan has no prepare stage; `minutes` are of all nodes together.
     """
 
     rollout: str
@@ -218,6 +233,8 @@ class Rollout(TypedDict):
     not_isolated: list[str]
     owner: str
     expected_s: float
+    prepared: Prepared | None
+    minutes: Minutes
 
 
 class Status(TypedDict):

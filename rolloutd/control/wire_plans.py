@@ -101,12 +101,26 @@ class PreviewGate(TypedDict):
     answerable_by: EligibleVoters
 
 
+class PreviewStage(TypedDict):
+    """A prepare stage: on how many nodes, and what it sends there.
+
+    `bytes` is null while a build has not made the artifacts, `seconds` at the rate limit null without one.
+    """
+
+    stage: str
+    kind: str
+    nodes: int
+    bytes: int | None
+    seconds: float | None
+
+
 class Preview(TypedDict):
     """What a plan would do."""
 
     targets: list[PreviewTarget]
     waves: list[PreviewWave]
     pools: list[PreviewPool]
+    prepare: list[PreviewStage]
     gates: list[PreviewGate]
     traffic_probes: list[str]
     not_probed: list[str]

@@ -1,8 +1,32 @@
-"""JSON shapes of checkpoints: what nodes remember of prepare stages."""
+"""JSON shapes of preparation: how far nodes are, and what they remember of prepare stages."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
+
+
+class Preparation(TypedDict):
+    """One prepare stage on one node, or a build on its host.
+
+    `content` is the digest of what the stage does there, "" while a build is awaited; `bytes` were sent.
+    `seconds` are those of its latest attempt.
+    """
+
+    node: str
+    stage: str
+    state: Literal["waiting", "running", "done", "skipped", "failed", "disturbed"]
+    content: str
+    bytes: int
+    text: str
+    attempt: int
+    seconds: float
+
+
+class Preparations(TypedDict):
+    """The prepare stages of a rollout, by node in the order in which nodes are prepared."""
+
+    rollout: str
+    preparations: list[Preparation]
 
 
 class CarriedArtifact(TypedDict):

@@ -268,6 +268,7 @@ READING = (
     ),
     *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}", "/v1/verdicts"),
     *("/v1/nodes/{n}/configuration", "/v1/nodes/{n}/checkpoints", f"{_R}/checkpoints", f"{_R}/artifacts"),
+    f"{_R}/prepare",
 )
 
 ASKS: dict[Key, Arrange] = {

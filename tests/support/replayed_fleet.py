@@ -295,6 +295,8 @@ class ReplayedFleet:
             "not_isolated": [],
             "owner": "infra",
             "expected_s": 240.0,
+            "prepared": None,
+            "minutes": {"slot": 0.0, "prepare": 0.0},
         }
 
     def in_flight(self) -> list[JSON]:

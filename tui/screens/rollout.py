@@ -293,9 +293,20 @@ class RolloutPage(TwoPanes, RolloutScreen):
         return [
             *head,
             justify([(" ", ""), *bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width),
+            *self._preparation_lines(rollout, width),
             wave_line(segments),
             justify([(owner + source, "dim")], digest, width),
         ]
+
+    def _preparation_lines(self, rollout: RolloutState, width: int) -> Iterator[Line]:
+        """Yield the bar of the nodes that are prepared, if the plan has prepare stages."""
+        prepared = rollout.status["prepared"]
+        if prepared is not None:
+            share = prepared["done"] / prepared["total"] if prepared["total"] else 1.0
+            percent = formatting.format_percent(100.0 * share)
+            numbers = f" {percent}  {prepared['done']:,} of {prepared['total']:,} prepared"
+            bar = lines.progress_bar([(share, "ok")], max(8, width - len(numbers) - 3))
+            yield [(" ", ""), *bar, (numbers, "")]
 
     # -- the pane of what happens now
 

@@ -66,6 +66,18 @@ _COUNTERS = ("total", "done", "failed", "skipped", "pending")
 
 _IDLE_PHASES = frozenset({"pending", "done"})
 
+_NODE_EVENTS = frozenset(
+    {
+        "PhaseMoved",
+        "TargetsJoined",
+        "TargetChanged",
+        "NodeOrdered",
+        "PreparationRecorded",
+        "ArtifactsBuilt",
+    }
+)
+"""Events that change counts or reasons of a rollout's nodes."""
+
 _GATE_EVENTS = frozenset({"VoteCast", "VoteWithdrawn", "GateOpened"})
 
 _LOCK_EVENTS = frozenset({"HoldTaken", "HoldReleased", "FreezeStarted", "FreezeLifted", "DaemonStarted"})
@@ -288,7 +300,7 @@ class Model:
         if known is None:
             return
         has_isolation_changed = event == "StepRecorded" and entry["fields"]["isolated"] is not None
-        if has_isolation_changed or event in ("PhaseMoved", "TargetsJoined", "TargetChanged", "NodeOrdered"):
+        if has_isolation_changed or event in _NODE_EVENTS:
             self._add_fetch_request("status")
             if known.nodes is not None:
                 self._add_fetch_request("nodes", known.id)

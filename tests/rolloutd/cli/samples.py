@@ -77,6 +77,8 @@ ROLLOUT: dict[str, Any] = {
     "traffic_probes": [],
     "not_probed": ["client traffic"],
     "not_isolated": [],
+    "prepared": None,
+    "minutes": {"slot": 0.0, "prepare": 0.0},
 }
 
 Run = tuple[int, str, str]

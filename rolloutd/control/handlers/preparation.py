@@ -1,12 +1,15 @@
-"""Handlers of checkpoints: what nodes remember of prepare stages, and which artifacts they carry."""
+"""Handlers of preparation: how far nodes are, what they remember of it, and which artifacts they carry."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+from machines.facts.preparations import duration_s
 from machines.model.node import Node
+from machines.model.preparation import CLEANUP, PREPARED, Preparation, PreparationState, PrepareKind
 from machines.model.rollout import Rollout
+from machines.states import Outcome, Phase
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import requests, wire_preparation
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
@@ -25,6 +28,16 @@ _Found = Mapping[tuple[str, str], Checkpoint] | str
 """The checkpoints of a node, or why they could not be read."""
 
 routes = RouteTable()
+
+
+@routes.add("GET", "/v1/rollouts/{r}/prepare")
+async def prepare(services: Services, request: Request) -> wire_preparation.Preparations:
+    """Show the prepare stages of a rollout on each of its nodes."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    return {
+        "rollout": resolved.rollout.id,
+        "preparations": list(_preparations(resolved, services.state.now())),
+    }
 
 
 @routes.add("GET", "/v1/nodes/{n}/checkpoints")
@@ -66,6 +79,47 @@ async def artifact_report(services: Services, request: Request) -> wire_preparat
             for key, nodes in sorted(groups.items())
         ],
         "unreadable": [name for name, each in found.items() if isinstance(each, str)],
+    }
+
+
+def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire_preparation.Preparation]:
+    """Yield the builds, then the stages of each node."""
+    index, rollout = resolved.index, resolved.rollout
+    known = index.preparations(rollout.id)
+    if known is None:
+        return
+    for stage in rollout.prepare_stages:
+        if stage.kind is PrepareKind.BUILD:
+            yield _preparation(stage.host or "localhost", stage.name, known.build_row(stage), "", now)
+    targets = (each for each in index.targets(rollout.id) if each.outcome is not Outcome.LEFT)
+    for target in sorted(targets, key=lambda each: each.position):
+        node = index.nodes.get(target.node)
+        for stage in () if node is None else known.stages_for(node):
+            is_awaited = bool(stage.built_by) and stage.built_by not in rollout.built
+            content = "" if node is None or is_awaited else known.content(stage, node)
+            row = known.rows.get((target.node, stage.name))
+            # What was done with another content, before the last build, is to be done again.
+            is_current = row is not None and (row.state not in PREPARED or row.content == content)
+            if is_current or target.phase is Phase.PENDING:
+                yield _preparation(target.node, stage.name, row if is_current else None, content, now)
+        if (cleanup := known.rows.get((target.node, CLEANUP))) is not None:
+            yield _preparation(target.node, CLEANUP, cleanup, "", now)
+
+
+def _preparation(
+    node: str, stage: str, row: Preparation | None, content: str, now: float
+) -> wire_preparation.Preparation:
+    if row is None:
+        row = Preparation("", node, stage, 0, PreparationState.WAITING, content, 0.0, 0.0)
+    return {
+        "node": node,
+        "stage": stage,
+        "state": row.state.value,
+        "content": row.content or content,
+        "bytes": row.bytes,
+        "text": row.text,
+        "attempt": row.attempt,
+        "seconds": round(duration_s(row, now), 1),
     }
 
 
