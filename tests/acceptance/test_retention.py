@@ -46,8 +46,8 @@ def test_runs_removed_after_retention_or_rollout_delete(tmp_path: Path) -> None:
 
 
 def names(runs: Path) -> list[str]:
-    """Return what lies beside the inventory that runs share."""
-    return sorted(path.name for path in runs.iterdir())
+    """Return what is there besides the links of kept connections."""
+    return sorted(path.name for path in runs.iterdir() if path.name != ".connections")
 
 
 def walked(made: DaemonEnvironment, name: str) -> str:
