@@ -32,6 +32,8 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
     if builder.dry_reason is not None or index.disk_shortage is not None:
         return
     if rollout.cancelled is not None:
+        if not _is_to_be_cleaned(index, rollout):
+            return
         _collect_cleanups(index, rollout, known, now, builder)
         return
     blocker = start_blockers.rollout_blocker(index, rollout, now)
@@ -57,7 +59,9 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if known is None or found is None or any(index.preparing_rollouts(node)):
         return False
     if stage == CLEANUP:
-        return found.cancelled is not None and not start_blockers.other_rollout_works(index, rollout, node)
+        return _is_to_be_cleaned(index, found) and not start_blockers.other_rollout_works(
+            index, rollout, node
+        )
     blocker = start_blockers.rollout_blocker(index, found, now)
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
         return False
@@ -69,6 +73,16 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
         and preparing.may_prepare(found, target)
         and start_blockers.preparation_hindrance(index, found, target, now) is None
     )
+
+
+def _is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
+    """Return whether a cancelled rollout is cleaned up: a later one of its plan needs what it brought."""
+    later = (
+        each
+        for each in index.rollouts.values()
+        if each.supersedes == rollout.id or (not each.closed and each.plan.name == rollout.plan.name)
+    )
+    return rollout.cancelled is not None and next(later, None) is None
 
 
 def _collect_cleanups(

@@ -67,6 +67,7 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
     WHERE row.rollout = rollout.id AND (row.state = 'running' OR (
         cancelled_at IS NOT NULL AND phase = 'pending' AND stage != 'cleanup' AND state != 'skipped'
+        AND NOT EXISTS (SELECT 1 FROM rollout AS later WHERE later.supersedes = row.rollout)
         AND NOT EXISTS (SELECT 1 FROM preparation AS cleanup
             WHERE cleanup.rollout = row.rollout AND cleanup.node = row.node AND cleanup.stage = 'cleanup'
               AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))))"""

@@ -291,9 +291,9 @@ class MemoryStore:
         if rollout.id in self.memory.deleted:
             return False
         rows = (row for row in self.memory.preparations.values() if row.rollout == rollout.id)
-        if not rollout.closed or preparations_of(rollout, rows, (), {}).is_unfinished(
-            self._targets(rollout.id)
-        ):
+        known, targets = preparations_of(rollout, rows, (), {}), self._targets(rollout.id)
+        is_superseded = any(each.supersedes == rollout.id for each in self.memory.rollouts.values())
+        if not rollout.closed or known.is_unfinished(targets, is_superseded=is_superseded):
             return True
         return any(
             target.phase in IN_FLIGHT_PHASES | {Phase.FAILED}

@@ -1,0 +1,166 @@
+"""Prepare stages over nodes in memory: disturbances, checkpoints, and retries where they stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from machines.model.preparation import PreparationState
+from machines.model.rollout import FailureCode
+from machines.scheduler.decide import decide
+from machines.states import Phase
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.preparation import Preparer
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import Checkpoint, Host, RunRequest, RunState
+from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.stager import FakeStager
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+STAGES = ("one", "two", "three", "four")
+IDLE = {"boot-id": "b1", "unit/app.service": "pid 7", "sysctl/net.core.somaxconn": "128"}
+
+
+def plan_with(*stages: str) -> str:
+    items = ", ".join(f"{{install: {{name: {name}, playbook: site.yml}}}}" for name in stages)
+    return PLAN.replace("  soak:", f"  prepare: [{items}]\n  soak:")
+
+
+@dataclass
+class Fleet:
+    """What is on the nodes: snapshots and checkpoints; `disturb` is what a run does, `cut` ends a login."""
+
+    state: dict[str, dict[str, str]] = field(default_factory=dict)
+    facts: dict[str, dict[tuple[str, str], Checkpoint]] = field(default_factory=dict)
+    disturb: Mapping[str, str] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    runs: list[str] = field(default_factory=list)
+
+    async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
+        return dict(self.state.setdefault(host.name, dict(IDLE)))
+
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
+        return dict(self.facts.setdefault(host.name, {}))
+
+    async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+        if checkpoint.stage in self.cut:
+            raise NodeUnreachable(f"{host.name}: the connection was lost")
+        self.facts[host.name][checkpoint.plan, checkpoint.stage] = checkpoint
+
+    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
+        self.facts[host.name] = {}
+
+
+class InstallingRunner(FakeRunner):
+    """A runner whose runs change the node as the fleet says, and end at once."""
+
+    def __init__(self, inside: ControlEnvironment, fleet: Fleet) -> None:
+        super().__init__(inside.run_host)
+        self._fleet = fleet
+
+    async def start(self, request: RunRequest) -> str:
+        _, node, _, stage, attempt = request.run_id.rsplit(".", 4)
+        self._fleet.runs.append(f"{node}.{stage}.{attempt}")
+        self._fleet.state[node].update(self._fleet.disturb)
+        return await super().start(request)
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        await asyncio.sleep(0)
+        return await super().get_state(handle)
+
+
+async def prepare_all(inside: ControlEnvironment, fleet: Fleet) -> None:
+    """Carry out what the core decides, until it decides nothing more."""
+
+    async def tree(rollout: str) -> Path:
+        return Path("/tree")
+
+    ports = PreparationAdapters({"ssh": FakeStager()}, fleet, fleet)
+    preparer = Preparer(
+        inside.state, AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
+    )
+    while wanted := decide(inside.state.index, inside.clock.now()).preparations:
+        async with asyncio.TaskGroup() as tasks:
+            preparer.request(tasks, wanted)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "difference"),
+    [
+        ({"unit/app.service": "pid 9"}, "unit/app.service: pid 7 -> pid 9"),
+        ({"port/tcp/8080": "0.0.0.0"}, "port/tcp/8080: absent -> 0.0.0.0"),
+        ({"sysctl/net.core.somaxconn": "512"}, "sysctl/net.core.somaxconn: 128 -> 512"),
+        ({"boot-id": "b2", "unit/app.service": "pid 9"}, "boot-id: b1 -> b2"),
+    ],
+    ids=["restart", "port", "sysctl", "reboot"],
+)
+async def test_disturbing_install_is_caught_on_first_canary(
+    tmp_path: Path, disturb: Mapping[str, str], difference: str
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(disturb=disturb)
+        await prepare_all(inside, fleet)
+        assert fleet.runs == ["p1.install.1"]
+        target = inside.state.index.target(rollout, "p1")
+        assert target.phase is Phase.FAILED
+        assert target.failure is not None
+        assert (target.failure.code, target.failure.message) == (FailureCode.PREPARE_DISTURBED, difference)
+        # The retry of the node resolves nothing: people look, and vote to proceed.
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "mended"})
+        await prepare_all(inside, fleet)
+        assert fleet.runs == ["p1.install.1"]
+        fleet.disturb = {}
+        await inside.vote("olga", rollout, "proceed")
+        await prepare_all(inside, fleet)
+        assert fleet.runs[:2] == ["p1.install.1", "p1.install.2"]
+        assert sorted(fleet.runs[2:]) == ["p2.install.1", "s1.install.1", "s2.install.1"]
+
+
+async def test_retry_after_cut_connection_starts_at_third_stage(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with(*STAGES))
+        fleet = Fleet(cut={"three"})
+        await prepare_all(inside, fleet)
+        assert "p1.three.1" in fleet.runs
+        assert "p1.four.1" not in fleet.runs
+        row = inside.state.index.preparation(rollout, "p1", "three")
+        assert row is not None
+        assert row.state is PreparationState.FAILED
+        fleet.cut, fleet.runs = set(), []
+        inside.clock.advance(60.0)
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "link"})
+        await prepare_all(inside, fleet)
+        assert [run for run in fleet.runs if run.startswith("p1.")] == ["p1.three.2", "p1.four.1"]
+
+
+async def test_same_content_starts_no_run_and_forced_stage_exactly_one(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        fleet = Fleet()
+        await inside.start(text=plan_with("one", "two"))
+        await prepare_all(inside, fleet)
+        assert len(fleet.runs) == 8
+        fleet.runs.clear()
+        again = await inside.start(text=plan_with("one", "two"), again=True)
+        await prepare_all(inside, fleet)
+        assert fleet.runs == []
+        rows = await inside.state.store.load_preparations(again)
+        assert {row.state for row in rows} == {PreparationState.SKIPPED}
+        await inside.start(text=plan_with("one", "two"), supersede=True, force_stages=["two"])
+        await prepare_all(inside, fleet)
+        assert sorted(fleet.runs) == [f"{node}.two.1" for node in ("p1", "p2", "s1", "s2")]
+
+
+async def test_cancelled_rollout_removes_what_it_brought(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        fleet = Fleet()
+        rollout = await inside.start(text=plan_with("one"))
+        await prepare_all(inside, fleet)
+        assert all(fleet.facts[node] for node in ("p1", "p2", "s1", "s2"))
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
+        await prepare_all(inside, fleet)
+        assert not any(fleet.facts.values())
