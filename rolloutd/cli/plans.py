@@ -71,6 +71,13 @@ def register(commands: CommandGroup) -> None:
         help="replace the live rollout of the same plan name; its completed nodes stay done",
     )
     parser.add_argument(
+        "--force-stage",
+        metavar="STAGE",
+        action="append",
+        default=[],
+        help="run this prepare stage also on nodes where it is done",
+    )
+    parser.add_argument(
         "--override-verdict",
         metavar="VERDICT",
         action="append",
@@ -143,6 +150,8 @@ def submit(call: Invocation) -> int:
     if args.override_verdict and args.reason is None:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
     body = _request_body(call) | {"again": args.again, "supersede": args.supersede}
+    if args.force_stage:
+        body |= {"force_stages": args.force_stage}
     if args.override_verdict:
         body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
     answer = _post_plan(call, "submit", body)
