@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import time
@@ -130,6 +131,8 @@ class DaemonEnvironment:
         self._kill_runs()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda sshd: sshd.stop(), self.sshds.values()))
+        for sockets in self.shared_sockets():  # of nodes that were at work
+            shutil.rmtree(sockets, ignore_errors=True)
 
     def pause_playbooks(self) -> None:
         """Keep every playbook in the middle of its work until `release`, however slow the machine is."""
