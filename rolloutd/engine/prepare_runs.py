@@ -66,8 +66,9 @@ class PrepareRuns:
                 is_lost = isinstance(followed.result, Unknown)
                 return followed.result, row if is_lost else replace(row, handle="")
             started = followed if isinstance(followed, Failed | Unknown) else Unknown("the run has no result")
-        # No second run may start on the node while this one may run.
-        return started, replace(row, handle="") if await self.cancel(row.handle) else row
+        # The row keeps the handle: the next try makes sure that nothing of this run is left on the node.
+        await self.cancel(row.handle)
+        return started, row
 
     async def _follow(self, handle: str) -> RunState:
         run = await self._adapters.runner.get_state(handle)
@@ -75,7 +76,6 @@ class PrepareRuns:
             run = await self._adapters.runner.wait_for_change(handle)
         return run
 
-    async def cancel(self, handle: str) -> bool:
-        """Cancel a run; return whether nothing of it is left."""
-        failure = await capture_errors(handle, self._adapters.runner.cancel(handle))
-        return not isinstance(failure, Failed | Unknown)
+    async def cancel(self, handle: str) -> None:
+        """Cancel a run; something of it may be left on the node."""
+        await capture_errors(handle, self._adapters.runner.cancel(handle))
