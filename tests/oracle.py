@@ -83,6 +83,9 @@ class Oracle:
         self.target_states: dict[tuple[str, str], tuple[str, float]] = {}
         self.current_failure: dict[tuple[str, str], str] = {}
         self.isolated_by: dict[str, str] = {}
+        # Nodes whose return ended in a failure: a daemon that was killed in it knows them as isolated.
+        self.returned: dict[str, str] = {}
+        self.maybe_isolated: set[tuple[str, str]] = set()
         self.running_playbooks: dict[str, str] = {}
         self.started_isolated: set[str] = set()
         self.probes: dict[tuple[str, str], Entry] = {}
@@ -293,6 +296,7 @@ class Oracle:
         node = entry["node"]
         if self.isolated_by.pop(node, None) != entry["rollout"]:
             yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
+        self.returned[node] = entry["rollout"]
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
         node, name = entry["node"], entry["rollout"]
@@ -315,6 +319,8 @@ class Oracle:
         if entry.get("rolling_back"):
             self.failed_rollbacks.add(entry["failure"])
         self._end_attempt(entry, "failed")
+        if self.returned.pop(entry["node"], None) == entry["rollout"]:
+            self.maybe_isolated.add((entry["rollout"], entry["node"]))
         self.failed[entry["node"]] = entry["rollout"]
         self.failures[entry["rollout"]].append(entry)
         self.current_failure[entry["rollout"], entry["node"]] = entry["failure"]
@@ -347,6 +353,9 @@ class Oracle:
 
     def _end_attempt(self, entry: Entry, state: str) -> None:
         name, node = entry["rollout"], entry["node"]
+        if state != "failed":
+            self.returned.pop(node, None)
+            self.maybe_isolated.discard((name, node))
         if self.in_progress.get(node) == name:
             del self.in_progress[node]
         if self.failed.get(node) == name:
@@ -379,7 +388,8 @@ class Oracle:
             yield f"{who} while it is failed in {self.failed[node]}"
         if self._is_held(node, now):
             yield f"{who} while it is held"
-        if self.isolated_by.get(node) != name and not self._is_up(node, now):
+        is_isolated = self.isolated_by.get(node) == name or (name, node) in self.maybe_isolated
+        if not is_isolated and not self._is_up(node, now):
             yield f"{who} without a fresh observation that it is up"
 
     def _wave_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
