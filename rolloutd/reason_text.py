@@ -69,7 +69,7 @@ def describe_unavailability(params: Params, name: str = "") -> str:
         case {"health": None}:
             return f"{name} has not been observed yet"
         case {"health": "up", "since": since}:
-            return f"{name} was last seen up at {format_rfc3339(since)}"
+            return f"{name} was last observed at {format_rfc3339(since)} (it was up then)"
         case {"stale": True, "since": since}:
             return f"{name} {describe_state(params)} (observed at {format_rfc3339(since)})"
         case _:
@@ -141,7 +141,7 @@ def describe_held_answer(source: str, removed: int, known: int, moved: int) -> s
     parts += [f"would move {pluralize(moved, 'node')} in flight to another pool"] if moved else []
     return (
         f"inventory {source}: its answer is held, as it {' and '.join(parts)};"
-        f" accept it with rolloutctl inventory accept {shlex.quote(source)}"
+        f" accept it with rolloutctl inventory accept {shlex.quote(source)} --reason ..."
     )
 
 
@@ -187,7 +187,7 @@ def _not_asked(rollout: str, params: Params) -> str:
         case {"gate": "start", "pilot": pilot}:
             return f"not asked yet: start opens for votes when the pilot {pilot} is done"
         case {"gate": gate}:
-            return f"not asked yet: {rollout} has no unsettled failure, so {gate} has nothing to settle"
+            return f"not asked yet: {rollout} has no unresolved failure, so {gate} has nothing to resolve"
     raise AssertionError(params)
 
 
@@ -230,8 +230,8 @@ def _pool_full(state: str, pool: str, params: Params) -> str:
 def _dry_run(params: Params) -> str:
     if "dry_run_at" not in params:
         return ""
-    at = format_rfc3339(params["dry_run_at"])
-    return f"; it could not have been isolated at {at}, so others go first: {params['dry_run_problem']}"
+    at, problem = format_rfc3339(params["dry_run_at"]), params["dry_run_problem"]
+    return f"; this node could not be isolated at {at} (dry run), so others go first: {problem}"
 
 
 def _peer(node: str, params: Params) -> str:
@@ -296,9 +296,6 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
     ReasonCode.NODE_FAILED: lambda node, p: describe_failure(node, p) + _more(p),
-    ReasonCode.NODE_FAILED: lambda node, p: (
-        describe_failure(node, p) + (f", and {p['more']} more" if p["more"] else "")
-    ),
     ReasonCode.ROLLING_BACK: lambda _, p: f"rolling back {pluralize(p['left'], 'node')}{_cause(p)}",
     ReasonCode.ROLLBACK_LIMIT: lambda _, p: (
         f"{pluralize(p['left'], 'node')} not rolled back, because at_most is {p['at_most']}{_cause(p)}"
@@ -403,35 +400,35 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
 }
 
 COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
-    RemedyKind.APPROVE: lambda a: f"approve {a['rollout']} {a['gate']}",
+    RemedyKind.APPROVE: lambda a: f"approve {a['rollout']} {a['gate']} --reason ...",
     RemedyKind.WITHDRAW: lambda a: (
-        f"withdraw {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a['wave'] else ''}"
+        f"withdraw {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a['wave'] else ''} --reason ..."
     ),
-    RemedyKind.RESUME: lambda a: f"resume {a['rollout']}",
-    RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']}",
-    RemedyKind.RETRY_PREPARATION: lambda a: f"retry {a['rollout']} {a['node']}",
-    RemedyKind.ROLL_BACK: lambda a: f"rollback {a['rollout']} {a['nodes']}",
-    RemedyKind.SKIP: lambda a: f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''}",
+    RemedyKind.RESUME: lambda a: f"resume {a['rollout']} --reason ...",
+    RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']} --reason ...",
+    RemedyKind.RETRY_PREPARATION: lambda a: f"retry {a['rollout']} {a['node']} --reason ...",
+    RemedyKind.ROLL_BACK: lambda a: f"rollback {a['rollout']} {a['nodes']} --reason ...",
+    RemedyKind.SKIP: lambda a: (
+        f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''} --reason ..."
+    ),
     RemedyKind.RETURN: lambda a: f"return {a['node']}",
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
     RemedyKind.UNFREEZE: lambda a: f"unfreeze --scope {a['id']}",
-    RemedyKind.SETTLE: lambda a: f"audit settle {shlex.quote(a['subject'])}",
-    RemedyKind.ACCEPT_INVENTORY: lambda a: f"inventory accept {shlex.quote(a['source'])}",
-    RemedyKind.PIN_IDENTITY: lambda a: f"inventory pin {a['node']}",
-    RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']}",
+    RemedyKind.SETTLE: lambda a: f"audit settle {shlex.quote(a['subject'])} --keep audit --reason ...",
+    RemedyKind.ACCEPT_INVENTORY: lambda a: f"inventory accept {shlex.quote(a['source'])} --reason ...",
+    RemedyKind.PIN_IDENTITY: lambda a: f"inventory pin {a['node']} --reason ...",
+    RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']} --reason ...",
 }
 """The command that ends a wait; a failed node's alternatives to retry are in REMEDIES."""
 
 REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
-    RemedyKind.RETRY: lambda r: f"rolloutctl retry, skip or rollback {r.args['rollout']} {r.args['node']}",
-    RemedyKind.RETRY_PREPARATION: lambda r: (
-        f"rolloutctl retry or skip {r.args['rollout']} {r.args['node']}, or time"
-    ),
+    RemedyKind.RETRY: lambda r: f"{command(r)} (or skip, or rollback)",
+    RemedyKind.RETRY_PREPARATION: lambda r: f"{command(r)} (or skip), or time",
     RemedyKind.ADD_TEAM: lambda r: (
         f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
     ),
-    RemedyKind.CHANGE_SETTINGS: lambda _: "the settings",
-    RemedyKind.CHANGE_INVENTORY: lambda _: "the inventory",
+    RemedyKind.CHANGE_SETTINGS: lambda _: "an admin, who changes the settings and reloads them",
+    RemedyKind.CHANGE_INVENTORY: lambda _: "a correction in the inventory",
     RemedyKind.UNCORDON: lambda r: f"the user or tool that took {r.args['node']} out of service",
     RemedyKind.RELEASE_BY_SOURCE: lambda r: f"{r.who}, which holds it as {r.args['id']}",
     RemedyKind.WAIT_UNTIL: lambda _: "time",

@@ -38,7 +38,7 @@ def _missing_votes(params: Params) -> Sequence[str]:
     for each in params["teams"]:
         team, want, missing = each["team"], each["want"], each["want"] - each["have"]
         if team == ADMINS:
-            found.append("the vote of an admin, besides the owner's, is missing")
+            found.append("an admin's vote is missing, because the submit overrides a verdict")
         elif each["known_team"]:
             alike.setdefault((missing, want), []).append(team)
         else:

@@ -32,7 +32,7 @@ _ROLLOUT_ACTIONS = {
 }
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {
-    "retry": ("retry a failed node", "will be retried"),
+    "retry": ("retry a failed node, or the failed prepare stage of a pending one", "will be retried"),
     "advance": ("move a waiting node to the front of its wave", "goes next"),
 }
 

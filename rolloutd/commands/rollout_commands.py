@@ -97,7 +97,7 @@ def resume(state: State, who: Principal, rollout: Rollout, reason: str) -> Event
     if rollout.paused is None:
         raise Refused(
             "not-paused",
-            f"{rollout.id}: not paused by a person; settle failed nodes (proceed, retry, skip, rollback), "
+            f"{rollout.id}: not paused by a person; resolve its failures (proceed, retry, skip, rollback), "
             "or withdraw the vote that rejected a gate",
         )
     return (RolloutResumed(rollout.id, who.actor, reason, state.now()),)

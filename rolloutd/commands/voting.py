@@ -260,7 +260,7 @@ def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[s
     shown = tuple(failure.id for failure in unsettled if not ballot.nodes or failure.node in ballot.nodes)
     if ballot.yes and not shown:
         of_nodes = f" on {' or '.join(ballot.nodes)}" if ballot.nodes else ""
-        raise Refused("nothing-to-settle", f"not asked yet: {rollout.id} has no unsettled failure{of_nodes}")
+        raise Refused("nothing-to-settle", f"not asked yet: {rollout.id} has no unresolved failure{of_nodes}")
     return shown
 
 

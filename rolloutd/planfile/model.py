@@ -221,7 +221,7 @@ class Pools(Params):
     """Further budgets, for this rollout only; the daemon's own pools always hold."""
 
     by: list[field_types.LabelKey] = Field(
-        default=[], max_length=8, description="Label keys; of each value's nodes one at a time."
+        default=[], max_length=8, description="Label keys; at most one node of each value is down at once."
     )
 
 
@@ -229,7 +229,7 @@ class Limits(Params):
     """How long things may take that no other key names."""
 
     isolate: PositiveDuration = duration_field(
-        "15m", "Until a node is isolated; then it is put back and tried later."
+        "15m", "Limit of the isolation; after it the node returns to service and is retried later."
     )
     start: PositiveDuration = Field(
         default=ABSENT,
@@ -289,7 +289,7 @@ Stages = Annotated[list[Stage], BeforeValidator(_one_or_many)]
 
 
 class Spec(Params):
-    """What is done, where, by whose leave, and how it is judged."""
+    """What is done, where, who approves it, and which checks decide."""
 
     source: Source = Field(
         default=Source(path="."),
@@ -327,7 +327,7 @@ class Spec(Params):
         default=[],
         max_length=MAX_STEPS,
         description="How client traffic on a node is seen: a node starts only while every one of these says "
-        "that there is none. If none is given, it is not looked at.",
+        "that there is none. If none is given, client traffic is not probed.",
     )
     idle_for: Duration = Field(
         default=ABSENT,
@@ -397,4 +397,4 @@ class PlanDocument(Params):
     api_version: Literal["rolloutd/v1"] = Field(alias="apiVersion", description="Version of this format.")
     kind: Literal["MaintenancePlan"] = Field(description="What the file holds.")
     metadata: Metadata = Field(description="What the plan is called and whose it is.")
-    spec: Spec = Field(description="What is done, where, by whose leave, and how it is judged.")
+    spec: Spec = Field(description="What is done, where, who approves it, and which checks decide.")

@@ -1,7 +1,6 @@
 """Reload of the settings while the daemon runs; nodes in flight are not touched.
 
-Reloadable are: teams and admins, the limits of every plan (pools, max_parallel, observe_within, observe_only)
-and the interval of the inventory.  All other settings need a restart, which runs survive.
+RELOADABLE_SETTINGS are applied at once.  All other settings need a restart, which runs survive.
 Invalid settings are refused as a whole: the old ones stay in force.
 """
 

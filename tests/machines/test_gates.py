@@ -135,7 +135,7 @@ def test_a_no_rejects_until_it_is_withdrawn() -> None:
     no = vote(index, GateName.CONTINUE, BOB, yes=False, wave="canary")
     told = explain_node(index, "R", "n1", T0)
     assert (told.code, describe(told)) == ("rejected", f"bob said no at continue after canary: {no.reason}")
-    assert lifted_by(told) == "bob: rolloutctl withdraw R continue --wave canary"
+    assert lifted_by(told) == "bob: rolloutctl withdraw R continue --wave canary --reason ..."
     assert decide(index, T0).admissions == ()
     index.apply(VoteWithdrawn("R", no.id, BOB, "it was a mistake", T0))
     assert decide(index, T0).admissions != ()

@@ -106,7 +106,9 @@ def test_joiner_names_team_without_members_and_resolution() -> None:
     waits = explain_node(index, "R", "n9", T0 + 1.0)
     assert waits.code == "needs-vote"
     assert "the settings have no team c; an admin must add it" in describe(waits)
-    assert lifted_by(waits) == "an admin, who adds team c to the settings, or rolloutctl skip R n9"
+    assert (
+        lifted_by(waits) == "an admin, who adds team c to the settings, or rolloutctl skip R n9 --reason ..."
+    )
     index.update_limits(Limits(teams=frozenset({"infra", "a", "b", "c"})))
     assert "a member of team c" in lifted_by(explain_node(index, "R", "n9", T0 + 2.0))
 

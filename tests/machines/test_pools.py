@@ -384,7 +384,12 @@ def test_failed_node_of_closed_rollout_only_skippable() -> None:
     fail(index, "n1")
     submit(index, "S")
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
-        assert lifted_by(explain_node(index, rollout, node, T0)) == "rolloutctl retry, skip or rollback R n1"
+        assert (
+            lifted_by(explain_node(index, rollout, node, T0))
+            == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
+        )
     index.apply(RolloutCancelled("R", ALICE, "superseded", T0))
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
-        assert lifted_by(explain_node(index, rollout, node, T0)) == "rolloutctl skip R n1 --return"
+        assert (
+            lifted_by(explain_node(index, rollout, node, T0)) == "rolloutctl skip R n1 --return --reason ..."
+        )

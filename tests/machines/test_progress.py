@@ -181,7 +181,10 @@ def test_covered_failure_keeps_rollout_open() -> None:
     seen = progress_of(index)
     assert (seen.state, seen.eta_s, seen.failed) == (RolloutState.RUNNING, None, 1)
     assert seen.reason is not None
-    assert (seen.reason.code, lifted_by(seen.reason)) == ("failed", "rolloutctl retry, skip or rollback R n1")
+    assert (seen.reason.code, lifted_by(seen.reason)) == (
+        "failed",
+        "rolloutctl retry R n1 --reason ... (or skip, or rollback)",
+    )
 
 
 def test_nodes_in_flight_are_in_natural_order() -> None:

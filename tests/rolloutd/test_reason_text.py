@@ -169,8 +169,8 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"peers": (IN_FLIGHT, UNKNOWN), "more": 1, "dry_run_at": AT, "dry_run_problem": "a budget"},
         (
             "pool team/a is full: n4 is isolating in R since 2027-01-15T08:00:00Z; n3 has not been "
-            "observed yet and 1 more; it could not have been isolated at 2027-01-15T08:00:00Z, so others go "
-            "first: a budget"
+            "observed yet and 1 more; this node could not be isolated at 2027-01-15T08:00:00Z (dry run), so "
+            "others go first: a budget"
         ),
     ),
     ReasonCode.POOL_OVER_BUDGET: (
@@ -263,20 +263,20 @@ ARGS: dict[str, str | bool] = {
     "nodes": "n1",
 }
 COMMANDS = {
-    RemedyKind.APPROVE: "rolloutctl approve R continue",
-    RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary",
-    RemedyKind.RESUME: "rolloutctl resume R",
-    RemedyKind.RETRY: "rolloutctl retry R n1",
-    RemedyKind.RETRY_PREPARATION: "rolloutctl retry R n1",
-    RemedyKind.ROLL_BACK: "rolloutctl rollback R n1",
-    RemedyKind.SKIP: "rolloutctl skip R n1 --return",
+    RemedyKind.APPROVE: "rolloutctl approve R continue --reason ...",
+    RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary --reason ...",
+    RemedyKind.RESUME: "rolloutctl resume R --reason ...",
+    RemedyKind.RETRY: "rolloutctl retry R n1 --reason ...",
+    RemedyKind.RETRY_PREPARATION: "rolloutctl retry R n1 --reason ...",
+    RemedyKind.ROLL_BACK: "rolloutctl rollback R n1 --reason ...",
+    RemedyKind.SKIP: "rolloutctl skip R n1 --return --reason ...",
     RemedyKind.RETURN: "rolloutctl return n1",
     RemedyKind.RELEASE: "rolloutctl release n1 --as k1",
     RemedyKind.UNFREEZE: "rolloutctl unfreeze --scope k1",
-    RemedyKind.SETTLE: "rolloutctl audit settle vote/v9",
-    RemedyKind.ACCEPT_INVENTORY: "rolloutctl inventory accept kubernetes/ams",
-    RemedyKind.PIN_IDENTITY: "rolloutctl inventory pin n1",
-    RemedyKind.ADD_TEAM: "rolloutctl skip R n1",
+    RemedyKind.SETTLE: "rolloutctl audit settle vote/v9 --keep audit --reason ...",
+    RemedyKind.ACCEPT_INVENTORY: "rolloutctl inventory accept kubernetes/ams --reason ...",
+    RemedyKind.PIN_IDENTITY: "rolloutctl inventory pin n1 --reason ...",
+    RemedyKind.ADD_TEAM: "rolloutctl skip R n1 --reason ...",
 }
 
 

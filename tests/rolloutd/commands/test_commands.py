@@ -444,7 +444,7 @@ async def test_locks_distinguish_unobserved_from_down(tmp_path: Path) -> None:
         assert team["down"] - team["unobserved"] == 1
         assert [holder["node"] for holder in team["holders"] if not holder["unobserved"]] == ["p1"]
         assert all(
-            "was last seen up at" in holder["why"] for holder in team["holders"] if holder["unobserved"]
+            "was last observed at" in holder["why"] for holder in team["holders"] if holder["unobserved"]
         )
         assert team["unobserved"] > 0
 

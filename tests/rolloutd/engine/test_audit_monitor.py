@@ -74,7 +74,7 @@ async def test_forged_votes_start_nothing(tmp_path: Path) -> None:
         assert (decision.admissions, decision.gate_openings) == ((), ())
         reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
         assert describe(reason) == "vote/v9: the database has it, but no audit entry made it"
-        assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9"
+        assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9 --keep audit --reason ..."
         assert "2 rows of the database differ from the audit" in env.state.conditions[CONDITION]
 
 
