@@ -56,7 +56,10 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
 def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> bool:
     """Return whether a stage that was decided may still begin: another rollout may have taken the node."""
     known, found = index.preparations(rollout), index.rollouts.get(rollout)
-    if known is None or found is None or any(index.preparing_rollouts(node)):
+    if known is None or found is None:
+        return False
+    # Builds of several rollouts have the same row key, and no node that they could share.
+    if node != BUILD_NODE and any(index.preparing_rollouts(node)):
         return False
     if stage == CLEANUP:
         return _is_to_be_cleaned(index, found) and not start_blockers.other_rollout_works(

@@ -173,7 +173,8 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     require_plan_owner(who, rollout, f"retry {target.node} of")
     if (failed := _failed_preparation(state, target)) is not None:
         _require_open(rollout)
-        return (PreparationRecorded(replace(failed, state=PreparationState.WAITING, at=state.now())),)
+        # It stays failed: its row has the snapshot and the run that the next try deals with first.
+        return (PreparationRecorded(replace(failed, not_before=state.now())),)
     _require_failed(rollout, target, "retried")
     _require_open(rollout, target)
     return (transition(target, Trigger.RETRIED, state.now(), text=reason),)

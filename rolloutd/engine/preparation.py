@@ -114,7 +114,9 @@ class Preparer:
 
     async def _prepare(self, wanted: Prepare) -> None:
         try:
-            await self._carry_out(wanted)
+            failed = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._carry_out(wanted))
+            if failed is not None:
+                await self._fail_unrecorded(wanted, failed.text)
         except StoreFailed as failure:
             log.error("%s/%s: not recorded: %s", wanted.rollout, wanted.node, failure)
             self._state.last_write_error = str(failure)
@@ -138,16 +140,7 @@ class Preparer:
         elif not known:
             return
         host = Host(LOCALHOST) if wanted.node == BUILD_NODE else self._state.host(wanted.node)
-        now = self._state.now()
-        fresh = Preparation(
-            *(wanted.rollout, wanted.node, wanted.stage, wanted.attempt, PreparationState.RUNNING),
-            *("", now, now),
-        )
-        if row is not None and row.attempt == wanted.attempt and row.state is PreparationState.RUNNING:
-            fresh = row
-        elif row is not None and row.state is PreparationState.FAILED:
-            # What an earlier try may have disturbed is compared with its own snapshot.
-            fresh = replace(fresh, before=row.before, handle=row.handle)
+        fresh = self._row_of(wanted)
         if not fresh.content and await self._may_have_lost_run(fresh, stage):
             if not await self._begin(fresh):
                 return
@@ -162,6 +155,28 @@ class Preparer:
             await self._build(job)
         else:
             await self._prepare_node(job)
+
+    def _row_of(self, wanted: Prepare) -> Preparation:
+        """Return the row of this attempt: the one that runs already, or a new one after an earlier try."""
+        row = self._state.index.preparation(wanted.rollout, wanted.node, wanted.stage)
+        if row is not None and row.attempt == wanted.attempt and row.state is PreparationState.RUNNING:
+            return row
+        now, key = self._state.now(), (wanted.rollout, wanted.node, wanted.stage)
+        fresh = Preparation(*key, wanted.attempt, PreparationState.RUNNING, "", now, now)
+        if row is not None and row.state is PreparationState.FAILED:
+            # What an earlier try may have disturbed is compared with its own snapshot.
+            fresh = replace(fresh, before=row.before, handle=row.handle)
+        return fresh
+
+    async def _fail_unrecorded(self, wanted: Prepare, text: str) -> None:
+        """Record a try that an error ended before it could record its own end."""
+        log.error("%s/%s: prepare stage %s: %s", wanted.rollout, wanted.node, wanted.stage, text)
+        row = self._state.index.preparation(wanted.rollout, wanted.node, wanted.stage)
+        has_ended = (
+            row is not None and row.attempt >= wanted.attempt and row.state is not PreparationState.RUNNING
+        )
+        if wanted.rollout in self._state.index.rollouts and not has_ended:
+            await self._fail(self._row_of(wanted), text)
 
     async def _may_have_lost_run(self, row: Preparation, stage: PrepareStage) -> bool:
         """Return whether a run that was lost may still be on the node; a handle is that of an earlier try."""
@@ -220,7 +235,8 @@ class Preparer:
         if not await self._begin(row):
             return
         job = replace(job, row=row)
-        result, row = await self._act(job, tuple(found.values()))
+        acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))
+        result, row = acted if isinstance(acted, tuple) else (acted, row)
         await self._finish(replace(job, row=row), result)
 
     async def _act(self, job: _Job, checkpoints: Collection[Checkpoint]) -> tuple[StepResult, Preparation]:
@@ -270,13 +286,15 @@ class Preparer:
         if isinstance(measured, Failed | Unknown):
             # The row keeps its snapshot: the next try compares with it first.
             text = measured.text if isinstance(result, Ok) else result.text
-            await self._fail(row, text, keeps_snapshot=True)
+            await self._fail(row, text)
             return
         if changed := differences(row.before or {}, measured, job.stage.may_change):
             await self._disturbed(row, changed)
             return
+        # Only a run that is lost can still disturb the node.
+        ended = row if row.handle else replace(row, before=None)
         if not isinstance(result, Ok):
-            await self._fail(row, result.text)
+            await self._fail(ended, result.text)
             return
         node = self._state.index.nodes.get(row.node)
         artifacts = () if node is None else job.stage.artifacts_for(node)
@@ -297,9 +315,9 @@ class Preparer:
             self._ports.checkpoints.write(job.host, checkpoint, timeout_s=NODE_TIMEOUT_S),
         )
         if isinstance(written, Failed | Unknown):
-            await self._fail(row, written.text)
+            await self._fail(ended, written.text)
             return
-        await self._record(replace(row, state=PreparationState.DONE, text=result.text, before=None))
+        await self._record(replace(ended, state=PreparationState.DONE, text=result.text))
 
     async def _snapshot(self, host: Host) -> Mapping[str, str] | Failed | Unknown:
         snapshots = self._ports.snapshots
@@ -401,13 +419,12 @@ class Preparer:
         cause = f"prepare stage {row.stage} {row.state}"
         await self._state.commit([PreparationRecorded(row)], cause=cause)
 
-    async def _fail(self, row: Preparation, text: str, *, keeps_snapshot: bool = False) -> None:
-        """Record a try that failed; it is repeated after a pause that doubles."""
+    async def _fail(self, row: Preparation, text: str) -> None:
+        """Record a try that failed, with its snapshot; it is repeated after a pause that doubles."""
         failed = replace(
             row,
             state=PreparationState.FAILED,
             text=text,
-            before=row.before if keeps_snapshot else None,
             not_before=self._state.now() + backoff_s(row.attempt - 1),
         )
         await self._record(failed)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from machines.model.preparation import PreparationState
+from machines.facts.preparations import BUILD_NODE
+from machines.model.events import PreparationRecorded
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
+from machines.scheduler.preparing import may_begin
 from machines.states import Phase
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation import Preparer
-from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Checkpoint, Host, RunRequest, RunState
+from rolloutd.errors import NodeUnreachable, NotFound
+from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.stager import FakeStager
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
@@ -32,15 +35,24 @@ def plan_with(*stages: str) -> str:
 
 @dataclass
 class Fleet:
-    """What is on the nodes: snapshots and checkpoints; `disturb` is what a run does, `cut` ends a login."""
+    """What is on the nodes: snapshots and checkpoints; `disturb` is what a run does, `cut` ends a login.
+
+    So many snapshots after a run get no answer as `silent` says; `cleaned` has the nodes on which lost runs
+    were ended.
+    """
 
     state: dict[str, dict[str, str]] = field(default_factory=dict)
     facts: dict[str, dict[tuple[str, str], Checkpoint]] = field(default_factory=dict)
     disturb: Mapping[str, str] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
+    silent: int = 0
+    cleaned: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
 
     async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
+        if self.silent and self.runs:
+            self.silent -= 1
+            raise NodeUnreachable(f"{host.name}: no answer")
         return dict(self.state.setdefault(host.name, dict(IDLE)))
 
     async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
@@ -68,15 +80,21 @@ class InstallingRunner(FakeRunner):
         self._fleet.state[node].update(self._fleet.disturb)
         return await super().start(request)
 
+    async def clean_up_stale_runs(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Unknown:
+        self._fleet.cleaned.append(host.name)
+        return await super().clean_up_stale_runs(host, keep=keep, timeout_s=timeout_s)
+
     async def wait_for_change(self, handle: str) -> RunState:
         await asyncio.sleep(0)
         return await super().get_state(handle)
 
 
-async def prepare_all(inside: ControlEnvironment, fleet: Fleet) -> None:
+async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
     """Carry out what the core decides, until it decides nothing more."""
 
     async def tree(rollout: str) -> Path:
+        if tree_failure:
+            raise NotFound(tree_failure)
         return Path("/tree")
 
     ports = PreparationAdapters({"ssh": FakeStager()}, fleet, fleet)
@@ -164,3 +182,58 @@ async def test_cancelled_rollout_removes_what_it_brought(tmp_path: Path) -> None
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
         await prepare_all(inside, fleet)
         assert not any(fleet.facts.values())
+
+
+async def test_disturbance_is_found_after_two_tries_without_answer(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        # The snapshot after the first try and the one before the second get no answer.
+        fleet = Fleet(disturb={"boot-id": "b2"}, silent=2)
+        for _ in range(3):
+            await prepare_all(inside, fleet)
+            inside.clock.advance(600.0)
+            inside.observe_all_up()
+        assert fleet.runs == ["p1.install.1"]
+        failure = inside.state.index.target(rollout, "p1").failure
+        assert failure is not None
+        assert failure.message == "boot-id: b1 -> b2"
+
+
+async def test_retry_keeps_snapshot_and_ends_lost_run(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(silent=1)
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", "install")
+        assert row is not None
+        await inside.commit(PreparationRecorded(replace(row, handle="run-1")))
+        fleet.state["p1"]["boot-id"] = "b2"
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "link"})
+        await prepare_all(inside, fleet)
+        assert fleet.cleaned == ["p1"]
+        assert fleet.runs == ["p1.install.1"]
+        assert inside.state.index.target(rollout, "p1").phase is Phase.FAILED
+
+
+@pytest.mark.parametrize("stage", ["build", "install"])
+async def test_error_of_stage_fails_it_and_ends_no_daemon(tmp_path: Path, stage: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = plan_with("install").replace("{install: {name: install,", f"{{{stage}: {{name: {stage},")
+        rollout = await inside.start(text=text)
+        await prepare_all(inside, Fleet(), tree_failure="the source is gone; submit the plan again")
+        row = inside.state.index.preparation(rollout, BUILD_NODE if stage == "build" else "p1", stage)
+        assert row is not None
+        assert (row.state, row.attempt) == (PreparationState.FAILED, 1)
+        assert row.text == "the source is gone; submit the plan again"
+
+
+async def test_builds_of_two_rollouts_run_at_once(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = plan_with("one").replace("{install: {", "{build: {")
+        rollouts = [
+            await inside.start(text=text.replace("sysctl", name)) for name in ("sysctl", "netsettings")
+        ]
+        now = inside.clock.now()
+        running = Preparation(rollouts[0], BUILD_NODE, "one", 1, PreparationState.RUNNING, "", now, now)
+        await inside.commit(PreparationRecorded(running))
+        assert may_begin(inside.state.index, rollouts[1], BUILD_NODE, "one", now)
