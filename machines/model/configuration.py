@@ -58,11 +58,14 @@ class NodeConfiguration:
         return replace(self, invalid=failed)
 
     def _rolled_back(self, target: Target, at: float) -> NodeConfiguration:
-        """Return the records after a rollback: what the rollout replaced is current again."""
+        """Return the records after a rollback: what the rollout replaced is current again.
+
+        What was before that is not known, and what was taken off must not come back with the next rollback.
+        """
         if not self._is_current(target.rollout):
             return self
         restored = None if self.previous is None else replace(self.previous, at=at)
-        return replace(self, current=restored, previous=self.current)
+        return replace(self, current=restored, previous=None)
 
     def _is_current(self, rollout: str) -> bool:
         return self.current is not None and self.current.rollout == rollout

@@ -11,7 +11,7 @@ class Verdict:
     """A content that failed on a node, and the evidence; it holds for all hosts of the node's class.
 
     `change` is the hash of what the rollout did, `content` that of what its run gave to the node.
-    `host_class` has the labels of the class; without any it is all nodes.
+    `host_class` has the labels of the class, "" for one that the node lacks; without any it is all nodes.
     """
 
     id: str
@@ -23,7 +23,3 @@ class Verdict:
     step: str
     text: str
     at: float
-
-    def concerns(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a node with these labels is of the class."""
-        return all(labels.get(key, "") == value for key, value in self.host_class.items())

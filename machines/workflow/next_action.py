@@ -284,7 +284,14 @@ class _Reconciler:
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
                 code = latest.failure_code
+                if code is FailureCode.UNREACHABLE and self._has_begun_run():
+                    code = FailureCode.LOST
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
+
+    def _has_begun_run(self) -> bool:
+        """Return whether a run of the attempt reached the node: it has a part of the change."""
+        runs = (r for r in self._attempt_records if r.action is StepAction.RUN)
+        return any(r.state is not StepState.INTENDED and r.code is not FailureCode.UNREACHABLE for r in runs)
 
     # isolating
 

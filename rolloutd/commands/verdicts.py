@@ -26,11 +26,18 @@ class Draft:
 
 async def matching_verdicts(state: State, draft: Draft) -> tuple[Verdict, ...]:
     """Return the verdicts on what this plan would give to a class of its targets, oldest first."""
+    verdicts = await state.store.load_verdicts()
     labels = [state.index.nodes[node].labels for node in draft.nodes]
+    # Many verdicts share the keys of their classes, so the nodes are read once per set of keys.
+    classes = {
+        keys: {tuple(each.get(key, "") for key in keys) for each in labels}
+        for keys in {tuple(verdict.host_class) for verdict in verdicts}
+    }
     return tuple(
         verdict
-        for verdict in await state.store.load_verdicts()
-        if any(verdict.concerns(each) for each in labels) and _has_same_content(state, draft, verdict)
+        for verdict in verdicts
+        if tuple(verdict.host_class.values()) in classes[tuple(verdict.host_class)]
+        and _has_same_content(state, draft, verdict)
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from machines.facts.index import Index
 from machines.model.node import Node, NodeKind, natural_sort_key
-from machines.model.rollout import Rollout, Target
+from machines.model.rollout import Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control import wire_changes
 from rolloutd.engine.state import State
@@ -61,21 +61,6 @@ async def change_matrix(state: State, plan: str | None) -> wire_changes.Changes:
             change_of(each.name, each.digest.change).add(each.id, targets, closed=True)
     groups = {node.name: tuple(_groups(state.index, node)) for node in state.index.nodes.values()}
     return {"changes": [_change_line(change, groups) for change in found.values()]}
-
-
-async def later_changes(state: State, rollout: Rollout) -> Mapping[str, str]:
-    """Return the nodes that later rollouts of the same plan changed, each with that rollout."""
-    later: dict[str, str] = {}
-    for each in await state.store.list_closed_rollouts(MAX_CLOSED):
-        is_later = each.name == rollout.plan.name and each.submitted_at > rollout.submitted_at
-        if is_later and each.id not in state.index.rollouts:
-            targets = await state.store.load_targets(each.id)
-            later |= {target.node: each.id for target in targets if target.outcome is Outcome.CHANGED}
-    for live in state.index.rollouts.values():
-        if live.plan.name == rollout.plan.name and live.submitted_at > rollout.submitted_at:
-            targets = tuple(state.index.targets(live.id))
-            later |= {target.node: live.id for target in targets if target.outcome is Outcome.CHANGED}
-    return later
 
 
 def _state_of(target: Target, *, closed: bool) -> wire_changes.ChangeState | None:

@@ -193,6 +193,12 @@ class Store(Protocol):
     async def find_nodes_with_change(self, change: str) -> frozenset[str]:
         """Return the nodes that any rollout brought to this change, or found already there."""
 
+    async def find_later_changes(self, rollout: str) -> Mapping[str, str]:
+        """Return the nodes that later rollouts of the same plan changed, each with the latest of them.
+
+        It omits deleted rollouts.
+        """
+
     async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         """Return the step records of a node, oldest first; of one attempt if named."""
 

@@ -260,6 +260,17 @@ def load_done_nodes(connection: sqlite3.Connection, change: str) -> frozenset[st
     return frozenset(node for (node,) in rows)
 
 
+def load_later_changes(connection: sqlite3.Connection, rollout: str) -> dict[str, str]:
+    rows = connection.execute(
+        "SELECT node, later.id FROM rollout AS asked JOIN rollout AS later ON later.name = asked.name"
+        " JOIN target ON target.rollout = later.id"
+        " WHERE asked.id = ? AND later.number > asked.number AND later.deleted_at IS NULL"
+        " AND outcome = 'changed' ORDER BY later.number",
+        (rollout,),
+    )
+    return dict(rows)
+
+
 def load_audit(
     connection: sqlite3.Connection,
     after: int,

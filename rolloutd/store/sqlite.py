@@ -169,6 +169,9 @@ class SqliteStore:
     async def find_nodes_with_change(self, change: str) -> frozenset[str]:
         return await self._read(queries.load_done_nodes, change)
 
+    async def find_later_changes(self, rollout: str) -> Mapping[str, str]:
+        return await self._read(queries.load_later_changes, rollout)
+
     async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         return await self._read(queries.load_steps, rollout, node, attempt)
 

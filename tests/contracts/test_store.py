@@ -599,6 +599,14 @@ async def test_the_nodes_of_an_earlier_same_change_are_known(store: Store) -> No
     assert await store.find_nodes_with_change("change-2") == frozenset()
 
 
+async def test_later_changes_of_a_plan_are_found_by_node(store: Store) -> None:
+    later = replace(rollout_opened("r3"), name="plan-r1")
+    events = rollout_opened("r1"), rollout_opened("r2"), later
+    await write(store, *events, *moves_to_done("n1"), *moves_to_done("n2", "r2"), *moves_to_done("n1", "r3"))
+    assert await store.find_later_changes("r1") == {"n1": "r3"}
+    assert await store.find_later_changes("r3") == {}
+
+
 # -- restarts ---------------------------------------------------------------------------
 
 

@@ -118,12 +118,20 @@ def test_rollback_of_a_failed_node_keeps_the_current_one(node: Node) -> None:
     assert node.contents() == ("B", "A", "C")
 
 
-def test_rollback_of_a_done_node_swaps_the_records(node: Node) -> None:
-    node.target = replace(node.target, phase=Phase.FAILED, outcome=None)
+def test_rollback_of_a_done_node_restores_the_previous_record(node: Node) -> None:
     node.move(Trigger.ROLLBACK_ORDERED)
     node.give("")
     node.move(*ROLLED_BACK)
-    assert node.contents() == ("A", "B", None)
+    assert node.contents() == ("A", None, None)
+
+
+def test_rollback_of_two_rollouts_restores_nothing_that_was_taken_off(node: Node) -> None:
+    for rollout, left in (("r2", "A"), ("r1", None)):
+        node.target = replace(node.target, rollout=rollout, phase=Phase.DONE, outcome=Outcome.CHANGED)
+        node.move(Trigger.ROLLBACK_ORDERED)
+        node.give("")
+        node.move(*ROLLED_BACK)
+        assert node.contents() == (left, None, None)
 
 
 def test_failed_soak_makes_the_previous_one_current(node: Node) -> None:

@@ -39,6 +39,26 @@ def test_failure_while_isolating_never_started() -> None:
     assert failed.code is FailureCode.FAILED
 
 
+def test_node_that_second_stage_cannot_reach_is_lost() -> None:
+    plan = replace(PLAN, stages=(*PLAN.stages, Stage("restart", "restart.yml")))
+    common = ("R", "n1", 1)
+    done = StepRecord(*common, "run.configure", StepAction.RUN, 1, StepState.OK, T0, T0)
+    silent = StepRecord(
+        *common,
+        "run.restart",
+        StepAction.RUN,
+        1,
+        StepState.FAILED,
+        T0,
+        T0,
+        text="why",
+        code=FailureCode.UNREACHABLE,
+    )
+    failed = next_action(plan, TARGET, [done, silent], T0, elapsed_s=0.0, has_unfinished_run=False)
+    assert isinstance(failed, Transition)
+    assert (failed.step, failed.code) == ("run.restart", FailureCode.LOST)
+
+
 def test_unreachable_node_is_tried_until_its_limit() -> None:
     common = ("R", "n1", 1, "run.configure", StepAction.RUN, 1, StepState.FAILED, T0, T0)
     silent = StepRecord(*common, text="why", code=FailureCode.UNREACHABLE)

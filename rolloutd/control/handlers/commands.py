@@ -18,7 +18,6 @@ from machines.rules import gates
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
-from rolloutd.control.changes import later_changes
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_deletion, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -149,7 +148,14 @@ async def retry(services: Services, request: Request) -> wire.Node:
 @routes.add("POST", f"{_NODE_PATH}/rollback", body_model=_REASON, access=rights.PLAN_OWNER)
 async def rollback(services: Services, request: Request) -> wire.Node:
     """Run the rollback playbook on a failed node, or order that of a changed one."""
-    return await _command_node(services, request, rollout_commands.rollback)
+    state, who, node = services.state, request.identity, request.path_params["n"]
+    resolved = await resolve_live(services, request)
+    async with state.exclusive_commit(who.actor) as commit:
+        rollout, target = current_rollout(state, resolved), resolved.target(node)
+        later = await state.store.find_later_changes(rollout.id)
+        events = rollbacks.roll_back_nodes(state, who, rollout, [target], request.body.reason, later)
+        await commit(events, f"{request.operation}: {request.body.reason}")
+    return _node_response(services, _reresolve(state, resolved), node)
 
 
 @routes.add("POST", f"{_ROLLOUT_PATH}/rollback", body_model=requests.RollBack, access=rights.PLAN_OWNER)
@@ -158,12 +164,12 @@ async def roll_back(services: Services, request: Request) -> wire.RollbackRespon
     body: requests.RollBack = request.body
     state, who = services.state, request.identity
     resolved = await resolve_rollout(state, request.path_params["r"])
-    later = await later_changes(state, resolved.rollout)
     targets = [resolved.target(node) for node in body.nodes]
     async with state.exclusive_commit(who.actor) as commit:
         if not resolved.live and resolved.rollout.id not in state.index.rollouts:
             state.index.load_rollout(resolved.rollout, resolved.index.targets(resolved.rollout.id))
         rollout = current_rollout(state, resolved)
+        later = await state.store.find_later_changes(rollout.id)
         if body.withdraw:
             events = rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
         elif targets:

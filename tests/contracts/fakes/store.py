@@ -254,6 +254,17 @@ class MemoryStore:
             and target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
         )
 
+    async def find_later_changes(self, rollout: str) -> Mapping[str, str]:
+        ids, opened = list(self.memory.rollouts), self.memory.opened_events
+        later = [each for each in ids[ids.index(rollout) + 1 :] if opened[each].name == opened[rollout].name]
+        return {
+            target.node: each
+            for each in later
+            if each not in self.memory.deleted
+            for target in self._targets(each)
+            if target.outcome is Outcome.CHANGED
+        }
+
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         memory = self.memory
         return NodeConfigurations(

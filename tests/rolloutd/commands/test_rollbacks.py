@@ -78,6 +78,17 @@ async def test_ended_rollout_is_rolled_back_after_restart(tmp_path: Path) -> Non
         await inside.transition(rollout, "p1", Trigger.ROLLBACK_ORDERED, rolling_back=True)
 
 
+async def test_command_on_node_refuses_one_that_later_rollout_changed(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        first = await inside.start()
+        await inside.finish(first, "p1")
+        second = await inside.start(again=True)
+        await inside.finish(second, "p1")
+        refused = await assert_refused(steer(inside, "olga", first, "rollback", "p1"))
+        assert refused == (409, "changed-since")
+        await steer(inside, "olga", second, "rollback", "p1")
+
+
 async def test_node_that_later_rollout_changed_is_refused(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         first = await inside.start()
@@ -86,4 +97,5 @@ async def test_node_that_later_rollout_changed_is_refused(tmp_path: Path) -> Non
         second = await inside.start(again=True)
         await inside.finish(second, "p1")
         assert await assert_refused(order(inside, first, nodes=["p1"])) == (409, "changed-since")
+        assert await assert_refused(order(inside, first, all=True)) == (409, "changed-since")
         assert await order(inside, second, nodes=["p1"]) == ["p1"]
