@@ -51,7 +51,7 @@ def test_canary_bad_ten_minutes_into_soak_pauses_rollout() -> None:
             loop.call_from_world(1.0, read_progress)
 
         world.triggers["commit verified:n1"] = begin_soak
-        world.triggers["commit soak-check-failed:n1"] = fail
+        world.triggers["commit soak-check-failed:n1 VerdictRecorded"] = fail
         world.triggers["commit admitted:n2"] = lambda: seen.setdefault("fleet", loop.time())
         result = simulation.run()
     assert result.violations == []

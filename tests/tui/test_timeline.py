@@ -8,7 +8,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from machines.model.windows import Window
@@ -167,7 +167,7 @@ async def test_wide_screen_shows_the_timeline_beside_the_nodes(socket_dir: Path,
         rows = text.splitlines()
         assert any("FAILED 1" in row and "POOLS 4, most urgent first" in row for row in rows)
         assert re.findall(r"team/\w+", text) == [f"team/{name}" for name in ("search", *CALM)]
-        assert "sea001-00   ··········◔◔◑◑◕◕◕■■■" in text
+        assert "sea001-00   ··········◔◔◑◑◕◕■■■■" in text
         await pilot.press("tab", "down", "enter")
         await wait_for_text(pilot, "▸ sea001-00", "ATTEMPT 1")
         await pilot.press("escape", "t")
@@ -219,7 +219,7 @@ async def test_earlier_pages_of_the_audit_load_when_scrolled_to(socket_dir: Path
 async def test_ascii_timeline_has_distinct_marks(socket_dir: Path, utc: None) -> None:
     async with run_console(paused_fleet(), socket_dir, size=WIDE, ascii_only=True) as (app, pilot, _):
         await pilot.press("enter")
-        await wait_for_text(pilot, "..iimmvvv", "vXXXX", "! vote  y gate open  % soak")
+        await wait_for_text(pilot, "..iimmvv", "vXXXX", "! vote  y gate open  % soak")
         await pilot.press("left")
         await wait_for_text(pilot, "V18:52:", "AT 2026-11-20")
         assert screen_text(app).isascii()
@@ -241,13 +241,14 @@ async def test_timeline_draws_nothing_after_now(socket_dir: Path, utc: None) -> 
     fleet = running_fleet()
     async with run_console(fleet, socket_dir, size=WIDE) as (_, pilot, _server):
         await pilot.press("enter")
-        text = await wait_for_text(pilot, "◔◔◔◑◑◑◕◕◕◕")
+        text = await wait_for_text(pilot, "◔◔◔◑◑◑◕◕◕■")
         (row,) = [row for row in text.splitlines() if "team/platform" in row]
         bar = row.partition("team/platform ")[2]
-        assert re.fullmatch(r"·+◔◔◔◑◑◑◕◕◕◕·+ {10,}0/1 +1/3", bar.rstrip()), bar
+        assert re.fullmatch(r"·+◔◔◔◑◑◑◕◕◕■·+ {10,}0/1 +1/3", bar.rstrip()), bar
 
 
 @property_settings
+@example([([], 19), ([(0, 0), (0, 1)], 13), ([(0, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0)], 0), ([], 0)])
 @given(st.lists(st.tuples(moves, st.integers(0, 30)), min_size=2, max_size=6))
 def test_bar_extended_by_events_equals_one_drawn_at_once(
     steps: list[tuple[list[tuple[int, int]], int]],

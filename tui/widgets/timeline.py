@@ -237,6 +237,9 @@ def _spend(
     for column in range(max(0, scale.column(since)), min(scale.column(until) + 1, scale.columns)):
         begin = scale.start + column * scale.step
         seconds = min(until, begin + scale.step) - max(since, begin)
+        # A phase that ends where a column begins is not in it; one that begins just now is.
+        if seconds <= 0.0 and until < scale.now:
+            continue
         spent[column][phase] = spent[column].get(phase, 0.0) + seconds
 
 

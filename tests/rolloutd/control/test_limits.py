@@ -140,7 +140,9 @@ async def status_without_body(
 ) -> int:
     """Send the headers of a call that announces a body, and return the status of its answer."""
     inside.name_service.current = ACCOUNTS[who]
-    path = route.path.replace("{r}", parts["r"]).replace("{n}", "p1").replace("{t}", "search")
+    path = route.path
+    for name, value in {"{r}": parts["r"], "{n}": "p1", "{t}": "search", "{v}": "v1"}.items():
+        path = path.replace(name, value)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "run" / "control.sock")
     media = route.upload_type or "application/json"
     head = f"{route.method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\nContent-Length: 9\r\n\r\n"
