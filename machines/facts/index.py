@@ -16,6 +16,7 @@ from machines.facts.dry_runs import DryRunResults
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
+from machines.model.decision import DueRollbacks
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation, pools_of
 from machines.model.plan import Plan
@@ -37,6 +38,8 @@ class Index(FleetFacts):
         self._pending: dict[str, dict[str, list[QueuePosition]]] = {}
         self._unresolved_failures: dict[str, tuple[Failure, ...]] = {}
         self._wave_ends: dict[tuple[str, str], float | None] = {}
+        self.due_rollbacks: dict[str, DueRollbacks] = {}
+        """What machines/rules/rollbacks.py found, until a fact changes that it may depend on."""
         self._needing_driver: set[tuple[str, str]] = set()
         self._in_flight = 0
         self._left_cordoned: set[str] = set()

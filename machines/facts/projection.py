@@ -10,7 +10,8 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 
 - Every change of a target goes through _store_target(), which removes the old version from all counters and
   adds the new one.  No counter is changed elsewhere.
-- What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures, _wave_ends).
+- What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures, _wave_ends,
+  due_rollbacks).
 - Whatever may allow a waiting node to start must activate its group in the scheduling queue.  A forgotten
   activation is the worst error here: the node waits although nothing blocks it, until a restart.
 
@@ -212,6 +213,7 @@ class Projection(Index):
                 self._load_rollout_preparations(name)
             self._add_pool_keys(self._rollouts[name].plan)
         self._unresolved_failures.clear()
+        self.due_rollbacks.clear()
         self._rebuild_pools()
         for observation in self._observations.values():
             self._schedule_reevaluation(observation)
@@ -219,12 +221,14 @@ class Projection(Index):
     def _apply_to_fleet(self, event: events.FleetEvent) -> None:
         match event:
             case events.NodesDiscovered():
+                self.due_rollbacks.clear()
                 for node in event.nodes:
                     self._nodes[node.name] = node
                     self._pool_index.update_node(node, self._pool_keys)
                     self._requeue(node.name)
                     self._replace_preparations(node.name)
             case events.NodesRemoved():
+                self.due_rollbacks.clear()
                 for name in event.names:
                     self._pool_index.remove_node(name)
                     self._nodes.pop(name, None)
@@ -286,9 +290,13 @@ class Projection(Index):
             self._rebuild_pools()
 
     def _update_rollout(self, rollout_id: str, rollout: Rollout) -> None:
-        is_closing = rollout.closed and not self._rollouts[rollout_id].closed
+        before = self._rollouts[rollout_id]
+        if rollout is before:
+            return
+        is_closing = rollout.closed and not before.closed
         self._rollouts[rollout_id] = rollout
         self._unresolved_failures.pop(rollout_id, None)
+        self.due_rollbacks.pop(rollout_id, None)
         if is_closing:
             targets = self._targets[rollout_id].values()
             for target in targets:
@@ -314,7 +322,7 @@ class Projection(Index):
             self._isolations.pop((rollout, target.node), None)
         self._in_flight -= len(self._counters[rollout].in_flight)
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self._unresolved_failures)
-        for table in by_rollout:
+        for table in (*by_rollout, self.due_rollbacks):
             table.pop(rollout, None)
         self._pool_index.reevaluate(target.node for target in removed)
 
@@ -395,6 +403,10 @@ class Projection(Index):
             self._isolations.pop((rollout, node), None)
         self._unresolved_failures.pop(rollout, None)
         self._wave_ends.pop((rollout, target.wave), None)
+        # What a node in flight does changes no rollback that is due; dropping them costs a sort of all.
+        is_at_work = {target.phase, before and before.phase} <= IN_FLIGHT_PHASES
+        if before is None or not is_at_work or before.rolling_back != target.rolling_back:
+            self.due_rollbacks.pop(rollout, None)
         self._pool_index.reevaluate((node,))
 
     def _count_target(self, target: Target) -> None:

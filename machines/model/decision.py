@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
-from machines.model.rollout import Hold
+from machines.model.rollout import Failure, Hold, Target
 from machines.model.windows import Freeze
 
 
@@ -137,3 +137,15 @@ class Decision:
     soak_restarts: tuple[RestartSoak, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     wake_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DueRollbacks:
+    """The nodes to roll back, the next one first, and how many more only people may order.
+
+    `failure` is the first one that the plan answers, None when people alone have ordered what is due.
+    """
+
+    targets: tuple[Target, ...] = ()
+    beyond_limit: tuple[Target, ...] = ()
+    failure: Failure | None = None

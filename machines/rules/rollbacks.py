@@ -9,10 +9,10 @@ This file does not know pools and slots; the scheduler does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from machines.facts.index import Index
+from machines.model.decision import DueRollbacks
 from machines.model.node import natural_sort_key
 from machines.model.plan import PILOT_WAVE, OnFailure
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
@@ -29,20 +29,15 @@ NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
 """Failures that say nothing against the change, so they roll nothing back by themselves."""
 
 
-@dataclass(frozen=True, slots=True)
-class DueRollbacks:
-    """The nodes to roll back, the next one first, and how many more only people may order.
-
-    `failure` is the first one that the plan answers, None when people alone have ordered what is due.
-    """
-
-    targets: tuple[Target, ...] = ()
-    beyond_limit: tuple[Target, ...] = ()
-    failure: Failure | None = None
-
-
 def due_rollbacks(index: Index, rollout: Rollout) -> DueRollbacks:
     """Return the rollout's nodes to roll back; those in flight are no longer due."""
+    known = index.due_rollbacks.get(rollout.id)
+    if known is None:
+        known = index.due_rollbacks[rollout.id] = _find_due(index, rollout)
+    return known
+
+
+def _find_due(index: Index, rollout: Rollout) -> DueRollbacks:
     begun = index.counters(rollout.id).rollbacks_due
     ordered = [index.target(rollout.id, node) for node in begun if node in index.nodes]
     failure = _answered_failure(index, rollout)
@@ -60,9 +55,8 @@ def due_rollbacks(index: Index, rollout: Rollout) -> DueRollbacks:
 
 def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     """Return the failed rollback that people have not settled: it stops all others of the rollout."""
-    failed = (index.target(rollout.id, node) for node in index.counters(rollout.id).failed)
-    unsettled = {target.failure for target in failed if target.rolling_back}
-    first = next((each for each in index.unresolved_failures(rollout.id) if each in unsettled), None)
+    unresolved = index.unresolved_failures(rollout.id)
+    first = next((f for f in unresolved if _is_of_failed_rollback(f, index.target(rollout.id, f.node))), None)
     if first is None:
         return None
     params: Params = {"step": first.step, "message": first.message}
@@ -87,6 +81,10 @@ def rollbacks_reason(index: Index, rollout: Rollout) -> Reason | None:
         remedy = Remedy(RemedyKind.ROLL_BACK, {"rollout": rollout.id, "nodes": nodes})
         return Reason(ReasonCode.ROLLBACK_LIMIT, rollout.id, limits, cause.at, remedy)
     return None
+
+
+def _is_of_failed_rollback(failure: Failure, target: Target) -> bool:
+    return target.rolling_back and target.phase is Phase.FAILED and target.failure == failure
 
 
 def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:

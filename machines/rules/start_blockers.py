@@ -367,8 +367,8 @@ def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Ca
     return None
 
 
-def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> int:
-    """Return how many more nodes of the wave may be in flight."""
+def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, capacity: Capacity) -> int:
+    """Return how many more nodes of the wave, None for the rollout, may be in flight."""
     if index.disk_shortage is not None:
         return 0
     limits = _parallelism_limits(index, rollout, wave, capacity)
@@ -376,18 +376,20 @@ def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef, capacity: 
 
 
 def _parallelism_limits(
-    index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity
+    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: Capacity
 ) -> tuple[tuple[str, int | None, int], ...]:
     """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
     admitted = capacity.admitted_by_rollout.get(rollout.id, 0)
     counters = index.counters(rollout.id)
-    phases = counters.waves.get(wave.name)
-    in_wave = 0 if phases is None else sum(phases[phase] for phase in IN_FLIGHT_PHASES)
-    return (
+    limits = (
         ("fleet", index.limits.max_parallel, index.in_flight() + capacity.admitted),
         ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
-        ("wave", wave.max_parallel, in_wave + admitted),
     )
+    if wave is None:
+        return limits
+    phases = counters.waves.get(wave.name)
+    in_wave = 0 if phases is None else sum(phases[phase] for phase in IN_FLIGHT_PHASES)
+    return (*limits, ("wave", wave.max_parallel, in_wave + admitted))
 
 
 # -- what may lift a reason ----------------------------------------------------------

@@ -17,25 +17,37 @@ from machines.scheduler.admission import DecisionBuilder
 
 def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """Start the rollbacks of a rollout that may start, also of one that has ended."""
+    capacity = builder.capacity
+    if not start_blockers.remaining_capacity(index, rollout, None, capacity):
+        return
     due = rollbacks.due_rollbacks(index, rollout)
     if not due.targets or _rollout_blocker(index, rollout) is not None:
         return
     reason = rollbacks.rollbacks_reason(index, rollout) if due.failure is not None else None
     for target in due.targets:
-        if target.node in builder.capacity.reserved_slots.nodes:
-            continue
-        blocker = start_blockers.rollback_blocker(index, rollout, target, now) or pools.slot_blocker(
-            index, target, now, builder.capacity.reserved_slots
-        )
-        if blocker is not None:
-            _prepare_for(index, target, blocker, now, builder)
-            continue
-        if _awaits_idle(index, rollout, target, now, builder):
-            continue
-        if not start_blockers.remaining_capacity(index, rollout, _wave(rollout, target), builder.capacity):
+        if not _may_begin(index, rollout, target, now, builder):
             continue
         builder.rollbacks.append(RollBack(rollout.id, target.node, None if target.order else reason))
-        builder.capacity.reserve(index, target)
+        capacity.reserve(index, target)
+        if not start_blockers.remaining_capacity(index, rollout, None, capacity):
+            return
+
+
+def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, builder: DecisionBuilder) -> bool:
+    """Return whether a node that is due may begin; what may lift its blocker is requested."""
+    capacity = builder.capacity
+    if target.node in capacity.reserved_slots.nodes:
+        return False
+    blocked = pools.pool_without_slot(index, target, capacity.reserved_slots)
+    if blocked is not None and blocked[1] is not None:
+        return False  # the event that frees the slot makes the next decision
+    if not start_blockers.remaining_capacity(index, rollout, _wave(rollout, target), capacity):
+        return False
+    blocker = start_blockers.rollback_blocker(index, rollout, target, now)
+    if blocker is not None or blocked is not None:
+        _prepare_for(index, target, blocker, now, builder)
+        return False
+    return not _awaits_idle(index, rollout, target, now, builder)
 
 
 def queue_reason(index: Index, target: Target, now: float) -> Reason:
@@ -45,6 +57,7 @@ def queue_reason(index: Index, target: Target, now: float) -> Reason:
         _rollout_blocker(index, rollout)
         or start_blockers.rollback_blocker(index, rollout, target, now)
         or pools.slot_blocker(index, target, now)
+        or start_blockers.capacity_blocker(index, rollout, _wave(rollout, target), start_blockers.Capacity())
         or (None if target.isolated else start_blockers.traffic_blocker(index, target))
         or Reason(ReasonCode.ROLLBACK_QUEUED, target.node, since=target.ordered_at or None)
     )
@@ -59,12 +72,14 @@ def _rollout_blocker(index: Index, rollout: Rollout) -> Reason | None:
     )
 
 
-def _prepare_for(index: Index, target: Target, blocker: Reason, now: float, builder: DecisionBuilder) -> None:
-    """Request what may lift the blocker: an observation, or time."""
-    if blocker.code in start_blockers.NEEDS_OBSERVATION:
+def _prepare_for(
+    index: Index, target: Target, blocker: Reason | None, now: float, builder: DecisionBuilder
+) -> None:
+    """Request what may lift the blocker, None for unknown peers: an observation, or time."""
+    if blocker is None or blocker.code in start_blockers.NEEDS_OBSERVATION:
         admission.request_observations(index, (target.node,), builder)
         admission.request_peer_observations(index, target, builder)
-    if blocker.code is ReasonCode.BACKOFF:
+    elif blocker.code is ReasonCode.BACKOFF:
         builder.wake_by(target.not_before)
 
 

@@ -51,6 +51,7 @@ from machines.workflow.guard import (
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
+    has_begun_run,
     in_service_since,
     isolated_in_earlier_attempt,
 )
@@ -284,14 +285,9 @@ class _Reconciler:
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
                 code = latest.failure_code
-                if code is FailureCode.UNREACHABLE and self._has_begun_run():
+                if code is FailureCode.UNREACHABLE and has_begun_run(self._attempt_records):
                     code = FailureCode.LOST
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
-
-    def _has_begun_run(self) -> bool:
-        """Return whether a run of the attempt reached the node: it has a part of the change."""
-        runs = (r for r in self._attempt_records if r.action is StepAction.RUN)
-        return any(r.state is not StepState.INTENDED and r.code is not FailureCode.UNREACHABLE for r in runs)
 
     # isolating
 

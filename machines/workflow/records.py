@@ -8,7 +8,7 @@ from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
-from machines.model.rollout import Target
+from machines.model.rollout import FailureCode, Target
 
 _ISOLATOR_ACTIONS = (StepAction.APPLY, StepAction.INSPECT, StepAction.REVERT)
 
@@ -100,3 +100,9 @@ def upsert(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecor
 def record_key(record: StepRecord) -> tuple[int, str, StepAction, int]:
     """Return the identity of a record among its node's records; an intent and its result share it."""
     return (record.attempt, record.step, record.action, record.number)
+
+
+def has_begun_run(records: Sequence[StepRecord]) -> bool:
+    """Return whether a run of these records reached the node, which may have a part of the change."""
+    runs = (record for record in records if record.action is StepAction.RUN)
+    return any(r.state is not StepState.INTENDED and r.code is not FailureCode.UNREACHABLE for r in runs)

@@ -10,12 +10,14 @@ import pytest
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.events import NodeOrdered, RolloutCancelled, RolloutEnded, RolloutPaused
-from machines.model.limits import Limits, PoolRule
+from machines.model.limits import DiskShortage, Limits, PoolRule
 from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
+from machines.scheduler.admission import DecisionBuilder
 from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.rollbacks import admit_rollbacks
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
 from tests.machines.builders import (
@@ -105,6 +107,7 @@ def test_failure_that_blames_no_change_rolls_nothing_back(code: FailureCode) -> 
     rollout = index.rollout("R")
     index._rollouts["R"] = replace(rollout, failures=(replace(rollout.failures[0], code=code),))
     index._unresolved_failures.clear()
+    index.due_rollbacks.clear()
     assert begun(index) == []
 
 
@@ -121,6 +124,37 @@ def test_budget_of_pool_limits_rollbacks_in_order() -> None:
         roll_back(index, node)
     assert begun(index, T0 + 80.0) == ["n2", "m1"]
     assert explain_node(index, "R", "n1", T0 + 80.0).code is ReasonCode.ROLLBACK_QUEUED
+
+
+def test_node_without_capacity_says_so() -> None:
+    index = fleet(max_parallel=1)
+    fail(index, "n5", at=T0 + 5)
+    transition(index, "n5", Trigger.ROLLBACK_ORDERED, at=T0 + 60.0, rolling_back=True)
+    assert begun(index, T0 + 61.0) == []
+    assert explain_node(index, "R", "n4", T0 + 61.0).code is ReasonCode.MAX_PARALLEL
+    index.record_disk_shortage(DiskShortage(1, 2, T0 + 62.0))
+    assert explain_node(index, "R", "n4", T0 + 62.0).code is ReasonCode.DISK_FULL
+
+
+def test_work_on_nodes_in_flight_keeps_what_is_due() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    transition(index, "n5", Trigger.ROLLBACK_ORDERED, at=T0 + 60.0, rolling_back=True)
+    found = due_rollbacks(index, index.rollout("R"))
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+        transition(index, "n5", trigger, at=T0 + 61.0, rolling_back=True)
+    assert due_rollbacks(index, index.rollout("R")) is found
+    transition(index, "n4", Trigger.ROLLBACK_ORDERED, at=T0 + 62.0, rolling_back=True)
+    assert due(index) == ["n3", "n2", "n1"]
+
+
+def test_full_rollout_asks_nothing_of_its_nodes() -> None:
+    index = fleet(max_parallel=1)
+    fail(index, "n5", at=T0 + 5)
+    transition(index, "n5", Trigger.ROLLBACK_ORDERED, at=T0 + 60.0, rolling_back=True)
+    builder = DecisionBuilder()
+    admit_rollbacks(index, index.rollout("R"), T0 + 61.0, builder)
+    assert (builder.nodes_to_observe, index.due_rollbacks) == ({}, {})
 
 
 def test_at_most_leaves_rest_to_people() -> None:

@@ -47,7 +47,7 @@ class RecordJudge:
         content = self._given.get((rollout, node))
         if event.outcome is Outcome.ROLLED_BACK:
             if is_current:
-                passed.reverse()
+                passed[:] = [None, passed[0]]
         elif content is not None and event.trigger is Trigger.VERIFIED:
             if passed[1] is None or passed[1][0] != content:
                 passed[0] = passed[1]
