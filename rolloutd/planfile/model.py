@@ -117,7 +117,8 @@ class Prepare(Params):
     )
     tolerate: field_types.NodeBudget = Field(
         default="10%",
-        description="Nodes that may fail a stage before the rollout pauses; of canaries always none.",
+        description="Nodes that may fail a stage; with more, no other node is prepared or isolated. No "
+        "canary may fail.",
     )
     cleanup: Cleanup = Field(
         default=ABSENT,
@@ -267,7 +268,7 @@ def _prepare_schema(schema: dict[str, Any]) -> None:
     """Let the schema accept the list of stages alone."""
     section = dict(schema)
     schema.clear()
-    schema["description"] = section.pop("description")
+    schema["description"] = section["description"]
     schema["anyOf"] = [section, section["properties"]["stages"]]
 
 

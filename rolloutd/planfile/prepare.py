@@ -40,7 +40,8 @@ Glob = Annotated[str, Field(min_length=1, max_length=253)]
 
 class _PrepareStage(Params):
     name: field_types.Name = Field(
-        default=ABSENT, description="Name of the stage: its kind, of several of a kind `KIND-N`."
+        default=ABSENT,
+        description="Name of the stage; its kind if not given, or `KIND-N` if several have that kind.",
     )
     vars: Variables = Field(
         default={},
@@ -78,7 +79,8 @@ class Build(_PrepareStage):
     )
     manifest: SourcePath = Field(
         default=DEFAULT_MANIFEST,
-        description="Manifest that the playbook writes, where the variable `rolloutd_manifest` says.",
+        description="File name of the manifest; the playbook writes it to the path in the variable "
+        "`rolloutd_manifest`.",
     )
 
 
@@ -105,7 +107,7 @@ class StageArtifacts(_NodeStage):
     )
     playbook: Playbook = Field(default=ABSENT, description="Playbook of `method: playbook`.")
     rate: field_types.Rate = Field(
-        default=ABSENT, description="Bytes a second of the whole rollout; no limit if not given."
+        default=ABSENT, description="Bytes a second of this stage, all nodes together; no limit if not given."
     )
     rate_by: field_types.LabelKey = Field(
         default=ABSENT, description="Label key; the rate then holds for the nodes of each of its values."
