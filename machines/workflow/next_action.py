@@ -60,6 +60,7 @@ from machines.workflow.steps import (
     RULES,
     Purpose,
     Step,
+    backoff_s,
     compile_steps,
     is_excused,
     judging_steps,
@@ -77,12 +78,6 @@ RESUMED_ABORT_REASON = "the daemon stopped while the isolation was being aborted
 
 SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""
-
-ABORT_BACKOFF_S = 60.0
-"""Delay after the first aborted isolation; it doubles with each further one."""
-
-ABORT_BACKOFF_MAX_S = 3600.0
-"""Longest delay after an aborted isolation: a node that is tried every hour still meets most windows."""
 
 
 def next_action(
@@ -122,10 +117,6 @@ def next_action(
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
     return reconciler.end_guard_before(reconciler.reconcile_phase())
-
-
-def backoff_s(aborted_isolations: int) -> float:
-    return float(min(ABORT_BACKOFF_S * 2 ** min(aborted_isolations, 10), ABORT_BACKOFF_MAX_S))
 
 
 @dataclass(frozen=True, slots=True)

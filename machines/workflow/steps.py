@@ -32,9 +32,15 @@ UNKNOWN_RETRY_S = 5.0
 UNKNOWN_MAX_TRIES = 3
 """Tries of a step whose answer was lost; after the last one, unknown traffic counts as busy."""
 
-
 RETURN_MAX_TRIES = 45
 """Tries of a return to service whose isolator answers "busy", some 15 minutes; then a person decides."""
+
+
+FIRST_BACKOFF_S = 60.0
+"""Delay after the first aborted isolation or failed prepare stage; it doubles with each further one."""
+
+MAX_BACKOFF_S = 3600.0
+"""Longest such delay: a node that is tried every hour still meets most windows."""
 
 
 class Purpose(StrEnum):
@@ -281,3 +287,8 @@ def _guarded(guard: Guard | None, runs: list[Step]) -> list[Step]:
 
 def _rows(purpose: Purpose, specs: Iterable[StepDef], prefix: str = "") -> list[Step]:
     return [Step(prefix + spec.name, purpose, spec) for spec in specs]
+
+
+def backoff_s(failed_before: int) -> float:
+    """Return the delay before the next try of what failed once more than this."""
+    return float(min(FIRST_BACKOFF_S * 2 ** min(failed_before, 10), MAX_BACKOFF_S))

@@ -30,8 +30,8 @@ from machines.model.rollout import FailureCode, Rollout
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.preparing import may_begin
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import backoff_s
 from machines.workflow.phase_transitions import transition
+from machines.workflow.steps import backoff_s
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.prepare_runs import LOCALHOST, PrepareRuns, run_id
