@@ -70,6 +70,8 @@ class FailureCode(StrEnum):
     """A prepare stage changed what it must not change on a node in service."""
     RESTORED_ITSELF = "restored-itself"
     """The node undid the change, because the change was not confirmed in time."""
+    DAEMON_AWAY = "daemon-away"
+    """The node undid the change, because no daemon was there to confirm it in time."""
     DISTURBED = "disturbed"
     """Another rollout, a user or another tool changed the node or stopped its run during the attempt."""
 

@@ -25,7 +25,7 @@ NOT_BEGUN: Final = frozenset(
 )
 """Failures before the run began: they changed nothing."""
 
-NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
+NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED, FailureCode.DAEMON_AWAY}
 """Failures that say nothing against the change, so they roll nothing back by themselves."""
 
 

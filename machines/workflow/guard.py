@@ -13,11 +13,14 @@ from dataclasses import replace
 from machines.model.actions import Action, StopRun, Transition
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
-from machines.model.rollout import FailureCode
+from machines.model.rollout import BLAMES_CHANGE, FailureCode
 from machines.states import Trigger
 
 ANSWER_S = 300.0
 """How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
+
+BY_DAEMON = "daemon"
+"""What a restore's value names as `by` if the daemon asked for it; else the node began it alone."""
 
 
 def may_be_armed(records: Sequence[StepRecord]) -> bool:
@@ -37,10 +40,13 @@ def is_cleaned_up(records: Sequence[StepRecord]) -> bool:
     return True
 
 
-def is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float) -> bool:
-    """Return whether the node has not reported its restore, although it must have restored itself."""
+def is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float, elapsed_s: float) -> bool:
+    """Return whether the node has not reported its restore, although it must have restored itself.
+
+    `elapsed_s` is the time in its phase during which a daemon was running: without one it was not asked.
+    """
     began = [record.began_at for record in records if record.action is StepAction.RESTORE]
-    return bool(began) and now - min(began) > guard.after_s + ANSWER_S
+    return bool(began) and min(now - min(began), elapsed_s) > guard.after_s + ANSWER_S
 
 
 def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
@@ -51,14 +57,24 @@ def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
     running = [record for record in records if record.handle and record.state is StepState.INTENDED]
     if running:
         return StopRun(running[-1], f"{ended[-1].text}; its playbook was stopped")
-    return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text)
+    runs = [record for record in records if record.action is StepAction.RUN]
+    has_begun = any(record.code is not FailureCode.NEVER_STARTED for record in runs)
+    code = FailureCode.FAILED if has_begun else FailureCode.NEVER_STARTED
+    return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text, code=code)
 
 
-def restored_failure(failed: Transition, restore: StepRecord) -> Transition:
+def restored_failure(
+    failed: Transition, restore: StepRecord, records: Sequence[StepRecord], now: float, elapsed_s: float
+) -> Transition:
     """Return the failure with what the guard did; the last restore is final, or its answer overdue."""
-    text = f"{failed.text}; {restore.text}" if restore.text else failed.text
-    if restore.state is not StepState.OK:
-        return replace(failed, text=text)
+    failed = replace(failed, text=f"{failed.text}; {restore.text}" if restore.text else failed.text)
     # Without a value nothing had been armed.
-    code = failed.code if restore.prior is None else FailureCode.RESTORED_ITSELF
-    return replace(failed, text=text, code=code)
+    is_restored = restore.state is StepState.OK and restore.prior is not None
+    if not is_restored or failed.code not in BLAMES_CHANGE:
+        return failed
+    began = [record.began_at for record in records if record.action is StepAction.RUN]
+    # The daemon that asks now was not there when the run began, so its absence may be the cause.
+    was_away = bool(began) and elapsed_s < now - began[-1]
+    by_daemon = restore.prior.get("by") == BY_DAEMON
+    is_unattended = was_away and not by_daemon
+    return replace(failed, code=FailureCode.DAEMON_AWAY if is_unattended else FailureCode.RESTORED_ITSELF)

@@ -386,13 +386,14 @@ class _Reconciler:
             return self._start(CLEAN_UP, 1 if latest is None else latest.number + (not is_open))
         step = restore_step(guard)
         latest = self._latest(step)
-        match self._next_try(step, latest):
-            case Wait() as wait if not is_restore_overdue(guard, records, self.now):
-                return wait
-            case int() as number if not is_restore_overdue(guard, records, self.now):
-                return self._start(step, number)
+        if not is_restore_overdue(guard, records, self.now, self.elapsed_s):
+            match self._next_try(step, latest):
+                case Wait() as wait:
+                    return wait
+                case int() as number:
+                    return self._start(step, number)
         assert latest is not None
-        return restored_failure(action, latest)
+        return restored_failure(action, latest, records, self.now, self.elapsed_s)
 
     # verifying
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from machines.model.actions import (
     Action,
     ArmGuard,
@@ -18,7 +20,7 @@ from machines.model.actions import (
 )
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard, StepDef
-from machines.model.rollout import FailureCode, NodeOrder, Target
+from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.states import Phase, Trigger
 from machines.workflow.guard import ANSWER_S
 from machines.workflow.next_action import next_action
@@ -136,14 +138,50 @@ def test_stop_order_restores_first() -> None:
     stopped = replace(MAINTAINING, order=NodeOrder.STOP)
     assert isinstance(after(ARMED, RUNNING, target=stopped), StopRun)
     assert after(ARMED, RUN_FAILED, target=stopped) == RestoreGuard(GUARD, 1)
-    assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.RESTORED_ITSELF
+    assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.DISTURBED
+
+
+@pytest.mark.parametrize("code", sorted(set(FailureCode) - BLAMES_CHANGE))
+def test_failure_of_surroundings_keeps_its_code_after_restore(code: FailureCode) -> None:
+    assert failure(ARMED, replace(RUN_FAILED, code=code), RESTORED).code is code
+
+
+def test_guard_that_ended_before_run_blames_nothing() -> None:
+    assert failure(ARMED, GUARD_ENDED, RESTORED).code is FailureCode.NEVER_STARTED
+    waited = replace(RUN_FAILED, code=FailureCode.NEVER_STARTED)
+    assert failure(ARMED, waited, GUARD_ENDED, RESTORED).code is FailureCode.NEVER_STARTED
+
+
+@pytest.mark.parametrize(
+    ("by", "elapsed_s", "code"),
+    [
+        ("timer", 5.0, FailureCode.DAEMON_AWAY),
+        ("boot", 5.0, FailureCode.DAEMON_AWAY),
+        ("daemon", 5.0, FailureCode.RESTORED_ITSELF),
+        ("timer", 60.0, FailureCode.RESTORED_ITSELF),
+    ],
+)
+def test_restore_while_daemon_was_down_does_not_blame_change(
+    by: str, elapsed_s: float, code: FailureCode
+) -> None:
+    restored = step(StepAction.RESTORE, StepState.OK, prior={"by": by, "restored": []}, at=60.0)
+    records = [ARMED, RUN_FAILED, GUARD_ENDED, restored]
+    failed = next_action(PLAN, MAINTAINING, records, T0 + 60, elapsed_s=elapsed_s, has_unfinished_run=False)
+    assert isinstance(failed, Transition)
+    assert failed.code is code
+    assert (failed.code in BLAMES_CHANGE) is (code is FailureCode.RESTORED_ITSELF)
 
 
 def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
     silent = step(StepAction.RESTORE, StepState.UNKNOWN)
     assert after(ARMED, RUN_FAILED, silent) == Wait(T0 + UNKNOWN_RETRY_S, "guard")
     assert after(ARMED, RUN_FAILED, silent, at=UNKNOWN_RETRY_S) == RestoreGuard(GUARD, 2)
-    overdue = failure(ARMED, RUN_FAILED, silent, at=120.0 + ANSWER_S + 1)
+    late = 120.0 + ANSWER_S + 1
+    restarted = next_action(
+        PLAN, MAINTAINING, [ARMED, RUN_FAILED, silent], T0 + late, elapsed_s=1.0, has_unfinished_run=False
+    )
+    assert restarted == RestoreGuard(GUARD, 2)
+    overdue = failure(ARMED, RUN_FAILED, silent, at=late)
     assert overdue.code is FailureCode.FAILED
     assert overdue.text == "run failed; restore unknown"
 

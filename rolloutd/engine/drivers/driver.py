@@ -20,7 +20,7 @@ from machines.model.events import DeadlineExtended, Event, HoldReleased, NodeOrd
 from machines.model.node import NodeHealth, NodeKind
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
-from machines.model.rollout import FailureCode, NodeOrder, Target
+from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
 from machines.scheduler.supersede import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
@@ -386,7 +386,7 @@ class Driver:
         """Return the code of a failure; a node that its cluster reports as not ready has another cause."""
         node, seen = self._state.index.nodes.get(self.node), self._state.index.observation(self.node)
         is_kubernetes = node is not None and node.kind is NodeKind.KUBERNETES
-        if action.code is not FailureCode.FAILED or not is_kubernetes or seen is None:
+        if action.code not in BLAMES_CHANGE or not is_kubernetes or seen is None:
             return action.code
         return FailureCode.LOST if seen.sight is NodeHealth.DOWN else action.code
 

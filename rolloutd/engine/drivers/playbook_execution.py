@@ -7,6 +7,7 @@ means.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -144,6 +145,8 @@ class PlaybookExecution:
             run_in_progress = await self._was_started(self._journal.recorded_version(record).handle)
             if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
                 return None
+            if not run_in_progress and not await self._guard.wait_until_heard():
+                return None
             await self._journal.write(self._journal.recorded_version(record))
         await self._capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
         return failure
@@ -152,7 +155,17 @@ class PlaybookExecution:
         """Start or find the run and wait for its end; None when the node left, or must not go on with it."""
         async with running_in_background(self._guard.keep_armed()) as guard_ended:
             guard_ended.add_done_callback(lambda _: self._wakeup.trigger())
-            handle = await self._runner.start(await self._build_request(action, record.handle))
+            request = await self._build_request(action, record.handle)
+            async with running_in_background(self._runner.start(request)) as starting:
+                # A run that waits for a run slot must not begin after its guard has ended.
+                await asyncio.wait((starting, guard_ended), return_when=asyncio.FIRST_COMPLETED)
+            if starting.cancelled():
+                await self._guard.record_end(guard_ended.result())
+                if await self._was_started(record.handle):
+                    return None
+                text = "its guard ended before the run began"
+                return RunState(Failed(text, code=FailureCode.NEVER_STARTED))
+            handle = starting.result()
             if handle != self._journal.recorded_version(record).handle:
                 await self._journal.write(replace(record, handle=handle))
             while True:

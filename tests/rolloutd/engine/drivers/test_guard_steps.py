@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from machines.model.events import NodesDiscovered
+from machines.model.node import NodeHealth, NodeKind, Observation
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.ports import Failed, GuardState, Ok
+from rolloutd.ports import Failed, GuardState, Ok, RunRequest
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
-from tests.contracts.fakes.runner import FakeRun, FakeRunner, Script
+from tests.contracts.fakes.runner import FakeRun, FakeRunHost, FakeRunner, Script
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 AFTER_S = 120
@@ -27,7 +30,8 @@ class GuardedNode:
 
     def __init__(self, env: ControlEnvironment, rollout: str) -> None:
         self.env, self.rollout = env, rollout
-        self.runner, self.check = FakeRunner(env.run_host), FakeCheck()
+        self.runner: FakeRunner = FakeRunner(env.run_host)
+        self.check = FakeCheck()
         self.guard = FakeNodeGuard(env.clock)
         self.files["/etc/net"] = "before"
         self.driver: asyncio.Task[None] | None = None
@@ -141,7 +145,66 @@ async def test_daemon_that_was_away_finds_restore(tmp_path: Path) -> None:
         await node.pass_time(AFTER_S)
         node.start()
         await node.until(lambda: node.target.phase is Phase.FAILED)
-        assert node.code is FailureCode.RESTORED_ITSELF
+        assert node.code is FailureCode.DAEMON_AWAY
+        assert await node.env.state.store.load_verdicts() == ()
+
+
+class BusyRunner(FakeRunner):
+    """A runner without a free slot."""
+
+    starts = 0
+
+    async def start(self, request: RunRequest) -> str:
+        self.starts += 1
+        return await asyncio.Future()
+
+
+class FailingRunner(FakeRunner):
+    """A runner that cannot start a run; its nodes fall silent then."""
+
+    def __init__(self, world: FakeRunHost, guard: FakeNodeGuard) -> None:
+        super().__init__(world)
+        self.guard, self.starts = guard, 0
+
+    async def start(self, request: RunRequest) -> str:
+        self.starts += 1
+        self.guard.down.add(request.node)
+        raise OSError("no memory left")
+
+
+async def test_run_that_waits_for_slot_does_not_begin_after_its_guard(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        await node.stop()
+        node.runner = runner = BusyRunner(node.env.run_host)
+        node.start()
+        await node.until(lambda: runner.starts > 0)
+        node.guard.down.add("p1")
+        await node.pass_time(AFTER_S)
+        node.guard.down.clear()
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.env.run_host.runs == {}
+        assert node.code is FailureCode.NEVER_STARTED
+
+
+async def test_second_try_of_run_waits_until_node_is_heard(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        await node.stop()
+        node.runner = runner = FailingRunner(node.env.run_host, node.guard)
+        node.start()
+        await node.until(lambda: runner.starts > 0)
+        await node.pass_time(AFTER_S // 2)
+        assert runner.starts == 1
+
+
+async def test_kubernetes_node_that_is_lost_is_not_blamed_by_its_guard(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        run, state = await node.run_in_progress(), node.env.state
+        await node.env.commit(NodesDiscovered((replace(state.index.nodes["p1"], kind=NodeKind.KUBERNETES),)))
+        now = node.env.clock.now() + 1
+        state.index.record_observations([Observation("p1", NodeHealth.DOWN, now, "NotReady")], now)
+        run.end(Failed("no answer"))
+        await node.until(lambda: node.target.phase is Phase.FAILED)
+        assert node.code is FailureCode.LOST
 
 
 async def test_short_absence_changes_nothing(tmp_path: Path) -> None:
