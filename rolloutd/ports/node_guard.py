@@ -61,6 +61,3 @@ class NodeGuard(Protocol):
         """
 
     async def inspect(self, ctx: StepContext) -> GuardReport: ...
-
-    async def clean(self, ctx: StepContext) -> bool:
-        """Remove the node's ended guards; return whether none is left."""

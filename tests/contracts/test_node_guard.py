@@ -194,13 +194,6 @@ class NodeGuardContract:
             guard, ctx = backend.guard, context(backend)
             for operation in (guard.renew, guard.disarm, guard.restore, guard.inspect):
                 assert (await operation(ctx)).state is GuardState.NONE
-            assert await guard.clean(ctx)
-
-    async def test_clean_removes_ended_guards_only(self, tmp_path: Path) -> None:
-        async with self.changed(tmp_path) as (backend, ctx):
-            assert not await backend.guard.clean(ctx)
-            assert (await backend.guard.disarm(ctx)).state is GuardState.CONFIRMED
-            assert await backend.guard.clean(ctx)
 
     async def test_silent_node_is_unreachable(self, tmp_path: Path) -> None:
         async with self.open(tmp_path) as backend:

@@ -46,10 +46,6 @@ class SimNodeGuard:
         await self._access.connect(ctx.host.name)
         return self._report(ctx)
 
-    async def clean(self, ctx: StepContext) -> bool:
-        """Nothing is left on these nodes."""
-        return True
-
     async def _change(self, label: str, ctx: StepContext, change: Callable[[], None]) -> GuardReport:
         await self._access.connect(ctx.host.name)
 

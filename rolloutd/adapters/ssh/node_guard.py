@@ -17,6 +17,9 @@ from rolloutd.ports import Clock, GuardReport, GuardState, Shell, StepContext
 
 MIN_TIMEOUT_S = 1.0
 
+UNSURE = 75
+"""Exit status of the script when its guard may be armed, although it could not do its work."""
+
 _TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -59,21 +62,23 @@ class SshNodeGuard:
     async def inspect(self, ctx: StepContext) -> GuardReport:
         return await self._ask(ctx, "inspect")
 
-    async def clean(self, ctx: StepContext) -> bool:
-        return "clean" in await self._run(ctx, "clean")
-
     async def _ask(self, ctx: StepContext, operation: str, *arguments: str, **texts: str) -> GuardReport:
         answers = [line.partition(" ")[::2] for line in await self._run(ctx, operation, *arguments, **texts)]
         words = dict(answers)
+        if "state" not in words:
+            raise AdapterFailed(f"{ctx.host.name}: the guard on the node gave no state")
         return GuardReport(
-            GuardState(words.get("state", "none")),
+            GuardState(words["state"]),
             by=words.get("by", ""),
             restored=tuple(text for key, text in answers if key == "restored"),
             problems=tuple(text for key, text in answers if key == "problem"),
         )
 
     async def _run(self, ctx: StepContext, operation: str, *arguments: str, **texts: str) -> list[str]:
-        """Return the lines of the script's answer; raises AdapterFailed if it could not do its work."""
+        """Return the lines of the script's answer; raises AdapterFailed if it could not do its work.
+
+        Raises TimeoutError if it may have done its work nevertheless.
+        """
         node, token = (_TOKEN.sub("_", part) for part in (ctx.host.name, f"{ctx.rollout}.{ctx.attempt}"))
         body = _script()
         values = {"body": body, "paths": "", "commands": "", **texts}
@@ -94,5 +99,6 @@ class SshNodeGuard:
         errors = [line.removeprefix("error ") for line in lines if line.startswith("error ")]
         if answer.exit_status != 0 or errors:
             problem = "; ".join(errors) or answer.stderr.strip()[-500:] or "no answer"
-            raise AdapterFailed(f"{ctx.host.name}: the guard on the node: {problem}")
+            error = TimeoutError if answer.exit_status == UNSURE else AdapterFailed
+            raise error(f"{ctx.host.name}: the guard on the node: {problem}")
         return lines

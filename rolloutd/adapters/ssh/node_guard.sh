@@ -15,10 +15,16 @@ LOCK_WAIT_S=20           # an arm or a restore of another process
 RESTORE_WAITS=150        # how often `restore` looks for the end of the detached restore, each 0.2 s
 COMMAND_LIMIT_S=60       # of each command after a restore
 MAX_BACKUP_KIB=65536
+UNSURE=75                # exit status: the guard may be armed
 
 fail() {
     echo "error $*"
     exit 1
+}
+
+unsure() {
+    echo "error $*"
+    exit "$UNSURE"
 }
 
 # -- what the guard is
@@ -34,6 +40,13 @@ state() {
 report() {
     echo "state $(state)"
     [ ! -e "$guard/restored" ] || cat "$guard/restored"
+}
+
+# A guard that this login cannot see is not "none".
+require_sight() {
+    seen=$node_dir
+    while [ -n "$seen" ] && [ ! -e "$seen" ]; do seen=${seen%/*}; done
+    [ -r "${seen:-/}" ] && [ -x "${seen:-/}" ] || fail "the login cannot become root"
 }
 
 now() {
@@ -56,6 +69,11 @@ fingerprint() {
     else
         echo absent
     fi
+}
+
+# Prints the fingerprints of all guarded paths.
+fingerprints() {
+    while IFS= read -r path; do fingerprint "$path"; done < "$guard/paths"
 }
 
 # -- arm
@@ -90,12 +108,22 @@ end_others() {
             sh "$other/guard.sh" expire "$node_dir" "${other##*/}" daemon now 9>&-
             [ ! -e "$other/armed" ] && [ ! -e "$other/restoring" ] || fail "an older guard still restores the node"
         fi
-        rm -rf -- "$other"
+        (guard=$other && remove)
     done
 }
 
-back_up() {
+remove() {
+    stop_watching
     rm -rf -- "$guard"
+}
+
+# Prints the mode, owner and name of the directories above a path, from the outermost on.
+parents() {
+    [ -z "${1%/*}" ] || { parents "${1%/*}" && stat -L -c '%a %u:%g %n' -- "${1%/*}"; }
+}
+
+back_up() {
+    remove
     mkdir -- "$guard" "$guard/backup" || fail "$guard cannot be made"
     number=0 size=0
     printf '%s\n' "$paths" | while IFS= read -r path; do
@@ -106,14 +134,17 @@ back_up() {
             size=$((size + $(du -sk -- "$path" | cut -f 1)))
             [ "$size" -le "$MAX_BACKUP_KIB" ] || fail "the guarded paths are larger than $MAX_BACKUP_KIB KiB"
             cp -a -- "$path" "$saved" || fail "$path cannot be backed up"
+            parents "$path" > "$saved.parents"
         fi
         fingerprint "$path" > "$saved.sum"
         [ "$(fingerprint "$saved")" = "$(cat "$saved.sum")" ] || fail "$path changed while it was backed up"
+        cat "$saved.sum" >> "$guard/sums"
     done || { rm -rf -- "$guard"; exit 1; }
     printf '%s\n' "$paths" > "$guard/paths"
     printf '%s\n' "$commands" > "$guard/commands"
     printf '%s\n' "$body" > "$guard/guard.sh"
     echo "$after" > "$guard/after"
+    printf '%s' "$across_reboot" > "$guard/across_reboot"
     cat "$guard"/backup/*.sum | sha256sum | cut -d ' ' -f 1 > "$guard/digest" || fail "the backup has no digest"
     echo "$order $database $token" > "$node_dir/newest"
 }
@@ -127,7 +158,7 @@ extend() {
 arm() {
     require
     exec 9> "$node_dir/lock"
-    flock -w "$LOCK_WAIT_S" 9 || fail "another guard is being armed on the node"
+    flock -w "$LOCK_WAIT_S" 9 || unsure "another guard is being armed on the node"
     if [ "$(state)" = none ]; then
         is_newest || fail "a newer guard was armed on the node; this one is too late"
         end_others
@@ -135,9 +166,15 @@ arm() {
         extend
         [ -z "$across_reboot" ] || enable_at_boot
         : > "$guard/armed"
-        watch || { stop_watching; rm -rf -- "$guard"; fail "the node's timer cannot be started"; }
+        make_durable
+        watch || { remove; fail "the node's timer cannot be started"; }
     fi
     renew
+}
+
+# A reboot that loses power must not undo what the daemon was answered.
+make_durable() {
+    [ ! -s "$guard/across_reboot" ] || sync
 }
 
 # -- the timer
@@ -197,7 +234,7 @@ Restart=on-failure
 WantedBy=multi-user.target
 END
     systemctl daemon-reload && systemctl -q enable "${unit_file##*/}" && sync ||
-        { stop_watching; fail "the guard's unit cannot be enabled"; }
+        { remove; fail "the guard's unit cannot be enabled"; }
 }
 
 # Waits for the deadline, which a renewal moves, then restores: `expire CAUSE [now]`.
@@ -205,7 +242,7 @@ expire() {
     [ -n "${2:-}" ] || echo $$ > "$guard/watcher"
     while [ -z "${2:-}" ] && [ -e "$guard/armed" ] && [ "$(now)" -lt "$(cat "$guard/deadline")" ]; do sleep 1; done
     mv -- "$guard/armed" "$guard/restoring" 2> /dev/null && echo "$1" > "$guard/cause"
-    finish_restore
+    finish_restore "$1"
 }
 
 # -- restore
@@ -223,6 +260,8 @@ finish_restore() {
     } > "$guard/record" 2> /dev/null
     # An interrupted restore lists what it restored in `listed`, so that the next one does not forget it.
     sort -u "$guard/listed" >> "$guard/record" 2> /dev/null
+    # A command may write a guarded path.  The daemon asks after the end of the run, which might write it too.
+    [ "$1" != daemon ] || { fingerprints > "$guard/sums.new" && mv -- "$guard/sums.new" "$guard/sums"; }
     cp -- "$guard/record" "$guard/restoring"
     mv -- "$guard/restoring" "$guard/restored"
     stop_watching
@@ -240,9 +279,17 @@ restore_paths() {
             continue
         fi
         echo "restored $path" >> "$guard/listed"
+        make_parents "$saved.parents"
         put_back "$saved" "$path"
         [ "$(fingerprint "$path")" = "$wanted" ] || echo "problem $path: it differs from its backup; restore it by hand"
     done < "$guard/paths"
+}
+
+make_parents() {
+    while read -r mode owner directory; do
+        [ ! -e "$directory" ] || continue
+        mkdir -- "$directory" && chown -- "$owner" "$directory" && chmod -- "$mode" "$directory"
+    done < "$1"
 }
 
 # Makes $2 what $1 is; a file is replaced by one rename.
@@ -253,7 +300,7 @@ put_back() {
         rm -rf -- "$2"
         return
     fi
-    mkdir -p -- "${2%/*}/"
+    (umask 022 && mkdir -p -- "${2%/*}/")
     cp -a -- "$1" "$new"
     if [ -f "$1" ] && [ -f "$2" ] && [ ! -L "$1" ] && [ ! -L "$2" ]; then
         mv -f -- "$new" "$2" || cp -a -- "$1" "$2"
@@ -280,23 +327,21 @@ run_commands() {
 # -- what the daemon asks
 
 renew() {
-    [ "$(state)" != armed ] || { extend && watch; } || fail "the node's timer cannot be renewed"
+    [ "$(state)" != armed ] || { extend && watch; } || unsure "the node's timer cannot be renewed"
 }
 
 disarm() {
-    mv -- "$guard/armed" "$guard/confirmed" 2> /dev/null || return 0
+    mv -- "$guard/armed" "$guard/confirmed" 2> /dev/null
+    # An earlier disarm may have been interrupted here.
+    [ -e "$guard/confirmed" ] || return 0
     stop_watching
+    make_durable
     rm -rf -- "$guard/backup"
 }
 
-# Whether a path differs from its backup: a run that continued without the daemon changed it after the restore.
+# Whether a path differs from its restore: a run that continued without the daemon changed it after that.
 is_changed() {
-    number=0
-    while IFS= read -r path; do
-        number=$((number + 1))
-        [ "$(fingerprint "$path")" = "$(cat "$guard/backup/$number.sum")" ] || return 0
-    done < "$guard/paths"
-    return 1
+    [ "$(fingerprints)" != "$(cat "$guard/sums")" ]
 }
 
 restore() {
@@ -310,21 +355,6 @@ restore() {
     done
 }
 
-clean() {
-    [ -d "$node_dir" ] || { echo clean; return; }
-    exec 9> "$node_dir/lock"
-    flock -w "$LOCK_WAIT_S" 9 || fail "a guard is being armed on the node"
-    for guard in "$node_dir"/*/; do
-        guard=${guard%/}
-        case $(state) in
-        armed | restoring) echo "kept ${guard##*/}" ;;
-        *) rm -rf -- "$guard" ;;
-        esac
-    done
-    set -- "$node_dir"/*/
-    [ -d "$1" ] || { rm -rf -- "$node_dir" && echo clean; }
-}
-
 operation=$1 node_dir=$2 token=$3
 shift 3
 guard=$node_dir/$token
@@ -335,14 +365,17 @@ arm)
     report
     ;;
 renew | disarm | restore)
+    require_sight
     "$operation"
     report
     ;;
-inspect) report ;;
-clean) clean ;;
+inspect)
+    require_sight
+    report
+    ;;
 expire) expire "$@" ;;
 boot)
-    [ ! -e "$guard/armed" ] || extend
+    case $(state) in armed) extend ;; restoring) ;; *) stop_watching ;; esac
     expire boot
     ;;
 esac

@@ -93,11 +93,6 @@ class FakeNodeGuard:
             return GuardReport(GuardState.NONE)
         return GuardReport(guard.state, guard.by, guard.restored)
 
-    async def clean(self, ctx: StepContext) -> bool:
-        node, _ = self._find(ctx)
-        node.guards = {t: guard for t, guard in node.guards.items() if guard.state is GuardState.ARMED}
-        return not node.guards
-
     def _find(self, ctx: StepContext) -> tuple[FakeGuardedNode, str]:
         if ctx.host.name in self.down:
             raise NodeUnreachable(f"{ctx.host.name}: tcp connect refused")

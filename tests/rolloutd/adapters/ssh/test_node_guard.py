@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rolloutd.adapters.ssh import node_guard
 from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import GuardReport, GuardState, Host, StepContext
@@ -228,8 +230,71 @@ async def test_guard_is_for_its_user_only_and_leaves_no_backup(tmp_path: Path) -
         assert stat.S_IMODE(node.guard_dir.stat().st_mode) == 0o700
         await node.guard.disarm(ctx)
         assert not (node.guard_dir / "backup").exists()
-        assert await node.guard.clean(ctx)
-        assert not (node.guards / "n1").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide a directory from a login")
+async def test_login_that_cannot_see_guard_is_no_node_without_guard(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        ctx, as_root = node.context(), node.shell.wrap
+        await node.arm(ctx)
+        node.shell.wrap = lambda command: ["setpriv", "--reuid=65534", "--clear-groups", *as_root(command)]
+        for operation in (node.guard.renew, node.guard.disarm, node.guard.restore, node.guard.inspect):
+            with pytest.raises(AdapterFailed, match="cannot become root"):
+                await operation(ctx)
+        node.shell.wrap = lambda command: ["true"]
+        with pytest.raises(AdapterFailed, match="no state"):
+            await node.guard.inspect(ctx)
+        node.shell.wrap = as_root
+        assert (await node.guard.disarm(ctx)).state is GuardState.CONFIRMED
+
+
+async def test_interrupted_disarm_is_continued(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        ctx = node.context()
+        await node.arm(ctx)
+        (node.guard_dir / "armed").rename(node.guard_dir / "confirmed")
+        assert (await node.guard.disarm(ctx)).state is GuardState.CONFIRMED
+        assert not (node.guard_dir / "backup").exists()
+
+
+async def test_missing_parents_are_restored_with_their_modes(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "app" / "conf d" / "a"
+        path.parent.mkdir(parents=True)
+        path.write_text("before")
+        path.parent.chmod(0o751)
+        (node.etc / "app").chmod(0o755)
+        before = picture(node.etc)
+        ctx = node.context(path)
+        await node.arm(ctx)
+        shutil.rmtree(node.etc / "app")
+        await node.guard.restore(ctx)
+        assert picture(node.etc) == before
+
+
+async def test_path_that_command_writes_is_restored_once(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path, log = node.etc / "a", node.etc / "log"
+        path.write_text("before")
+        ctx = node.context(path, commands=[f"echo generated > {path}; echo ran >> {log}"])
+        await node.arm(ctx)
+        path.write_text("after")
+        for _ in range(3):
+            assert (await node.guard.restore(ctx)).state is GuardState.RESTORED
+        assert log.read_text() == "ran\n"
+
+
+async def test_arm_that_waits_for_another_may_be_armed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_in(tmp_path) as node:
+        script = node_guard._script().replace("LOCK_WAIT_S=20 ", "LOCK_WAIT_S=0 ")
+        monkeypatch.setattr(node_guard, "_script", lambda: script)
+        (node.guards / "n1").mkdir(parents=True)
+        with (node.guards / "n1" / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(TimeoutError, match="being armed"):
+                await node.guard.arm(node.context(), order=ORDER)
 
 
 SYSTEMD = """\
