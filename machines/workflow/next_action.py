@@ -268,11 +268,8 @@ class _Reconciler:
                 return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
             case Purpose.ARM_GUARD, _:
                 # Nothing was done to the node yet.
-                code = (
-                    FailureCode.UNREACHABLE
-                    if latest.state is StepState.UNKNOWN
-                    else FailureCode.NEVER_STARTED
-                )
+                is_silent = latest.state is StepState.UNKNOWN
+                code = FailureCode.UNREACHABLE if is_silent else FailureCode.NEVER_STARTED
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
                 code = latest.failure_code
@@ -343,8 +340,7 @@ class _Reconciler:
     def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
-            code = FailureCode.UNKNOWN
-            return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=code)
+            return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
         if self.has_unfinished_run:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
