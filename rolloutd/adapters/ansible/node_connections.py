@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Collection, Mapping
@@ -48,7 +49,7 @@ class NodeConnections:
         with self._lock:
             link = self._links / f"{node}.{_digest(_connection_settings(request, config))}"
             target = link.readlink() if link.is_symlink() else None
-            if target is None or not target.is_dir():
+            if target is None or not _is_own_directory(target):
                 link.unlink(missing_ok=True)
                 self._links.mkdir(mode=0o700, exist_ok=True)
                 target = make_socket_directory()
@@ -62,6 +63,15 @@ def make_socket_directory() -> Path:
     if len(parent) > MAX_PARENT_LENGTH:
         parent = "/tmp"  # noqa: S108 - mkdtemp makes a 0700 directory there
     return Path(tempfile.mkdtemp(prefix="rolloutd-", dir=parent))
+
+
+def _is_own_directory(path: Path) -> bool:
+    """Return whether this user made it: in a directory for all, another one may have taken its name."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _end(link: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.environment import TreeConfig
+from rolloutd.adapters.ansible.node_connections import NodeConnections
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Ok, RunRequest
 from tests.contracts.runner_backends import AnsibleBackend, wait_until
@@ -53,6 +55,21 @@ async def test_attempt_logs_in_once_also_over_a_restart(real: AnsibleBackend) ->
     assert (real.node.logins(), masters(directory)) == (1, [master])
     await second.keep_connections({"n1"})
     assert (sockets(real), masters(directory), directory.exists()) == ([], [], False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_directory_of_another_user_is_not_used(real: AnsibleBackend) -> None:
+    real.runs_dir.mkdir(exist_ok=True)
+    connections = NodeConnections(real.runs_dir)
+    connections.keep({"n0"})
+    request, config = real.request("ok.yml", "r1"), TreeConfig(None, {})
+    first = connections.directory_for(request, config)
+    assert first is not None
+    assert connections.directory_for(request, config) == first
+    os.chown(first, 65534, 65534)
+    second = connections.directory_for(request, config)
+    assert second not in (None, first)
+    first.rmdir()
 
 
 async def test_leftover_of_killed_daemon_is_ended_at_start(real: AnsibleBackend) -> None:
