@@ -200,9 +200,8 @@ def _needs_vote(node: str, params: Params) -> str:
 
 
 def _windows(params: Params) -> str:
-    return {"plan": "the plan's", "team": f"team {params['team']}'s"}.get(
-        params["windows"], f"team {params['team']}'s own"
-    )
+    by_owner = {"plan": "the plan's", "prepare": "the plan's prepare", "team": f"team {params['team']}'s"}
+    return by_owner.get(params["windows"], f"team {params['team']}'s own")
 
 
 def _outside_window(_: str, params: Params) -> str:

@@ -50,7 +50,7 @@ class RolloutPreparations:
     """The (node, stage) that run, whatever became of the node or the rollout meanwhile."""
     _places: dict[str, tuple[str, Position]] = field(default_factory=dict)
     _waves: dict[str, int] = field(default_factory=dict)
-    _contents: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
+    _contents: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
     _spent_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class RolloutPreparations:
 
     def content(self, stage: PrepareStage, node: Node) -> str:
         """Return the digest of the stage on this node; computed once for the same artifacts."""
-        key = (stage.name, tuple(each.sha256 for each in stage.artifacts_for(node)))
+        key = (stage.name, stage.positions_for(node))
         if key not in self._contents:
             self._contents[key] = stage.content_for(node)
         return self._contents[key]

@@ -364,6 +364,8 @@ class Projection(Index):
         else:
             self._change_rollout(event)
             self._load_rollout_preparations(event.rollout)
+            # A node for which nothing was built has no stage left, and no row of its own will say so.
+            self.scheduling_queue.activate_rollout(event.rollout)
 
     def _record_preparation(self, row: Preparation) -> None:
         preparing = self._preparing.setdefault(row.node, set())

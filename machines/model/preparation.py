@@ -92,8 +92,16 @@ class PrepareStage:
 
     def artifacts_for(self, node: Node) -> tuple[ManifestEntry, ...]:
         """Return the artifacts whose selectors match the node."""
+        return tuple(self.manifest[position] for position in self.positions_for(node))
+
+    def positions_for(self, node: Node) -> tuple[int, ...]:
+        """Return the places in the manifest of the artifacts whose selectors match the node."""
         labels = selector_labels(node)
-        return tuple(each for each in self.manifest if each.select is None or each.select.matches(labels))
+        return tuple(
+            position
+            for position, each in enumerate(self.manifest)
+            if each.select is None or each.select.matches(labels)
+        )
 
     def content_for(self, node: Node) -> str:
         """Return the digest of what the stage does on this node: its playbook, variables and artifacts."""

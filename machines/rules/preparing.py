@@ -21,7 +21,8 @@ def unprepared_blocker(index: Index, target: Target) -> Reason | None:
     row = known.rows.get((target.node, stage))
     if row is not None and row.state is PreparationState.FAILED:
         return _failed_reason(target.node, row, failed=1)
-    params: Params = {"stage": stage, "left": known.unprepared, "running": row is not None}
+    is_running = row is not None and row.state is PreparationState.RUNNING
+    params: Params = {"stage": stage, "left": known.unprepared, "running": is_running}
     remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
     return Reason(ReasonCode.PREPARING, target.node, params, target.since, remedy)
 
@@ -69,12 +70,10 @@ def awaited_build(known: RolloutPreparations, rollout: Rollout) -> str | None:
 
 
 def _first_waves(rollout: Rollout) -> set[str]:
-    names: set[str] = set()
-    for wave in rollout.plan.waves:
-        names.add(wave.name)
-        if wave.gate is GateName.CONTINUE:
-            return names
-    return set()
+    """Return the waves up to the first votes to continue; the pilot is among them in any plan."""
+    waves = rollout.plan.waves
+    last = next((number for number, wave in enumerate(waves) if wave.gate is GateName.CONTINUE), -1)
+    return {PILOT_WAVE, *(wave.name for wave in waves[: last + 1])}
 
 
 def _failed_reason(subject: str, row: Preparation, *, failed: int) -> Reason:

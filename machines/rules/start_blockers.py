@@ -138,7 +138,7 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         _record_blocker(index, rollout, target, now)
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
-        or preparing.unprepared_blocker(index, target)
+        or _unprepared_blocker(index, rollout, target, now)
         or _window_blocker(index, rollout, target.team, now)
         or _condition_blocker(index, target, now)
     )
@@ -163,6 +163,29 @@ def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) 
     return mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}") or _coverage_blocker(
         index, rollout, target
     )
+
+
+def _unprepared_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
+    """Return why the node is not prepared: what keeps its next stage from it, or how far it is."""
+    reason = preparing.unprepared_blocker(index, target)
+    if reason is None or reason.code is not ReasonCode.PREPARING or reason.params["running"]:
+        return reason
+    return (
+        _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
+        or _other_rollout_blocker(index, target)
+        or _prepare_window_blocker(rollout, now)
+        or reason
+    )
+
+
+def _prepare_window_blocker(rollout: Rollout, now: float) -> Reason | None:
+    group = rollout.plan.prepare_windows
+    if windows.any_open(group, now):
+        return None
+    opens_at = windows.next_opening(group, now)
+    params: Params = {"windows": "prepare", "team": None, "opens_at": opens_at}
+    remedy = Remedy(RemedyKind.WAIT_UNTIL, until=opens_at)
+    return Reason(ReasonCode.OUTSIDE_WINDOW, rollout.id, params, remedy=remedy)
 
 
 def _condition_blocker(index: Index, target: Target, now: float) -> Reason | None:

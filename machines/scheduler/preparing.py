@@ -124,12 +124,14 @@ class _Walk:
         self._only_failed = only_failed
 
     def collect_nodes(self, stage: PrepareStage) -> None:
-        """Collect the nodes whose next stage this is, below its limit; an install first on one node alone."""
+        """Collect the nodes whose next stage this is, below its limit.
+
+        An install goes first to one node alone, also while that node waits for its next try.  Nodes that may
+        not be prepared now are passed over.
+        """
         places = self._known.stages[stage.name]
-        limit = stage.max_parallel
-        if stage.kind is PrepareKind.INSTALL and not self._known.is_proven(stage):
-            limit = 1
-        free = limit - len(places.running)
+        is_alone = stage.kind is PrepareKind.INSTALL and not self._known.is_proven(stage)
+        free = (1 if is_alone else stage.max_parallel) - len(places.running)
         for node in self._candidates(places):
             if free <= 0:
                 return
@@ -137,9 +139,7 @@ class _Walk:
             if not preparing.may_prepare(self._rollout, target):
                 continue
             if start_blockers.preparation_hindrance(self._index, self._rollout, target, self._now) is None:
-                free -= self.collect(stage.name, node)
-            elif limit == 1:
-                return  # the first node goes alone, also when it has to wait
+                free -= self.collect(stage.name, node) or is_alone
 
     def _candidates(self, places: StagePlaces) -> Iterator[str]:
         waiting: Iterable[str] = () if self._only_failed else (node for _, _, node in places.waiting)

@@ -30,6 +30,8 @@ from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.planfile.prepare_source import resolve_prepare
+from rolloutd.planfile.rules import prepare_items
+from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.text import pluralize
 
@@ -85,6 +87,7 @@ async def resolve_plan(
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     targets = _resolve_targets(state, plan, plan_file)
     _require_pilot_among_targets(plan_file, plan, targets)
+    _require_filled_places(state, plan_file, plan, targets)
     names = sorted(target.node for target in targets)
     pin = {"kind": pinned.kind, "pin": pinned.pin}
     hashes = planfile.digest(plan_file.content, pin, names)
@@ -197,6 +200,24 @@ def _require_pilot_among_targets(plan_file: PlanFile, plan: Plan, targets: Seque
             message="the pilot is not a target",
         )
         raise InvalidFile((mistake,))
+
+
+def _require_filled_places(state: State, plan_file: PlanFile, plan: Plan, targets: Sequence[Target]) -> None:
+    """Refuse a prepare stage whose `to` or `url` names a label that one of its nodes lacks."""
+    path, _ = prepare_items(plan_file.root)
+    for number, stage in enumerate(plan.prepare):
+        for key, text in (("to", stage.to), ("url", stage.url)):
+            for target in targets if "{{" in text else ():
+                host = state.host(target.node)
+                if not stage.applies_to(state.index.nodes[target.node]):
+                    continue
+                try:
+                    render(text, node=host.name, address=host.address, labels=host.labels, variables={})
+                except (RenderFailed, TemplateInvalid) as error:
+                    place = (*path, number, stage.kind.value, key)
+                    allowed = "labels that each node of the stage has, or | default(...)"
+                    mistake = plan_file.diagnostic(place, found=text, allowed=allowed, message=str(error))
+                    raise InvalidFile((mistake,)) from None
 
 
 def _require_coverage(state: State, resolved: ResolvedPlan) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard, get_args
 from pydantic import BaseModel
 
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S, PlanDocument
+from rolloutd.planfile.prepare import default_stage_name
 
 JSON = Any
 Content = Mapping[str, JSON]
@@ -91,7 +92,7 @@ def _name_prepare_stages(items: Sequence[Mapping[str, JSON]]) -> None:
     for kind, stage in ((kind, stage) for item in items for kind, stage in item.items()):
         seen[kind] += 1
         if stage["name"] is None:
-            stage["name"] = kind if kinds.count(kind) == 1 else f"{kind}-{seen[kind]}"
+            stage["name"] = default_stage_name(kind, seen[kind], kinds.count(kind))
 
 
 def _default_stage_name(number: int, count: int) -> str:

@@ -38,6 +38,11 @@ AbsolutePath = Annotated[str, Field(min_length=2, max_length=512), AfterValidato
 Glob = Annotated[str, Field(min_length=1, max_length=253)]
 
 
+def default_stage_name(kind: str, number: int, count: int) -> str:
+    """Return the name of the stage that is the `number`th of the `count` of its kind."""
+    return kind if count == 1 else f"{kind}-{number}"
+
+
 class _PrepareStage(Params):
     name: field_types.Name = Field(
         default=ABSENT,

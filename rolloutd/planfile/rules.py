@@ -7,6 +7,7 @@ which the types have already reported.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo
 
@@ -15,7 +16,7 @@ from machines.model.windows import DAYS, Window, longest_opening
 from rolloutd.planfile.diagnostic_text import Path, describe_value
 from rolloutd.planfile.document import Value, walk
 from rolloutd.planfile.model import DEFAULT_EXPECTED_S
-from rolloutd.planfile.prepare import PrepareItem
+from rolloutd.planfile.prepare import PrepareItem, default_stage_name
 from rolloutd.planfile.steps import usable_adapters
 from rolloutd.planfile.validation import RuleViolation
 from rolloutd.plugin import field_types
@@ -25,6 +26,9 @@ PREPARE_KINDS = tuple(PrepareItem.model_fields)
 
 RESERVED_WAVES = ("canary", "fleet")
 """Waves that every plan has."""
+
+RESERVED_PREPARE_STAGES = ("cleanup",)
+"""Stages of cancelled rollouts, in their records."""
 
 
 def value_at(root: Value, *path: str | int) -> Value | None:
@@ -166,20 +170,26 @@ def prepare_items(root: Value) -> tuple[Path, list[Value]]:
 def prepare_stages_are_well_formed(root: Value) -> Iterator[RuleViolation]:
     """Each has one kind, and a name that no other has; an artifact comes to a node in one way."""
     path, items = prepare_items(root)
-    names: set[str] = set()
+    mappings = [item.children if isinstance(item.children, dict) else {} for item in items]
+    counts = Counter(kind for each in mappings for kind in each if kind in PREPARE_KINDS)
+    seen: Counter[str] = Counter()
+    names = set(RESERVED_PREPARE_STAGES)
     for index, item in enumerate(items):
         if not isinstance(item.children, dict):
             continue
-        kinds = [key for key in item.children if key in PREPARE_KINDS]
+        kinds = [str(key) for key in item.children if key in PREPARE_KINDS]
         if len(item.children) != 1:
             message = "an item has one kind; begin another item with `- `"
             found = ", ".join(map(str, item.children)) or "an empty mapping"
             yield RuleViolation((*path, index), found, "one of: " + ", ".join(PREPARE_KINDS), message)
         for kind in kinds:
             name = value_at(item, kind, "name")
-            text = kind if name is None else str(name.data)
-            if name is not None and text in names:
-                place = (*path, index, kind, "name")
+            seen[kind] += 1
+            text = default_stage_name(kind, seen[kind], counts[kind])
+            if name is not None and name.data is not None:
+                text = str(name.data)
+            if text in names:
+                place = (*path, index, kind) if name is None else (*path, index, kind, "name")
                 yield RuleViolation(place, text, "another name", "the name is taken already")
             names.add(text)
         yield from _method_fits_keys(item, (*path, index))

@@ -11,9 +11,16 @@ import pytest
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, Prepare
-from machines.model.events import ArtifactsBuilt, FreezeStarted, PreparationRecorded, RolloutCancelled
+from machines.model.events import (
+    ArtifactsBuilt,
+    FreezeStarted,
+    HoldTaken,
+    PreparationRecorded,
+    RolloutCancelled,
+)
 from machines.model.limits import Budget
 from machines.model.node import Node
+from machines.model.plan import PILOT_WAVE, GateName, Pilot, WaveDef
 from machines.model.preparation import (
     CLEANUP,
     ArtifactKind,
@@ -23,9 +30,10 @@ from machines.model.preparation import (
     PrepareKind,
     PrepareStage,
 )
-from machines.model.rollout import FailureCode
+from machines.model.rollout import FailureCode, Hold
 from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
+from machines.rules.preparing import preparation_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Phase, Trigger
@@ -117,7 +125,7 @@ def test_preparation_needs_votes_and_its_own_windows_alone() -> None:
 def test_failed_node_is_tried_again_after_its_backoff() -> None:
     index = prepared_fleet(replace(INSTALL, tolerate=Budget(count=4)))
     record(index, "n1", INSTALL, PreparationState.FAILED, text="no route", not_before=T0 + 60)
-    assert due(index) == [("n3", "install")]
+    assert due(index) == []  # the first node is alone until it is done
     assert decide(index, T0).wake_at == T0 + 60
     assert explain_node(index, "R", "n1", T0).code == "prepare-failed"
     assert Prepare("R", "n1", "install", 2) in decide(index, T0 + 60).preparations
@@ -135,6 +143,35 @@ def test_more_failures_than_tolerated_stop_the_rest(tolerate: Budget, stops: boo
     assert state is (RolloutState.PAUSED if stops else RolloutState.RUNNING)
     # The failed node itself is tried again, and then the rest goes on by itself.
     assert ("n2", "install") in due(index, T0 + 60)
+
+
+@pytest.mark.parametrize("max_parallel", [1, 4])
+def test_held_node_is_passed_over(max_parallel: int) -> None:
+    stage = replace(INSTALL, max_parallel=max_parallel)
+    index = prepared_fleet(stage)
+    index.apply(HoldTaken(Hold("n1", "person", "alice", ALICE, "disk", T0)))
+    assert due(index) == [("n3", "install")]
+    assert explain_node(index, "R", "n1", T0).code == "held"
+    record(index, "n3", stage, PreparationState.DONE)
+    assert len(due(index)) == min(max_parallel, 2)
+
+
+def test_failed_pilot_is_not_tolerated_without_continue_gate() -> None:
+    stage = replace(INSTALL, tolerate=Budget(count=4))
+    waves = (WaveDef(PILOT_WAVE, gate=GateName.START), WaveDef("fleet"))
+    index = prepared_fleet(stage, waves=waves, pilot=Pilot("n3"))
+    record(index, "n3", stage, PreparationState.FAILED, not_before=T0 + 60)
+    assert index.target("R", "n3").wave == PILOT_WAVE
+    assert preparation_blocker(index, index.rollout("R")) is not None
+
+
+def test_unprepared_node_names_closed_windows() -> None:
+    index = prepared_fleet(INSTALL, prepare_windows=(CLOSED,))
+    reason = explain_node(index, "R", "n1", T0)
+    assert (reason.code, reason.params["windows"]) == ("outside-window", "prepare")
+    record(index, "n1", INSTALL, PreparationState.RUNNING)
+    running = explain_node(index, "R", "n1", T0)
+    assert (running.code, running.params["running"]) == ("preparing", True)
 
 
 def test_failed_canary_is_never_tolerated() -> None:
@@ -173,7 +210,7 @@ def test_node_of_another_rollout_is_not_prepared() -> None:
     index = prepared_fleet(INSTALL)
     submit(index, "S")
     transition(index, "n1", Trigger.ADMITTED, rollout="S")
-    assert due(index) == []
+    assert due(index) == [("n3", "install")]
     other = prepared_fleet(INSTALL)
     submit(other, "S")
     record(other, "n1", INSTALL, PreparationState.RUNNING)
@@ -189,7 +226,9 @@ def test_build_runs_once_before_the_other_stages() -> None:
     index = prepared_fleet(build, copy)
     assert due(index) == [("", "build")]
     assert explain_node(index, "R", "n4", T0).code == "preparing"
+    assert decide(index, T0).admissions == ()
     index.apply(ArtifactsBuilt("R", "build", (APP,), T0))
+    assert Admit("R", "n4") in decide(index, T0).admissions  # nothing was built for it
     assert due(index) == [("n1", "copy"), ("n3", "copy")]
     assert index.rollout("R").amendments == 1
 
@@ -205,6 +244,15 @@ def test_label_that_changes_artifacts_prepares_node_again() -> None:
 
     index.apply(NodesDiscovered((Node("n1", labels={"team": "a", "arch": "arm64"}),)))
     assert Prepare("R", "n1", "copy", 2) in decide(index, T0).preparations
+
+
+def test_same_file_for_two_selectors_has_two_contents() -> None:
+    entries = (replace(APP, select=parse_selector(f"arch={arch}"), path=arch) for arch in ("amd64", "arm64"))
+    stage = replace(COPY, manifest=tuple(entries))
+    index = prepared_fleet(stage)
+    for node in ("n1", "n3"):
+        record(index, node, stage, PreparationState.DONE)
+    assert due(index) == [("n2", "copy")]
 
 
 def test_cancelled_rollout_cleans_up_nodes_without_the_change() -> None:

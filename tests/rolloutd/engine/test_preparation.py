@@ -16,13 +16,14 @@ from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
 from machines.scheduler.preparing import may_begin
 from machines.states import Phase
+from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.stager import FakeStager
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 STAGES = ("one", "two", "three", "four")
 IDLE = {"boot-id": "b1", "unit/app.service": "pid 7", "sysctl/net.core.somaxconn": "128"}
@@ -225,6 +226,21 @@ async def test_error_of_stage_fails_it_and_ends_no_daemon(tmp_path: Path, stage:
         assert row is not None
         assert (row.state, row.attempt) == (PreparationState.FAILED, 1)
         assert row.text == "the source is gone; submit the plan again"
+
+
+async def test_template_without_label_is_refused_at_submit(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        artifact = f"{{name: app, version: '1', path: app, sha256: {'ab' * 32}, size: 3}}"
+        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+        inside.sources.commit(URL, {**files, "artifacts.yml": f"artifacts: [{artifact}]\n"}, ["main"])
+        stage = "{stage: {to: '/srv/{{ node.labels.%s }}'}}"
+        text = PLAN.replace("  soak:", f"  prepare: [{stage}]\n  soak:")
+        with pytest.raises(ApiError) as refused:
+            await inside.submit(text=text % "site")
+        errors = str(refused.value.body["errors"])
+        assert "spec.prepare[0].stage.to" in errors
+        assert "for node p1" in errors
+        await inside.submit(text=text % "rack")
 
 
 async def test_builds_of_two_rollouts_run_at_once(tmp_path: Path) -> None:

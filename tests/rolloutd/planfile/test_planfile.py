@@ -155,6 +155,16 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
                     "spec.prepare[1].install.name",
                     "taken already",
                 ),
+                (
+                    "[{install: {name: install-2, playbook: a.yml}}, {install: {playbook: a.yml}}]",
+                    "spec.prepare[1].install",
+                    "taken already",
+                ),
+                (
+                    "[{install: {name: cleanup, playbook: a.yml}}]",
+                    "spec.prepare[0].install.name",
+                    "taken already",
+                ),
             )
         ),
         ("- playbook: {file", "- playbok: {file", "spec.isolate[0].playbok", 13, "did you mean `playbook`?"),
