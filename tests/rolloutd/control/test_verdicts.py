@@ -174,7 +174,7 @@ async def test_override_needs_an_owner_and_an_admin(tmp_path: Path) -> None:
         opened = GateOpened(rollout, GateName.START, "", inside.clock.now())
         gate = await inside.vote("olga", rollout, "start")
         assert gate["state"] == "waiting"
-        assert "the vote of an admin" in gate["missing"]
+        assert "an admin's vote is missing" in gate["missing"]
         with pytest.raises(InvariantViolation, match="missing an admin"):
             await inside.commit(opened)
         with pytest.raises(ApiError) as denied:
