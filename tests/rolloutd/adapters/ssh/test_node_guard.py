@@ -329,6 +329,7 @@ async def test_systemd_holds_timer_and_boot_unit(tmp_path: Path) -> None:
     bin_dir.mkdir()
     (bin_dir / "systemd-run").write_text(SYSTEMD_RUN.format(log=log))
     (bin_dir / "systemctl").write_text(SYSTEMCTL.format(log=log))
+    (bin_dir / "sync").write_text(f"#!/bin/sh\necho sync >> {log}\n")
     for program in bin_dir.iterdir():
         program.chmod(0o755)
     node = Node(tmp_path)
@@ -352,6 +353,15 @@ async def test_systemd_holds_timer_and_boot_unit(tmp_path: Path) -> None:
     path.write_text("later")
     assert subprocess.run(shlex.split(started.removeprefix("ExecStart=")), check=False).returncode == 0
     assert path.read_text() == "later"
+    # An interrupted disarm is finished, and its answer outlasts a loss of power.
+    again = replace(node.context(path, after=5, across_reboot=True), attempt=2)
+    await node.guard.arm(again, order="1.8 database 1800000001")
+    directory = node.guard_dir.with_name("r1.2")
+    (directory / "armed").rename(directory / "confirmed")
+    log.write_text("")
+    assert (await node.guard.disarm(again)).state is GuardState.CONFIRMED
+    stopped, synced = log.read_text().splitlines()
+    assert (stopped.split()[0], synced) == ("stop", "sync")
 
 
 async def test_reboot_begins_time_again(tmp_path: Path) -> None:
