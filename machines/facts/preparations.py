@@ -101,10 +101,10 @@ class RolloutPreparations:
         """Return whether the stage is done, undisturbed, on one node at least."""
         return any(row.stage == stage.name and row.state in PREPARED for row in self.rows.values())
 
-    def is_unfinished(self, targets: Iterable[Target], *, is_superseded: bool) -> bool:
+    def is_unfinished(self, targets: Iterable[Target], *, has_later: bool) -> bool:
         """Return whether a closed rollout has a stage that runs, or something to clean up."""
         pending = (target.node for target in targets if target.phase is Phase.PENDING)
-        is_cancelled = self.rollout.cancelled is not None and not is_superseded
+        is_cancelled = self.rollout.cancelled is not None and not has_later
         return bool(self.active) or (is_cancelled and any(map(self.needs_cleanup, pending)))
 
     def place(self, target: Target, node: Node | None) -> None:

@@ -79,13 +79,21 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
 
 
 def _is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
-    """Return whether a cancelled rollout is cleaned up: a later one of its plan needs what it brought."""
+    """Return whether a cancelled rollout is cleaned up.
+
+    A later one of its plan, also one that has ended, may have skipped stages because of what it brought.
+    """
     later = (
         each
         for each in index.rollouts.values()
-        if each.supersedes == rollout.id or (not each.closed and each.plan.name == rollout.plan.name)
+        if each.supersedes == rollout.id
+        or (each.plan.name == rollout.plan.name and (not each.closed or _is_later(each, rollout)))
     )
     return rollout.cancelled is not None and next(later, None) is None
+
+
+def _is_later(other: Rollout, rollout: Rollout) -> bool:
+    return other.id != rollout.id and other.submitted_at >= rollout.submitted_at
 
 
 def _collect_cleanups(

@@ -32,13 +32,14 @@ from machines.scheduler.preparing import may_begin
 from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import backoff_s
+from rolloutd.engine.built_manifest import MANIFEST_VARIABLE, read_built_manifest
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.kept_artifacts import previous_generation, remembered_digests, wanted_digests
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.prepare_runs import LOCALHOST, PrepareRuns, run_id
 from rolloutd.engine.rate_limit import RateLimit
 from rolloutd.engine.state import State
-from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.planfile.manifest import read_manifest
+from rolloutd.errors import StoreFailed
 from rolloutd.plugin.templates import render
 from rolloutd.ports import (
     Checkpoint,
@@ -51,6 +52,7 @@ from rolloutd.ports import (
     TakeBytes,
     Unknown,
     staged_artifact,
+    without_rollout,
 )
 
 log = logging.getLogger("rolloutd.engine.preparation")
@@ -61,9 +63,6 @@ NODE_TIMEOUT_S = 60.0
 STORE_RETRY_S = 5.0
 """Pause before a stage whose record could not be written is tried again."""
 
-MANIFEST_VARIABLE = "rolloutd_manifest"
-"""Variable of a build's playbook: where, on the daemon's machine, it puts the manifest and its files."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -73,6 +72,9 @@ class _Job:
     host: Host
     stage: PrepareStage
     row: Preparation
+    replaced: Checkpoint | None = None
+    previous: tuple[str, ...] = ()
+    """What the node remembers of the stage, and what it keeps for a rollback from now on."""
 
 
 class Preparer:
@@ -214,6 +216,7 @@ class Preparer:
         if isinstance(found, Failed | Unknown):
             await self._fail(row, found.text)
             return
+        found = found or {}
         checkpoint = found.get((job.rollout.plan.name, stage.name))
         if checkpoint is not None and _is_done(checkpoint, job, content, is_resumed=is_resumed):
             state = PreparationState.DONE if is_resumed else PreparationState.SKIPPED
@@ -234,7 +237,8 @@ class Preparer:
         # Also a row that has not changed: if another daemon has taken over, the write fails.
         if not await self._begin(row):
             return
-        job = replace(job, row=row)
+        previous = previous_generation(self._state.index, node, stage, checkpoint)
+        job = replace(job, row=row, replaced=checkpoint, previous=previous)
         acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))
         result, row = acted if isinstance(acted, tuple) else (acted, row)
         await self._finish(replace(job, row=row), result)
@@ -266,18 +270,16 @@ class Preparer:
             if not isinstance(staged, Staged):
                 return staged, replace(job.row, bytes=sent)
             sent += staged.bytes
-        if sent:
+        if job.replaced is not None:
             # The artifacts of the previous rollout stay, so that a rollback fetches nothing.
-            keep = {each.sha256 for known in checkpoints for each in known.artifacts.values()}
-            to = self._rendered(job, stage.to)
-            removed = stager.remove(job.host, to, keep=keep | self._wanted(), timeout_s=NODE_TIMEOUT_S)
-            await capture_errors(job.rollout.id, removed)
+            others = (each for each in checkpoints if each is not job.replaced)
+            rollouts = (each for each in self._state.index.rollouts.values() if not each.closed)
+            keep = wanted_digests(rollouts) | remembered_digests(others) | set(job.previous)
+            if old := remembered_digests([job.replaced]) - keep:
+                to = self._rendered(job, stage.to)
+                removed = stager.remove(job.host, to, old, timeout_s=NODE_TIMEOUT_S)
+                await capture_errors(job.rollout.id, removed)
         return Ok(), replace(job.row, bytes=sent)
-
-    def _wanted(self) -> set[str]:
-        """Return the digests of the artifacts of all open rollouts."""
-        rollouts = (each for each in self._state.index.rollouts.values() if not each.closed)
-        return {e.sha256 for each in rollouts for stage in each.prepare_stages for e in stage.manifest}
 
     async def _finish(self, job: _Job, result: StepResult) -> None:
         """Compare the node with its snapshot, leave a checkpoint, and record how the stage ended."""
@@ -308,6 +310,7 @@ class Preparer:
             artifacts={
                 each.name: staged_artifact(self._rendered(job, job.stage.to), each) for each in artifacts
             },
+            previous=job.previous,
         )
         await self._record(row)  # it fails if another daemon has taken over, and then nothing is written
         written = await capture_errors(
@@ -342,7 +345,7 @@ class Preparer:
         if not isinstance(result, Ok):
             await self._fail(row, result.text)
             return
-        found = await capture_errors(row.rollout, _read_manifest(path))
+        found = await capture_errors(row.rollout, read_built_manifest(path))
         if isinstance(found, Failed | Unknown):
             await self._fail(row, found.text)
             return
@@ -372,29 +375,30 @@ class Preparer:
             await self._fail(row, result.text)
 
     async def _remove_artifacts(self, job: _Job) -> StepResult:
-        adapters, plan = self._ports, job.rollout.plan
+        """Remove only what this rollout brought, and nothing that another may need."""
+        adapters = self._ports
         found = await capture_errors(
             job.rollout.id, adapters.checkpoints.read(job.host, timeout_s=NODE_TIMEOUT_S)
         )
         if isinstance(found, Failed | Unknown):
             return found
-        keep = self._wanted() | {
-            each.sha256
-            for checkpoint in found.values()
-            if checkpoint.rollout != job.rollout.id
-            for each in checkpoint.artifacts.values()
-        }
+        if found is None:
+            return Ok("nothing was removed: the node's checkpoints are not as they were written")
+        left = without_rollout(found, job.rollout.id)
+        others = (each for each in self._state.index.rollouts.values() if each.cancelled is None)
+        keep = wanted_digests(others) | remembered_digests(left.values())
         for stage in job.rollout.prepare_stages:
             stager = adapters.stagers.get(stage.method)
-            if stage.kind is PrepareKind.STAGE and stager is not None:
+            digests = {each.sha256 for each in stage.manifest} - keep
+            if digests and stager is not None:
                 to = self._rendered(job, stage.to)
-                removal = stager.remove(job.host, to, keep=keep, timeout_s=NODE_TIMEOUT_S)
+                removal = stager.remove(job.host, to, digests, timeout_s=NODE_TIMEOUT_S)
                 failure = await capture_errors(job.rollout.id, removal)
                 if failure is not None:
                     return failure
-        if any(each.rollout == job.rollout.id for each in found.values()):
+        if left != found:
             await self._record(job.row)  # it fails if another daemon has taken over
-            removal = adapters.checkpoints.remove(job.host, plan.name, timeout_s=NODE_TIMEOUT_S)
+            removal = adapters.checkpoints.remove(job.host, job.rollout.id, timeout_s=NODE_TIMEOUT_S)
             failure = await capture_errors(job.rollout.id, removal)
             if failure is not None:
                 return failure
@@ -483,9 +487,3 @@ def _is_done(checkpoint: Checkpoint, job: _Job, content: str, *, is_resumed: boo
         return False
     by_this_rollout = checkpoint.rollout == job.rollout.id
     return by_this_rollout if job.stage.force or is_resumed else True
-
-
-async def _read_manifest(path: Path) -> list[dict[str, object]]:
-    if not await asyncio.to_thread(path.is_file):
-        raise NotFound(f"{path.name}: the build has not written it; write it to {MANIFEST_VARIABLE}")
-    return read_manifest(await asyncio.to_thread(path.read_bytes), path.name)

@@ -24,6 +24,9 @@ JSON = Any
 
 TITLE = "rolloutd artifact manifest"
 
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+"""Bytes of a manifest: a thousand artifacts with long paths."""
+
 MAX_ARTIFACTS = 1000
 """Artifacts of a manifest: more than a reviewer reads, less than a plan may store."""
 

@@ -12,14 +12,11 @@ from typing import Any
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.diagnostic_text import Path as KeyPath
-from rolloutd.planfile.manifest import read_manifest
+from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
 from rolloutd.planfile.playbook_digest import playbook_digest
 from rolloutd.planfile.rules import prepare_items
 
 JSON = Any
-
-MAX_MANIFEST_BYTES = 4 * 1024 * 1024
-"""Bytes of a manifest: ten thousand artifacts."""
 
 
 def resolve_prepare(plan: PlanFile, tree: Path, force: tuple[str, ...] = ()) -> PlanFile:

@@ -41,6 +41,7 @@ from rolloutd.ports.preparation import (
     staged_directory,
     staged_file,
     unpacked_directory,
+    without_rollout,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState
 from rolloutd.ports.sources import Anchor, Notifier, PinnedSource, SourceStore, TrafficProbe
@@ -147,4 +148,5 @@ __all__ = [
     "staged_directory",
     "staged_file",
     "unpacked_directory",
+    "without_rollout",
 ]

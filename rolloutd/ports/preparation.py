@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -79,8 +79,8 @@ class Stager(Protocol):
         the node: the text has its name and both digests.  Raises NodeUnreachable and TimeoutError.
         """
 
-    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
-        """Remove all artifacts under `to` but those whose sha256 is in `keep`; raises like stage()."""
+    async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
+        """Remove the artifacts under `to` with these sha256, and no others; raises like stage()."""
 
 
 class NodeSnapshots(Protocol):
@@ -95,7 +95,11 @@ class NodeSnapshots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A finished stage, as its node remembers it; `plan` is the plan's name, `at` epoch seconds."""
+    """A finished stage, as its node remembers it; `plan` is the plan's name, `at` epoch seconds.
+
+    `previous` are the digests of the artifacts before these, which stay for a rollback.  Without `content`
+    no stage is finished, and only they are remembered.
+    """
 
     plan: str
     stage: str
@@ -104,13 +108,31 @@ class Checkpoint:
     rollout: str
     at: float
     artifacts: Mapping[str, StagedArtifact] = field(default_factory=dict)
+    previous: tuple[str, ...] = ()
+
+    @property
+    def digests(self) -> frozenset[str]:
+        return frozenset(each.sha256 for each in self.artifacts.values())
+
+
+def without_rollout(
+    checkpoints: Mapping[tuple[str, str], Checkpoint], rollout: str
+) -> dict[tuple[str, str], Checkpoint]:
+    """Return the checkpoints without those of a rollout; what it replaced on the node stays known."""
+    kept = {}
+    for key, each in checkpoints.items():
+        if each.rollout != rollout:
+            kept[key] = each
+        elif each.previous:
+            kept[key] = replace(each, content="", artifacts={})
+    return kept
 
 
 class Checkpoints(Protocol):
     """The local fact `rolloutd` of a node: `ansible_local.rolloutd` in playbooks."""
 
-    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
-        """Return the checkpoints by (plan, stage); a fact that is not as written has none.
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint] | None:
+        """Return the checkpoints by (plan, stage), None if the fact is not as it was written.
 
         Raises NodeUnreachable and TimeoutError.
         """
@@ -118,5 +140,5 @@ class Checkpoints(Protocol):
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
         """Add or replace one checkpoint, and keep the others; raises like read(), and AdapterFailed."""
 
-    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
-        """Remove the checkpoints of a plan; raises like write()."""
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        """Remove the checkpoints of a rollout, as without_rollout() does; raises like write()."""

@@ -65,12 +65,14 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT substr(id, 1, length(id) - length(node) - 1) FROM hold
     WHERE source = 'left' AND substr(id, -length(node) - 1) = '/' || node) OR EXISTS (
     SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
-    WHERE row.rollout = rollout.id AND (row.state = 'running' OR (
-        cancelled_at IS NOT NULL AND phase = 'pending' AND stage != 'cleanup' AND state != 'skipped'
-        AND NOT EXISTS (SELECT 1 FROM rollout AS later WHERE later.supersedes = row.rollout)
+    WHERE row.rollout = rollout.id AND row.state = 'running') OR cancelled_at IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM rollout AS later WHERE later.number > rollout.number AND later.name = rollout.name)
+    AND EXISTS (
+    SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
+    WHERE row.rollout = rollout.id AND phase = 'pending' AND stage != 'cleanup' AND state != 'skipped'
         AND NOT EXISTS (SELECT 1 FROM preparation AS cleanup
             WHERE cleanup.rollout = row.rollout AND cleanup.node = row.node AND cleanup.stage = 'cleanup'
-              AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))))"""
+              AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))"""
 
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,

@@ -146,8 +146,8 @@ async def test_artifact_is_staged_once_and_removed(kind: str, tmp_path: Path) ->
         assert isinstance(again, Staged)
         assert again.bytes == 0
         assert sum(taken) == len(CONTENT)
-        for keep, left in (({artifact.sha256}, CONTENT), (set(), None), (set(), None)):
-            await backend.stager.remove(backend.host, backend.to, keep=keep, timeout_s=LIMIT_S)
+        for digest, left in (("0" * 64, CONTENT), (artifact.sha256, None), (artifact.sha256, None)):
+            await backend.stager.remove(backend.host, backend.to, {digest}, timeout_s=LIMIT_S)
             assert backend.read(path) == left
 
 
@@ -239,7 +239,7 @@ async def test_archive_unpacks_with_mode_and_owner(tmp_path: Path) -> None:
         # Transfers that no rollout needs are removed too.
         for name in ("0" * 64, artifact.sha256):
             Path(f"{backend.to}/.incoming/n1/{name}").write_text("")
-        await backend.stager.remove(backend.host, backend.to, keep={artifact.sha256}, timeout_s=LIMIT_S)
+        await backend.stager.remove(backend.host, backend.to, {"0" * 64}, timeout_s=LIMIT_S)
         assert [each.name for each in Path(f"{backend.to}/.incoming/n1").iterdir()] == [artifact.sha256]
 
 
@@ -256,7 +256,7 @@ async def test_what_the_node_cannot_take_is_named(tmp_path: Path) -> None:
         assert isinstance(refused, Failed)
         assert "cannot make" in refused.text
     with pytest.raises(AdapterFailed, match="not cleaned up"):
-        await UrlStager(FakeShell()).remove(Host("n1"), "/cache", keep=(), timeout_s=LIMIT_S)
+        await UrlStager(FakeShell()).remove(Host("n1"), "/cache", (), timeout_s=LIMIT_S)
 
 
 async def test_same_artifact_staged_twice_at_once_is_sent_once(tmp_path: Path) -> None:
@@ -266,3 +266,12 @@ async def test_same_artifact_staged_twice_at_once_is_sent_once(tmp_path: Path) -
         assert [each.name for each in Path(backend.to).iterdir() if each.name != ".incoming"] == [
             entry().sha256
         ]
+
+
+async def test_same_bytes_under_two_names_are_both_kept(tmp_path: Path) -> None:
+    async with open_backend("url", tmp_path) as backend:
+        (backend.directory / "copy.bin").write_bytes(CONTENT)
+        both = [entry(), entry(path="copy.bin")]
+        for artifact in both:
+            assert isinstance(await stage(backend, artifact), Staged)
+        assert [backend.read(staged_file(backend.to, each)) for each in both] == [CONTENT, CONTENT]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Checkpoint, Failed, Host, Staged, StagingRequest, TakeBytes
+from rolloutd.ports import Checkpoint, Failed, Host, Staged, StagingRequest, TakeBytes, without_rollout
 from tests.sim.fault_injection import FaultyAccess
 
 
@@ -35,11 +35,11 @@ class SimStager:
         )
         return result
 
-    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
+    async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         machine = await self._access.connect(host.name)
         await self._access.run_effect(
             f"remove from {host.name}",
-            lambda: machine.staged.intersection_update(keep),
+            lambda: machine.staged.difference_update(digests),
             on_refused=lambda: _refuse(host.name),
         )
 
@@ -72,12 +72,12 @@ class SimCheckpoints:
             on_refused=lambda: _refuse(host.name),
         )
 
-    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
         machine = await self._access.connect(host.name)
 
         def forget() -> None:
-            machine.checkpoints = {key: each for key, each in machine.checkpoints.items() if key[0] != plan}
+            machine.checkpoints = without_rollout(machine.checkpoints, rollout)
 
         await self._access.run_effect(
-            f"forget {plan} on {host.name}", forget, on_refused=lambda: _refuse(host.name)
+            f"forget {rollout} on {host.name}", forget, on_refused=lambda: _refuse(host.name)
         )

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import Checkpoint, Host, Shell
+from rolloutd.ports import Checkpoint, Host, Shell, without_rollout
 
 DEFAULT_DIRECTORY = "/etc/ansible/facts.d"
 
@@ -53,26 +53,24 @@ class SshCheckpoints:
         self._shell = shell
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def read(self, host: Host, *, timeout_s: float) -> Mapping[_Key, Checkpoint]:
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[_Key, Checkpoint] | None:
         file = shlex.quote(f"{_directory(host)}/{FILE_NAME}")
         command = f"test ! -f {file} || head -c {MAX_BYTES + 1} {file}"
         result = await self._shell.run(host, command, timeout_s=timeout_s)
-        return parse_fact(result.stdout)
+        return parse_fact(result.stdout) if result.stdout else {}
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
         await self._update(
             host, lambda known: {**known, (checkpoint.plan, checkpoint.stage): checkpoint}, timeout_s
         )
 
-    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
-        await self._update(
-            host, lambda known: {key: value for key, value in known.items() if key[0] != plan}, timeout_s
-        )
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        await self._update(host, lambda known: without_rollout(known, rollout), timeout_s)
 
     async def _update(self, host: Host, change: _Change, timeout_s: float) -> None:
         lock = self._locks.setdefault(host.name, asyncio.Lock())
         async with asyncio.timeout(timeout_s), lock:  # two rollouts may finish a stage at once
-            known = await self.read(host, timeout_s=timeout_s)
+            known = await self.read(host, timeout_s=timeout_s) or {}
             wanted = change(known)
             if wanted == known:
                 return
@@ -87,17 +85,17 @@ class SshCheckpoints:
             )
 
 
-def parse_fact(text: str) -> dict[_Key, Checkpoint]:
-    """Return the checkpoints of a fact; one that is not as format_fact() wrote it has none."""
+def parse_fact(text: str) -> dict[_Key, Checkpoint] | None:
+    """Return the checkpoints of a fact, None if it is not as format_fact() wrote it."""
     if len(text) > MAX_BYTES:
-        return {}
+        return None
     try:
         fact = json.loads(text)
         if fact["format"] != FORMAT or fact["digest"] != _digest(fact["stages"]):
-            return {}
+            return None
         checkpoints = _STAGES.validate_python(fact["stages"]).values()
     except (ValueError, LookupError, TypeError, RecursionError):
-        return {}
+        return None
     return {(each.plan, each.stage): each for each in checkpoints}
 
 

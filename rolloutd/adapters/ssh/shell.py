@@ -33,7 +33,9 @@ class SshLimits:
     idle_timeout_s: float = 300.0
     """A node's steps follow each other within minutes."""
     max_connections: int = 256
-    """Open connections, and concurrent commands: more than nodes in flight, fewer than 1024 files."""
+    """Connections that idle ones leave room for, and concurrent commands: more than nodes in flight."""
+    max_transfers: int = 128
+    """Concurrent SFTP sessions: a transfer lasts long, and commands must find a connection all the same."""
     max_sessions: int = 8
     """Concurrent commands on one connection: sshd's MaxSessions is 10."""
     max_output_bytes: int = 64 * 1024
@@ -56,6 +58,7 @@ class SshShell:
         self._limits = limits or SshLimits()
         self._connections: dict[str, _PooledConnection] = {}
         self._command_slots = asyncio.Semaphore(self._limits.max_connections)
+        self._transfer_slots = asyncio.Semaphore(self._limits.max_transfers)
         self._known_hosts = _KnownHostsCache()
         # asyncssh logs every command line at INFO, and command lines may carry secrets.
         asyncssh.set_log_level(logging.WARNING)
@@ -92,7 +95,7 @@ class SshShell:
         Raises NodeUnreachable, also when the connection is lost in the body, and AdapterFailed if the node
         has no SFTP server.
         """
-        async with self._command_slots, self._lease(host.name, read_route(host, self._defaults)) as pooled:
+        async with self._transfer_slots, self._lease(host.name, read_route(host, self._defaults)) as pooled:
             connection = await self._connect(pooled)
             try:
                 async with connection.start_sftp_client() as sftp:
@@ -235,7 +238,7 @@ class SshShell:
     def _evict_idle(self) -> None:
         """Close the least recently used idle connection if the pool is full.
 
-        An idle one always exists then: there are no more concurrent commands than connections.
+        Often none is: commands have slots for as many connections, and transfers have slots of their own.
         """
         opened = [line for line in self._connections.values() if line.connection is not None]
         if len(opened) >= self._limits.max_connections:

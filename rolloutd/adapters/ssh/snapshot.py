@@ -44,6 +44,7 @@ listeners() {
     done
 }
 
+# Without `@end` the output is not complete: a tool that failed would hide what it did not list.
 snapshot() {
     echo @boot; cat /proc/sys/kernel/random/boot_id
     echo @tcp; cat /proc/net/tcp /proc/net/tcp6
@@ -52,15 +53,17 @@ snapshot() {
     if [ -d /run/systemd/system ]; then
         echo @units
         $limit systemctl show --no-pager -p Id -p ActiveState -p MainPID -p ActiveEnterTimestampMonotonic \
-            '*.service' '*.socket' '*.timer' '*.path' '*.swap' '*.target'
+            '*.service' '*.socket' '*.timer' '*.path' '*.swap' '*.target' || return
     else
         echo @listeners; listeners
     fi
     echo @modules; cut -d ' ' -f 1 /proc/modules
     if command -v ip >/dev/null 2>&1; then
-        echo @routes
-        { ip -4 route show table all; ip -6 route show table all; } | grep -Ev " dev $virtual( |\$)"
-        echo @addresses; ip -o addr show | grep -Ev "^[0-9]+: $virtual(@| )"
+        routes=$($limit ip -4 route show table all) || return
+        if [ -e /proc/net/if_inet6 ]; then routes6=$($limit ip -6 route show table all) || return; fi
+        addresses=$($limit ip -o addr show) || return
+        echo @routes; printf '%s\n' "$routes" "$routes6" | grep -Ev " dev $virtual( |\$)"
+        echo @addresses; printf '%s\n' "$addresses" | grep -Ev "^[0-9]+: $virtual(@| )"
     else
         echo @proc-routes; cut -f 1,2,3,7,8 /proc/net/route | grep -Ev "^$virtual"
         echo @proc-addresses; cat /proc/net/if_inet6 | grep -Ev " $virtual\$"

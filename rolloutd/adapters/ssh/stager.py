@@ -45,7 +45,8 @@ class _NodeStager:
 
     async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
         # Two rollouts may bring the same artifact at once: the second finds what the first brought.
-        place = (request.host.name, staged_file(request.to, request.artifact))
+        # It is locked by its digest: artifacts with the same bytes share a directory.
+        place = (request.host.name, request.artifact.sha256)
         lock = self._locks.setdefault(place, asyncio.Lock())
         async with asyncio.timeout(timeout_s), lock:
             if (refusal := await self._refusal(request)) is not None:
@@ -58,8 +59,8 @@ class _NodeStager:
                     return await self._bring(request, int(size), digest, take, timeout_s)
             return _failure(request, answer)
 
-    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
-        arguments = ("remove", to, " ".join(sorted(keep)))
+    async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
+        arguments = ("remove", to, " ".join(sorted(digests)))
         answer = await run_as_root(self._shell, host, SCRIPT, *arguments, timeout_s=timeout_s)
         if answer.stdout.strip() != "removed":
             evidence = " ".join((answer.stdout + answer.stderr).split())[:200]

@@ -54,10 +54,15 @@ place() {
         unpack "$new/$name" "$new/unpacked" || fail "cannot unpack $name"
     fi
     set_rights "$new"
-    if [ -d "$final" ]; then rm -rf "$incoming/old.$$"; mv "$final" "$incoming/old.$$"; fi
-    # Not every mv has -T; without it, a directory that another call made meanwhile is kept.
-    mv -T "$new" "$final" 2>/dev/null || [ -f "$final/$name" ] || mv "$new" "$final" || fail "cannot make it"
-    rm -rf "$incoming/old.$$"
+    if [ -d "$final" ]; then  # it lacks this name of the same bytes, or what is unpacked
+        [ ! -d "$new/unpacked" ] || [ -d "$final/unpacked" ] || mv "$new/unpacked" "$final" ||
+            fail "cannot make $final/unpacked"
+        mv -f "$new/$name" "$final/$name" || fail "cannot make $final/$name"
+    else
+        # Not every mv has -T; without it, a directory that another call made meanwhile is kept.
+        mv -T "$new" "$final" 2>/dev/null || [ -f "$final/$name" ] || mv "$new" "$final" ||
+            fail "cannot make it"
+    fi
     echo staged
 }
 
@@ -93,24 +98,20 @@ inspect() {
     fi
 }
 
-# Removes the artifacts whose digests are not named, and what was received of them.
+# Removes the artifacts with these digests, what was received of them, and transfers that ended a week ago.
 remove() {
-    for directory in "$to"/*; do
-        found=${directory##*/}
+    for found in $digests; do
         case $found in *[!0-9a-f]*) continue ;; esac
         [ ${#found} = 64 ] || continue
-        case " $keep " in *" $found "*) ;; *) rm -rf "$directory" || fail "cannot remove $directory" ;; esac
+        rm -rf "$to/$found" || fail "cannot remove $to/$found"
+        rm -rf "$to"/.incoming/*/"$found" "$to"/.incoming/*/"$found".* || fail "cannot remove it"
     done
-    for received in "$to"/.incoming/*/*; do
-        found=${received##*/}
-        case " $keep " in *" ${found%%.*} "*) ;; *) rm -rf "$received" || fail "cannot remove it" ;; esac
-    done
-    [ -n "$keep" ] || rm -rf "$to/.incoming"
-    rmdir "$to" 2>/dev/null
+    find "$to"/.incoming/*/* -prune -mtime +7 -exec rm -rf {} + 2>/dev/null
+    rmdir "$to"/.incoming/* "$to/.incoming" "$to" 2>/dev/null
     echo removed
 }
 
-if [ "$action" = remove ]; then keep=$3; remove; exit 0; fi
+if [ "$action" = remove ]; then digests=$3; remove; exit 0; fi
 sha256=$3 name=$4 size=$5 mode=$6 owner=$7 kind=$8 unpacks=$9
 shift 9
 node=$1 url=$2

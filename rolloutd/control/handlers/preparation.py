@@ -137,7 +137,8 @@ async def _read(services: Services, nodes: Sequence[str]) -> dict[str, _Found]:
         try:
             async with slots:
                 host = services.state.host(node)
-                return await services.checkpoints.read(host, timeout_s=NODE_TIMEOUT_S)
+                found = await services.checkpoints.read(host, timeout_s=NODE_TIMEOUT_S) or {}
+                return {key: each for key, each in found.items() if each.content}
         except (RolloutdError, TimeoutError) as error:
             return str(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Checkpoint, Host
+from rolloutd.ports import Checkpoint, Host, without_rollout
 
 
 class FakeCheckpoints:
@@ -26,7 +26,7 @@ class FakeCheckpoints:
         known = await self.read(host, timeout_s=timeout_s)
         self.facts[host.name] = {**known, (checkpoint.plan, checkpoint.stage): checkpoint}
 
-    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
-        """Remove the checkpoints of a plan."""
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        """Remove the checkpoints of a rollout."""
         known = await self.read(host, timeout_s=timeout_s)
-        self.facts[host.name] = {key: each for key, each in known.items() if key[0] != plan}
+        self.facts[host.name] = without_rollout(known, rollout)

@@ -42,11 +42,11 @@ class FakeStager:
         self.files[place] = self.partial.pop(place)
         return Staged(len(source) - start)
 
-    async def remove(self, host: Host, to: str, *, keep: Collection[str], timeout_s: float) -> None:
-        """Remove the artifacts whose digests are not in `keep`."""
-        kept = tuple(f"{to}/{digest}/" for digest in keep)
+    async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
+        """Remove the artifacts with these digests."""
+        gone = tuple(f"{to}/{digest}/" for digest in digests)
         self.files = {
             (node, path): content
             for (node, path), content in self.files.items()
-            if node != host.name or not path.startswith(f"{to}/") or path.startswith(kept)
+            if node != host.name or not path.startswith(gone)
         }

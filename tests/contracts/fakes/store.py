@@ -303,8 +303,8 @@ class MemoryStore:
             return False
         rows = (row for row in self.memory.preparations.values() if row.rollout == rollout.id)
         known, targets = preparations_of(rollout, rows, (), {}), self._targets(rollout.id)
-        is_superseded = any(each.supersedes == rollout.id for each in self.memory.rollouts.values())
-        if not rollout.closed or known.is_unfinished(targets, is_superseded=is_superseded):
+        of_plan = [each.id for each in self.memory.rollouts.values() if each.plan.name == rollout.plan.name]
+        if not rollout.closed or known.is_unfinished(targets, has_later=of_plan[-1] != rollout.id):
             return True
         return any(
             target.phase in IN_FLIGHT_PHASES | {Phase.FAILED}

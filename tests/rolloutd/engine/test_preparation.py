@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from machines.facts.preparations import BUILD_NODE
-from machines.model.events import PreparationRecorded
+from machines.model.events import PreparationRecorded, RolloutEnded
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
@@ -20,10 +22,10 @@ from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
-from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown
+from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.stager import FakeStager
-from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
 
 STAGES = ("one", "two", "three", "four")
 IDLE = {"boot-id": "b1", "unit/app.service": "pid 7", "sysctl/net.core.somaxconn": "128"}
@@ -49,6 +51,9 @@ class Fleet:
     silent: int = 0
     cleaned: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
+    edited: bool = False
+    stager: FakeStager = field(default_factory=FakeStager)
+    tree: Path = Path("/tree")
 
     async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
         if self.silent and self.runs:
@@ -56,16 +61,16 @@ class Fleet:
             raise NodeUnreachable(f"{host.name}: no answer")
         return dict(self.state.setdefault(host.name, dict(IDLE)))
 
-    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
-        return dict(self.facts.setdefault(host.name, {}))
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint] | None:
+        return None if self.edited else dict(self.facts.setdefault(host.name, {}))
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
         if checkpoint.stage in self.cut:
             raise NodeUnreachable(f"{host.name}: the connection was lost")
         self.facts[host.name][checkpoint.plan, checkpoint.stage] = checkpoint
 
-    async def remove(self, host: Host, plan: str, *, timeout_s: float) -> None:
-        self.facts[host.name] = {}
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        self.facts[host.name] = without_rollout(self.facts[host.name], rollout)
 
 
 class InstallingRunner(FakeRunner):
@@ -96,9 +101,9 @@ async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: st
     async def tree(rollout: str) -> Path:
         if tree_failure:
             raise NotFound(tree_failure)
-        return Path("/tree")
+        return fleet.tree
 
-    ports = PreparationAdapters({"ssh": FakeStager()}, fleet, fleet)
+    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet)
     preparer = Preparer(
         inside.state, AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
     )
@@ -253,3 +258,99 @@ async def test_builds_of_two_rollouts_run_at_once(tmp_path: Path) -> None:
         running = Preparation(rollouts[0], BUILD_NODE, "one", 1, PreparationState.RUNNING, "", now, now)
         await inside.commit(PreparationRecorded(running))
         assert may_begin(inside.state.index, rollouts[1], BUILD_NODE, "one", now)
+
+
+TWO_STAGES = plan_with().replace(
+    "prepare: []", "prepare: [{stage: {name: app, manifest: a.yml}}, {stage: {name: conf, manifest: b.yml}}]"
+)
+
+
+def write_artifacts(inside: ControlEnvironment, fleet: Fleet, version: str) -> set[str]:
+    """Make version so-and-so of the two manifests the newest; return the digests of the artifacts."""
+    texts = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+    digests = set()
+    for name in "ab":
+        content = f"{name} {version}".encode()
+        digest, file = hashlib.sha256(content).hexdigest(), f"{name}-{version}"
+        (fleet.tree / file).write_bytes(content)
+        entry = f'{{name: {name}, version: "1", path: {file}, sha256: "{digest}", size: {len(content)}}}'
+        texts[f"{name}.yml"] = f"artifacts:\n  - {entry}\n"
+        digests.add(digest)
+    inside.sources.commit(URL, texts, ["main"])
+    return digests
+
+
+def staged(fleet: Fleet, node: str = "p1") -> set[str]:
+    return {path.split("/")[-2] for name, path in fleet.stager.files if name == node}
+
+
+async def roll_out(inside: ControlEnvironment, fleet: Fleet, **more: Any) -> str:
+    """Prepare and finish a rollout of the newest artifacts; return its id."""
+    rollout = await inside.start(text=TWO_STAGES, **more)
+    await prepare_all(inside, fleet)
+    await inside.finish(rollout, "p1")
+    await inside.commit(RolloutEnded(rollout, inside.clock.now()))
+    return rollout
+
+
+async def cancel(inside: ControlEnvironment, fleet: Fleet, rollout: str) -> None:
+    await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
+    await prepare_all(inside, fleet)
+
+
+async def test_rollback_fetches_nothing_and_third_generation_is_removed(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        first = write_artifacts(inside, fleet, "1")
+        await roll_out(inside, fleet)
+        second = write_artifacts(inside, fleet, "2")
+        await roll_out(inside, fleet)
+        assert staged(fleet) == first | second
+        write_artifacts(inside, fleet, "1")
+        back = await roll_out(inside, fleet, again=True)
+        rows = await inside.state.store.load_preparations(back)
+        assert sum(row.bytes for row in rows) == 0
+        third = write_artifacts(inside, fleet, "3")
+        await roll_out(inside, fleet)
+        assert staged(fleet) == first | third
+
+
+async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        first = write_artifacts(inside, fleet, "1")
+        await roll_out(inside, fleet)
+        for version in ("2", "3"):
+            inside.clock.advance(1.0)
+            brought = write_artifacts(inside, fleet, version)
+            rollout = await inside.start(text=TWO_STAGES)
+            await prepare_all(inside, fleet)
+            assert staged(fleet) == first | brought
+            await cancel(inside, fleet, rollout)
+            assert staged(fleet) == first
+
+
+async def test_artifacts_of_cancelled_rollout_stay_for_a_later_one_that_ended(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        brought = write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=TWO_STAGES)
+        await prepare_all(inside, fleet)
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
+        await roll_out(inside, fleet, again=True)
+        await prepare_all(inside, fleet)
+        assert staged(fleet) == brought
+        await inside.restart()
+        await prepare_all(inside, fleet)
+        assert staged(fleet) == brought
+
+
+async def test_edited_fact_removes_nothing(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        brought = write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=TWO_STAGES)
+        await prepare_all(inside, fleet)
+        fleet.edited = True
+        await cancel(inside, fleet, rollout)
+        assert staged(fleet) == brought

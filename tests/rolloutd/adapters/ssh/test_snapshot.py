@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +153,18 @@ async def test_only_the_changed_port_differs() -> None:
         after = await snapshots.snapshot(host, timeout_s=LIMIT_S)
     assert differences(before, after, others) == ()
     assert f"port/tcp/{port}: absent -> 127.0.0.1" in differences(before, after)
+
+
+async def test_failing_tool_makes_the_snapshot_incomplete(tmp_path: Path) -> None:
+    tool = tmp_path / "ip"
+    tool.write_text("#!/bin/sh\necho default via 10.0.0.1\nexit 1\n")
+    tool.chmod(0o755)
+    shell = FakeShell()
+
+    async def run(host: Host, command: str, *, timeout_s: float, stdin: str = "") -> ShellResult:
+        path = f"PATH={shlex.quote(str(tmp_path))}:$PATH; export PATH; "
+        return await LocalShell().run(host, path + command, timeout_s=timeout_s, stdin=stdin)
+
+    shell.run = run  # type: ignore[method-assign]
+    with pytest.raises(AdapterFailed, match="not complete"):
+        await SshSnapshots(shell).snapshot(Host("n1"), timeout_s=LIMIT_S)
