@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,16 @@ _YAML = frozenset({".yml", ".yaml"})
 _IMPORTS = frozenset(
     {
         *("import_playbook", "import_tasks", "include_tasks", "include", "import_role", "include_role"),
-        *("include_vars", "vars_files", "roles"),
+        *("include_vars", "vars_files", "roles", "src", "script"),
     }
 )
 """Keys whose values name files or roles; a template in one of them can name any file."""
+
+_ANY_FILE = re.compile(r"\b(?:lookup|query|q)\s*\(|\bsrc=\S*\{\{")
+"""A lookup, or a module's `src=` with a template: it may read any file."""
+
+_LOOPS = ("with_file", "with_first_found", "with_lines")
+"""Beginnings of the names of loops over files."""
 
 _ALWAYS = (
     *("ansible.cfg", "requirements.yml", "collections", "group_vars", "host_vars", "library"),
@@ -65,6 +72,9 @@ class _Closure:
         for place in {playbook.parent, self._root}:
             for name in _ALWAYS:
                 self._add_all(place / name)
+            config = place / "ansible.cfg"
+            if config.is_file() and b"roles_path" in config.read_bytes():
+                raise _AnyFile
         self._add(playbook)
         return self._found
 
@@ -80,7 +90,7 @@ class _Closure:
                 self._follow(path, key, text)
 
     def _follow(self, path: Path, key: str, text: str) -> None:
-        if key in _IMPORTS and "{{" in text:
+        if (key in _IMPORTS and "{{" in text) or _ANY_FILE.search(text):
             raise _AnyFile
         name = text.strip().partition(" ")[0]
         if not name or len(name) > 512 or "\0" in name or "\n" in name:
@@ -109,6 +119,10 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         case dict():
             for name, inner in value.items():
                 short = str(name).rpartition(".")[2]
+                if short.startswith(_LOOPS):
+                    raise _AnyFile
+                if short == "src" and value.get("remote_src") in (True, "yes", "true"):
+                    continue  # a file of the node
                 yield from _texts(inner, short if short in _IMPORTS else key)
         case list():
             for inner in value:

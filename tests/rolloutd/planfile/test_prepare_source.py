@@ -61,6 +61,30 @@ def test_templated_import_makes_every_file_count(tree: Path) -> None:
     assert playbook_digest(tree, "install.yml") != before
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        "template: {src: '{{ item }}.j2', dest: /etc/a}",
+        "copy: {src: '{{ x }}', dest: /etc/a}",
+        "copy: src={{ x }} dest=/etc/a",
+        "copy: {content: \"{{ lookup('file', 'configure.yml') }}\", dest: /etc/a}",
+        "{copy: {dest: /etc/}, with_fileglob: ['*.yml']}",
+    ],
+)
+def test_file_that_only_ansible_finds_changes_digest(tree: Path, task: str) -> None:
+    (tree / "install.yml").write_text(f"- hosts: all\n  tasks:\n    - {task}\n")
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") != before
+
+
+def test_role_of_roles_path_changes_digest(tree: Path) -> None:
+    (tree / "ansible.cfg").write_text("[defaults]\nroles_path = shelf\n")
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") != before
+
+
 def test_manifest_of_source_is_part_of_change(tree: Path) -> None:
     plan = resolve_prepare(plan_with("[{stage: {}}]"), tree)
     (stage,) = compile_plan(plan.content, teams={}).prepare
