@@ -295,6 +295,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.GATE_START: lambda _, p: _gate("start gate", p),
     ReasonCode.GATE_CONTINUE: lambda _, p: _gate(f"continue gate after wave {p['wave']}", p),
     ReasonCode.NODE_FAILED: lambda node, p: describe_failure(node, p) + _more(p),
+    ReasonCode.DISTURBED: lambda node, p: (
+        f"{p['step']} disturbed {node}, which was in service: {p['message']}{_more(p)}"
+    ),
     ReasonCode.ROLLING_BACK: lambda _, p: f"rolling back {pluralize(p['left'], 'node')}{_cause(p)}",
     ReasonCode.ROLLBACK_LIMIT: lambda _, p: (
         f"{pluralize(p['left'], 'node')} not rolled back, because at_most is {p['at_most']}{_cause(p)}"

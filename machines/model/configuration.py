@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from machines.model.events import PhaseMoved
-from machines.model.rollout import BLAMES_CHANGE, Target
+from machines.model.rollout import Target
 from machines.states import Outcome, Trigger
 
 
@@ -40,7 +40,7 @@ class NodeConfiguration:
         found = ConfigurationRecord(target.content, target.rollout, event.at)
         if event.trigger is Trigger.VERIFIED:
             return self._passed(found)
-        if event.failure is not None and event.failure.code in BLAMES_CHANGE:
+        if event.failure is not None and event.failure.blames_change:
             failed = replace(found, step=event.failure.step, text=event.failure.message)
             return self._failed(failed, had_passed=event.trigger is Trigger.SOAK_CHECK_FAILED)
         return self

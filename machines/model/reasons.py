@@ -29,6 +29,7 @@ class ReasonCode(StrEnum):
     GATE_START = "gate-start"
     GATE_CONTINUE = "gate-continue"
     NODE_FAILED = "node-failed"
+    DISTURBED = "disturbed"
     ROLLING_BACK = "rolling-back"
     ROLLBACK_LIMIT = "rollback-limit"
     ROLLBACK_FAILED = "rollback-failed"

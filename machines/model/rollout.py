@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from machines.model.plan import Digest, GateName, Plan
 from machines.model.preparation import ManifestEntry, PrepareStage
@@ -70,14 +70,15 @@ class FailureCode(StrEnum):
     """A prepare stage changed what it must not change on a node in service."""
     RESTORED_ITSELF = "restored-itself"
     """The node undid the change, because the change was not confirmed in time."""
-    DAEMON_AWAY = "daemon-away"
-    """The node undid the change, because no daemon was there to confirm it in time."""
     DISTURBED = "disturbed"
     """Another rollout, a user or another tool changed the node or stopped its run during the attempt."""
 
 
 BLAMES_CHANGE = frozenset({FailureCode.FAILED, FailureCode.RESTORED_ITSELF})
 """Codes of failures that say something about the change; others are of the node's surroundings."""
+
+UNATTENDED_RESTORE: Final = "guard.unattended"
+"""Step of a failure when a node restored itself while no daemon was there to confirm the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,11 @@ class Failure:
     message: str
     at: float
     code: FailureCode = FailureCode.FAILED
+
+    @property
+    def blames_change(self) -> bool:
+        """Whether the failure says something about the change."""
+        return self.code in BLAMES_CHANGE and self.step != UNATTENDED_RESTORE
 
     @property
     def signature(self) -> str:

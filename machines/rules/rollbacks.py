@@ -16,7 +16,7 @@ from machines.model.decision import DueRollbacks
 from machines.model.node import natural_sort_key
 from machines.model.plan import PILOT_WAVE, OnFailure
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
-from machines.model.rollout import Failure, FailureCode, Rollout, Target
+from machines.model.rollout import UNATTENDED_RESTORE, Failure, FailureCode, Rollout, Target
 from machines.rules.waves import CANARY
 from machines.states import Outcome, Phase
 
@@ -25,7 +25,7 @@ NOT_BEGUN: Final = frozenset(
 )
 """Failures before the run began: they changed nothing."""
 
-NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED, FailureCode.DAEMON_AWAY}
+NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
 """Failures that say nothing against the change, so they roll nothing back by themselves."""
 
 
@@ -87,17 +87,21 @@ def _is_of_failed_rollback(failure: Failure, target: Target) -> bool:
     return target.rolling_back and target.phase is Phase.FAILED and target.failure == failure
 
 
+def _counts(failure: Failure) -> bool:
+    return failure.code not in NOT_COUNTED and failure.step != UNATTENDED_RESTORE
+
+
 def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     """Return the first failure that the plan answers with rollbacks; none while a person has paused it."""
     plan = rollout.plan
     if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
         return None
-    return next((f for f in index.unresolved_failures(rollout.id) if f.code not in NOT_COUNTED), None)
+    return next(filter(_counts, index.unresolved_failures(rollout.id)), None)
 
 
 def _scope(index: Index, rollout: Rollout) -> list[Target]:
     """Return the changed nodes that the plan takes back after the rollout's unresolved failures."""
-    failed = {f.node for f in index.unresolved_failures(rollout.id) if f.code not in NOT_COUNTED}
+    failed = {failure.node for failure in filter(_counts, index.unresolved_failures(rollout.id))}
     waves = {index.target(rollout.id, node).wave for node in failed}
     begun = {f.node for f in rollout.failures if f.code not in NOT_BEGUN}
     changed = (target for target in index.targets(rollout.id) if _is_changed(target, begun))

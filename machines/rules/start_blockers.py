@@ -24,7 +24,7 @@ from machines.model.mismatch import MismatchKind
 from machines.model.node import ConflictKind, Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
-from machines.model.rollout import Rollout, Target
+from machines.model.rollout import FailureCode, Rollout, Target
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
@@ -118,7 +118,9 @@ def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:
     first = failures[0]
     params: Params = {"step": first.step, "message": first.message, "more": len(failures) - 1}
     remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
-    return Reason(ReasonCode.NODE_FAILED, first.node, params, first.at, remedy)
+    is_disturbed = first.code is FailureCode.PREPARE_DISTURBED
+    code = ReasonCode.DISTURBED if is_disturbed else ReasonCode.NODE_FAILED
+    return Reason(code, first.node, params, first.at, remedy)
 
 
 # -- one node ------------------------------------------------------------------------

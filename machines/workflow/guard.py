@@ -13,7 +13,7 @@ from dataclasses import replace
 from machines.model.actions import Action, StopRun, Transition
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
-from machines.model.rollout import BLAMES_CHANGE, FailureCode
+from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
 from machines.states import Trigger
 
 ANSWER_S = 300.0
@@ -76,5 +76,5 @@ def restored_failure(
     # The daemon that asks now was not there when the run began, so its absence may be the cause.
     was_away = bool(began) and elapsed_s < now - began[-1]
     by_daemon = restore.prior.get("by") == BY_DAEMON
-    is_unattended = was_away and not by_daemon
-    return replace(failed, code=FailureCode.DAEMON_AWAY if is_unattended else FailureCode.RESTORED_ITSELF)
+    step = UNATTENDED_RESTORE if was_away and not by_daemon else failed.step
+    return replace(failed, step=step, code=FailureCode.RESTORED_ITSELF)

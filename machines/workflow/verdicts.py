@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from machines.model.events import PhaseMoved
-from machines.model.rollout import BLAMES_CHANGE, Target
+from machines.model.rollout import Target
 from machines.model.verdict import Verdict
 
 
@@ -14,7 +14,7 @@ def new_verdict(
 ) -> Verdict | None:
     """Return what a transition of this target, as it was before, says of its content; None for nothing."""
     failure = moved.failure
-    if failure is None or failure.code not in BLAMES_CHANGE or not target.content or target.rolling_back:
+    if failure is None or not failure.blames_change or not target.content or target.rolling_back:
         return None
     return Verdict(
         f"{target.rollout}.{failure.id.replace('#', '.')}",

@@ -201,7 +201,7 @@ def test_disturbed_node_fails_and_stops_everything_until_people_act() -> None:
     index.apply(PreparationRecorded(row))
     assert (due(index), decide(index, T0).admissions) == ([], ())
     assert index.target("R", "n1").phase is Phase.FAILED
-    assert decide(index, T0).reasons["R"].code == "node-failed"
+    assert decide(index, T0).reasons["R"].code == "disturbed"
     transition(index, "n1", Trigger.RETRIED)
     assert due(index) == []  # the failure is not resolved by a retry
 

@@ -52,6 +52,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {**FAILED, "more": 2},
         "n1 failed in run.configure: exit 1, and 2 more",
     ),
+    ReasonCode.DISTURBED: (
+        "n1",
+        {"step": "prepare.install", "message": "boot-id: a -> b", "more": 0},
+        "prepare.install disturbed n1, which was in service: boot-id: a -> b",
+    ),
     ReasonCode.ROLLING_BACK: (
         "R",
         {"left": 2, "node": "n1", **FAILED},

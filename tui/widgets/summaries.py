@@ -192,7 +192,7 @@ def _describe_reason(reason: wire.Reason, now: float) -> str:
         return reason["text"]
     when = (
         formatting.format_age(since, now)
-        if reason["code"] == "node-failed"
+        if reason["code"] in ("node-failed", "disturbed")
         else f"for {formatting.format_duration(now - since)}"
     )
     return f"{reason['text']} ({when})"

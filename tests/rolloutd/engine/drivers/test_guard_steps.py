@@ -145,7 +145,7 @@ async def test_daemon_that_was_away_finds_restore(tmp_path: Path) -> None:
         await node.pass_time(AFTER_S)
         node.start()
         await node.until(lambda: node.target.phase is Phase.FAILED)
-        assert node.code is FailureCode.DAEMON_AWAY
+        assert node.code is FailureCode.RESTORED_ITSELF
         assert await node.env.state.store.load_verdicts() == ()
 
 
