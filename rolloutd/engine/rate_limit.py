@@ -23,6 +23,10 @@ class ByteBudget:
         self._next_at = start + size / self.rate_bps
         return max(0.0, start - now)
 
+    def give_back(self, size: int) -> None:
+        """Free a reservation whose bytes are not sent."""
+        self._next_at -= size / self.rate_bps
+
 
 @dataclass(slots=True)
 class RateLimit:
@@ -43,4 +47,9 @@ class RateLimit:
         budget = self._budgets.get(share)
         if budget is None:
             budget = self._budgets[share] = ByteBudget(self.rate_bps)
-        await self.sleep(budget.reserve(size, self.now()))
+        wait_s = budget.reserve(size, self.now())
+        try:
+            await self.sleep(wait_s)
+        except asyncio.CancelledError:
+            budget.give_back(size)
+            raise

@@ -19,7 +19,7 @@ import pytest
 from machines.model.preparation import ArtifactKind, ManifestEntry
 from machines.model.selector import parse_selector
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.adapters.ssh.stager import CHUNK_BYTES, SshStager, UrlStager
+from rolloutd.adapters.ssh.stager import CHUNK_BYTES, SshStager, UrlStager, outside_timeout
 from rolloutd.contracts import LocalShell
 from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.ports import Failed, Host, Staged, Stager, StagingRequest, staged_file, unpacked_directory
@@ -275,3 +275,15 @@ async def test_same_bytes_under_two_names_are_both_kept(tmp_path: Path) -> None:
         for artifact in both:
             assert isinstance(await stage(backend, artifact), Staged)
         assert [backend.read(staged_file(backend.to, each)) for each in both] == [CONTENT, CONTENT]
+
+
+async def test_wait_for_the_rate_limit_is_outside_the_timeout() -> None:
+    deadlines: list[float | None] = []
+    async with asyncio.timeout(LIMIT_S) as limit:
+
+        async def take(size: int) -> None:
+            deadlines.append(limit.when())
+
+        await outside_timeout(limit, take)(1)
+        assert deadlines == [None]
+        assert limit.when() is not None

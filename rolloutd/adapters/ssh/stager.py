@@ -48,7 +48,7 @@ class _NodeStager:
         # It is locked by its digest: artifacts with the same bytes share a directory.
         place = (request.host.name, request.artifact.sha256)
         lock = self._locks.setdefault(place, asyncio.Lock())
-        async with asyncio.timeout(timeout_s), lock:
+        async with asyncio.timeout(timeout_s) as limit, lock:
             if (refusal := await self._refusal(request)) is not None:
                 return refusal
             answer = await self._run(request, "inspect", timeout_s=timeout_s)
@@ -56,7 +56,9 @@ class _NodeStager:
                 case ["staged"]:
                     return Staged(0, f"{_title(request.artifact)} is on {request.host.name} already")
                 case ["partial", size, digest]:
-                    return await self._bring(request, int(size), digest, take, timeout_s)
+                    return await self._bring(
+                        request, int(size), digest, outside_timeout(limit, take), timeout_s
+                    )
             return _failure(request, answer)
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
@@ -166,6 +168,21 @@ class UrlStager(_NodeStager):
         if answer.stdout.split() == ["staged"]:
             return Staged(artifact.size, f"{_title(artifact)} is on {request.host.name}")
         return _failure(request, answer)
+
+
+def outside_timeout(limit: asyncio.Timeout, take: TakeBytes) -> TakeBytes:
+    """Return `take` so that its wait for the rate limit does not count."""
+    loop = asyncio.get_running_loop()
+
+    async def wait(size: int) -> None:
+        began, ends_at = loop.time(), limit.when()
+        limit.reschedule(None)
+        try:
+            await take(size)
+        finally:
+            limit.reschedule(None if ends_at is None else ends_at + loop.time() - began)
+
+    return wait
 
 
 async def _send(sftp: asyncssh.SFTPClient, source: Path, target: str, start: int, take: TakeBytes) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
+
+import pytest
 
 from rolloutd.engine.rate_limit import BURST_S, ByteBudget, RateLimit
 
@@ -54,3 +57,19 @@ async def test_each_label_value_has_the_rate() -> None:
         await limit.take(int(RATE), share)
     assert waits == [0.0, 0.0, 1.0 - BURST_S]
     await RateLimit(None).take(CHUNK)
+
+
+async def test_cancelled_wait_gives_its_bytes_back() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise asyncio.CancelledError
+
+    limit = RateLimit(RATE, now=lambda: 0.0, sleep=sleep)
+    await limit.take(int(RATE))
+    with pytest.raises(asyncio.CancelledError):
+        await limit.take(int(RATE))
+    await limit.take(int(RATE))
+    assert waits == [0.0, 1.0 - BURST_S, 1.0 - BURST_S]
