@@ -32,7 +32,7 @@ LOOK_S = 0.05
 SERVER_DIES = 0.1  # at each look, if there is one
 MAX_RUN_PROCESSES = 4
 FORKED = "Ansible started as a fork"
-WORK_PER_KILL_S = 0.55  # five rounds of nodes then last about as long as all the lives and restarts
+WORK_PER_KILL_S = 0.25  # five rounds of nodes then last about as long as all the lives and restarts
 NODES, TEAMS = 24, 6
 
 

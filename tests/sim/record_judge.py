@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import Event, PhaseMoved, StepRecorded
-from machines.model.rollout import FailureCode
+from machines.model.rollout import Failure, FailureCode
 from machines.states import Outcome, Trigger
 
 Given = tuple[str, str] | None
@@ -54,10 +54,15 @@ class RecordJudge:
             passed[1] = content, rollout
             if (self._failed.get(node) or ("",))[0] == content:
                 del self._failed[node]
-        elif content is not None and event.failure is not None and event.failure.code in _BLAMED:
+        elif content is not None and _blames_change(event.failure):
             self._failed[node] = content, rollout
             if event.trigger is Trigger.SOAK_CHECK_FAILED and is_current:
                 passed[:] = [None, passed[0]]
+
+
+def _blames_change(failure: Failure | None) -> bool:
+    # A restore without a daemon says nothing of the change.
+    return failure is not None and failure.code in _BLAMED and failure.step != "guard.unattended"
 
 
 def on_disk(records: NodeConfiguration) -> tuple[Given, Given, Given]:
