@@ -130,8 +130,9 @@ async def run_until_ended(env: ControlEnvironment, tmp_path: Path, run: str) -> 
     isolator.isolated.add("p1")  # by the daemon of 0.1
     daemon = asyncio.create_task(daemon_of(env, adapters_of(env, tmp_path, isolator)).run())
     try:
-        for _ in range(4000):
-            await asyncio.sleep(0)
+        for turn in range(4000):
+            # Some steps work in a thread, which needs the processor now and then.
+            await asyncio.sleep(0 if turn % 10 else 0.001)
             env.clock.advance(1.0)
             env.observe_all_up()
             env.state.wake_up()
