@@ -52,6 +52,9 @@ ANSWER_DELAY_S = 180
 PROBE_MAX_AGE_S = 30
 """Maximum age of a node's traffic probe when the node begins."""
 
+NOT_SEEN_UP = "without a fresh observation that it is up"
+"""What is said of a node that began unseen."""
+
 
 def check_log(log: list[Entry]) -> list[str]:
     """Return what should never have happened, oldest first."""
@@ -83,9 +86,6 @@ class Oracle:
         self.target_states: dict[tuple[str, str], tuple[str, float]] = {}
         self.current_failure: dict[tuple[str, str], str] = {}
         self.isolated_by: dict[str, str] = {}
-        # Nodes whose return ended in a failure: a daemon that was killed in it knows them as isolated.
-        self.returned: dict[str, str] = {}
-        self.maybe_isolated: set[tuple[str, str]] = set()
         self.running_playbooks: dict[str, str] = {}
         self.started_isolated: set[str] = set()
         self.probes: dict[tuple[str, str], Entry] = {}
@@ -296,7 +296,6 @@ class Oracle:
         node = entry["node"]
         if self.isolated_by.pop(node, None) != entry["rollout"]:
             yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
-        self.returned[node] = entry["rollout"]
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
         node, name = entry["node"], entry["rollout"]
@@ -319,8 +318,6 @@ class Oracle:
         if entry.get("rolling_back"):
             self.failed_rollbacks.add(entry["failure"])
         self._end_attempt(entry, "failed")
-        if self.returned.pop(entry["node"], None) == entry["rollout"]:
-            self.maybe_isolated.add((entry["rollout"], entry["node"]))
         self.failed[entry["node"]] = entry["rollout"]
         self.failures[entry["rollout"]].append(entry)
         self.current_failure[entry["rollout"], entry["node"]] = entry["failure"]
@@ -353,9 +350,6 @@ class Oracle:
 
     def _end_attempt(self, entry: Entry, state: str) -> None:
         name, node = entry["rollout"], entry["node"]
-        if state != "failed":
-            self.returned.pop(node, None)
-            self.maybe_isolated.discard((name, node))
         if self.in_progress.get(node) == name:
             del self.in_progress[node]
         if self.failed.get(node) == name:
@@ -388,9 +382,8 @@ class Oracle:
             yield f"{who} while it is failed in {self.failed[node]}"
         if self._is_held(node, now):
             yield f"{who} while it is held"
-        is_isolated = self.isolated_by.get(node) == name or (name, node) in self.maybe_isolated
-        if not is_isolated and not self._is_up(node, now):
-            yield f"{who} without a fresh observation that it is up"
+        if self.isolated_by.get(node) != name and not self._is_up(node, now):
+            yield f"{who} {NOT_SEEN_UP}"
 
     def _wave_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         name = plan["rollout"]

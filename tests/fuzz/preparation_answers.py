@@ -25,10 +25,10 @@ SNAPSHOTS = (
 
 
 def read_fact(data: bytes, _: Path) -> None:
-    known = parse_fact(data.decode(errors="replace"))
+    known = parse_fact(data.decode(errors="replace")) or {}
     with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
         stages = json.loads(data)["stages"]  # its digest would hide it, so it gets one that fits
-        known |= parse_fact(json.dumps({"format": FORMAT, "digest": _digest(stages), "stages": stages}))
+        known |= parse_fact(json.dumps({"format": FORMAT, "digest": _digest(stages), "stages": stages})) or {}
     assert parse_fact(format_fact(known)) == known
 
 

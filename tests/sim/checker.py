@@ -64,9 +64,6 @@ _EFFECT_KINDS = {
     Trigger.DRIFTED: "drift",
 }
 
-NOT_SEEN_UP = "without having been seen up"
-"""What the oracle says of a node that began unseen; one that we may have isolated has its slot already."""
-
 ISOLATION_TIMED_OUT = "not isolated within"
 """How a put-back begins whose reason is that the isolation took too long."""
 
@@ -109,7 +106,11 @@ class Checker:
     def feed_oracle(self, kind: str, **fields: Any) -> None:
         """Pass one entry to the oracle."""
         for text in self._oracle.check_entry({"kind": kind, "at": self._now(), **fields}):
-            if text.endswith(NOT_SEEN_UP) and (fields["rollout"], fields["node"]) in self._maybe_isolated:
+            # One that we may have isolated has its slot already.
+            if (
+                text.endswith(oracle.NOT_SEEN_UP)
+                and (fields["rollout"], fields["node"]) in self._maybe_isolated
+            ):
                 continue
             self.report_violation(f"{kind}: {text}")
 
