@@ -141,7 +141,7 @@ def test_more_failures_than_tolerated_stop_the_rest(tolerate: Budget, stops: boo
     assert (decide(index, T0).admissions == ()) is stops
     state = rollout_progress(index, "R", T0).state
     assert state is (RolloutState.PAUSED if stops else RolloutState.RUNNING)
-    # The failed node itself is tried again, and then the rest goes on by itself.
+    # The failed node itself is retried, and then the rest continues.
     assert ("n2", "install") in due(index, T0 + 60)
 
 

@@ -7,6 +7,7 @@ know who limits their rate.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
 from pathlib import Path
@@ -36,7 +37,7 @@ _MAX_READINGS = 1000
 _FileVersion = tuple[Path, str, int, int, int]
 
 
-class _NodeStager:
+class _NodeStager(ABC):
     """What both stagers share: the inspection of the node, and the removal."""
 
     def __init__(self, shell: Shell) -> None:
@@ -75,10 +76,11 @@ class _NodeStager:
             return None
         return Failed(f"{_title(artifact)} is for {artifact.select.canonical()}, which {host.name} is not")
 
+    @abstractmethod
     async def _bring(
         self, request: StagingRequest, present: int, digest: str, take: TakeBytes, timeout_s: float
     ) -> Staged | Failed:
-        raise NotImplementedError
+        """Bring the rest of the file, of which the node has `present` bytes."""
 
     async def _run(
         self, request: StagingRequest, action: str, url: str = "", *, timeout_s: float
