@@ -114,6 +114,7 @@ def _assert_all_was_seen(screens: Sequence[Sample]) -> None:
         "percent 100.0",
     ):
         assert seen[name], name
+    assert seen["failed 1.0"] or any(text.startswith("failed of ") and text.endswith("✗") for text in seen)
     assert {name for screen in screens for name in screen.figures} >= {"work", "used of rack/r1", "pending"}
 
 
