@@ -35,7 +35,7 @@ from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.preparation import Preparer
+from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules

@@ -14,7 +14,7 @@ import pytest
 from machines.model.preparation import ArtifactKind, ManifestEntry
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.stager import SshStager
-from rolloutd.engine.rate_limit import RateLimit
+from rolloutd.engine.preparation.rate_limit import RateLimit
 from rolloutd.ports import Staged, StagingRequest
 from tests.contracts.ssh_fixtures import LIMIT_S, host_of, real_sshd
 

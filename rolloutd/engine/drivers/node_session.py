@@ -47,6 +47,11 @@ class AdapterSet:
     guard: NodeGuard | None = None
     preparation: PreparationAdapters | None = None
 
+    @property
+    def preparation_adapters(self) -> PreparationAdapters:
+        assert self.preparation is not None, "the daemon was made without stagers"
+        return self.preparation
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSession:

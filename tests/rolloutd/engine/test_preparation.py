@@ -20,7 +20,7 @@ from machines.scheduler.preparing import may_begin
 from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
-from rolloutd.engine.preparation import Preparer
+from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
 from tests.contracts.fakes.runner import FakeRunner

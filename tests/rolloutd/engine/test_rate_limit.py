@@ -7,7 +7,7 @@ import heapq
 
 import pytest
 
-from rolloutd.engine.rate_limit import BURST_S, ByteBudget, RateLimit
+from rolloutd.engine.preparation.rate_limit import BURST_S, ByteBudget, RateLimit
 
 RATE = 1_000_000.0
 CHUNK = 10_000

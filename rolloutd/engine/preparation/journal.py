@@ -1,0 +1,96 @@
+"""The job of one prepare stage on one node, and the records of how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from machines.model.events import Event, PreparationRecorded
+from machines.model.preparation import Preparation, PreparationState, PrepareStage
+from machines.model.rollout import FailureCode, Rollout
+from machines.scheduler.preparing import may_begin
+from machines.states import Phase, Trigger
+from machines.workflow.phase_transitions import transition
+from machines.workflow.steps import backoff_s
+from rolloutd.engine.state import State
+from rolloutd.plugin.templates import render
+from rolloutd.ports import Checkpoint, Host
+
+NODE_TIMEOUT_S = 60.0
+"""Limit of one command on a node: a checkpoint or a snapshot is some hundred kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareJob:
+    """One stage of one node, as it was decided."""
+
+    rollout: Rollout
+    host: Host
+    stage: PrepareStage
+    row: Preparation
+    replaced: Checkpoint | None = None
+    previous: tuple[str, ...] = ()
+    """What the node remembers of the stage, and what it keeps for a rollback from now on."""
+
+    def rendered(self, text: str) -> str:
+        """Return a path or a URL with the node's name, address and labels."""
+        host = self.host
+        rendered = render(
+            {"text": text}, node=host.name, address=host.address, labels=host.labels, variables={}
+        )
+        return str(rendered["text"])
+
+
+class PrepareJournal:
+    """Writes the rows of stages; each write fails if another daemon has taken over."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    async def begin(self, row: Preparation) -> bool:
+        """Record that a stage begins; return False when it may not begin any more."""
+        async with self._state.exclusive_commit() as commit:
+            index, now = self._state.index, self._state.now()
+            known = index.preparation(row.rollout, row.node, row.stage)
+            is_running = known is not None and known.state is PreparationState.RUNNING
+            if not is_running and not may_begin(index, row.rollout, row.node, row.stage, now):
+                return False
+            row = replace(row, at=now)
+            await commit([PreparationRecorded(row)], f"prepare stage {row.stage} {row.state}")
+            return True
+
+    async def record(self, row: Preparation) -> None:
+        row = replace(row, at=self._state.now())
+        cause = f"prepare stage {row.stage} {row.state}"
+        await self._state.commit([PreparationRecorded(row)], cause=cause)
+
+    async def fail(self, row: Preparation, text: str) -> None:
+        """Record a try that failed, with its snapshot; it is repeated after a pause that doubles."""
+        failed = replace(
+            row,
+            state=PreparationState.FAILED,
+            text=text,
+            not_before=self._state.now() + backoff_s(row.attempt - 1),
+        )
+        await self.record(failed)
+
+    async def disturbed(self, row: Preparation, changed: Sequence[str]) -> None:
+        """Record what the stage changed on a node in service; the node fails, and nothing else begins."""
+        text, now = "; ".join(changed), self._state.now()
+        target = self._state.index.target(row.rollout, row.node)
+        if target.phase is not Phase.PENDING:
+            await self.fail(row, text)  # it was skipped or left meanwhile
+            return
+        step = f"prepare.{row.stage}"
+        moved = transition(
+            target,
+            Trigger.DISTURBED,
+            now,
+            step=step,
+            text=text,
+            code=FailureCode.PREPARE_DISTURBED,
+            suffix=f".{row.stage}.{row.attempt}",
+        )
+        disturbed = replace(row, state=PreparationState.DISTURBED, text=text, before=None, at=now)
+        events: list[Event] = [moved, PreparationRecorded(disturbed)]
+        await self._state.commit(events, cause=f"{step} disturbed the node")

@@ -1,0 +1,207 @@
+"""One prepare stage of one node: checkpoint, record, snapshot, act, snapshot, record."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from machines.model.node_snapshot import differences
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.timefmt import format_rfc3339
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.preparation.builds import built_directory
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
+from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
+from rolloutd.engine.preparation.rate_limit import RateLimit
+from rolloutd.engine.preparation.runs import PrepareRuns, run_id
+from rolloutd.engine.state import State
+from rolloutd.ports import (
+    Checkpoint,
+    Failed,
+    Host,
+    Ok,
+    Staged,
+    Stager,
+    StagingRequest,
+    StepResult,
+    TakeBytes,
+    Unknown,
+    staged_artifact,
+)
+
+
+class NodeStages:
+    """Carries out the stages of nodes in service."""
+
+    def __init__(
+        self,
+        state: State,
+        adapters: AdapterSet,
+        journal: PrepareJournal,
+        runs: PrepareRuns,
+    ) -> None:
+        self._state = state
+        self._adapters = adapters
+        self._journal = journal
+        self._runs = runs
+        self._limits: dict[tuple[str, str], RateLimit] = {}
+
+    @property
+    def _ports(self) -> PreparationAdapters:
+        return self._adapters.preparation_adapters
+
+    async def prepare(self, job: PrepareJob) -> None:
+        """Skip the stage by the node's checkpoint, or do it between two snapshots."""
+        stage = job.stage
+        node = self._state.index.nodes[job.row.node]
+        is_resumed = bool(job.row.content)
+        content = job.row.content or stage.content_for(node)
+        row = replace(job.row, content=content)
+        found = await capture_errors(
+            row.rollout,
+            self._ports.checkpoints.read(job.host, timeout_s=NODE_TIMEOUT_S),
+        )
+        if isinstance(found, Failed | Unknown):
+            await self._journal.fail(row, found.text)
+            return
+        found = found or {}
+        checkpoint = found.get((job.rollout.plan.name, stage.name))
+        if checkpoint is not None and _is_done(checkpoint, job, content, is_resumed=is_resumed):
+            state = PreparationState.DONE if is_resumed else PreparationState.SKIPPED
+            when = f"done by {checkpoint.rollout} at {format_rfc3339(checkpoint.at)}"
+            await self._journal.record(
+                replace(row, state=state, text="" if is_resumed else when, before=None)
+            )
+            return
+        if row.before is None or not is_resumed:
+            measured = await self._snapshot(job.host)
+            if isinstance(measured, Failed | Unknown):
+                await self._journal.fail(row, measured.text)
+                return
+            if row.before is not None and (changed := differences(row.before, measured, stage.may_change)):
+                await self._journal.disturbed(row, changed)
+                return
+            row = replace(row, before=measured)
+        if stage.playbook:
+            row = replace(row, handle=row.handle or run_id(row))
+        # Also a row that has not changed: if another daemon has taken over, the write fails.
+        if not await self._journal.begin(row):
+            return
+        previous = previous_generation(self._state.index, node, stage, checkpoint)
+        job = replace(job, row=row, replaced=checkpoint, previous=previous)
+        acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))
+        result, row = acted if isinstance(acted, tuple) else (acted, row)
+        await self._finish(replace(job, row=row), result)
+
+    async def _act(
+        self, job: PrepareJob, checkpoints: Collection[Checkpoint]
+    ) -> tuple[StepResult, Preparation]:
+        """Do the stage; return its result and its row, with the bytes that were sent."""
+        stage = job.stage
+        if stage.playbook:
+            request = await self._runs.request(
+                job.row, job.host.name, stage.playbook, stage.variables, stage.timeout_s
+            )
+            return await self._runs.run(job.row, request)
+        stager = self._ports.stagers.get(stage.method)
+        if stager is None:
+            text = f"{stage.method}: no such stager is installed; change the stage's `method`"
+            return Failed(text), job.row
+        result, sent = await self._stage_artifacts(job, stager)
+        if isinstance(result, Ok) and job.replaced is not None:
+            await self._remove_replaced(job, job.replaced, stager, checkpoints)
+        return result, replace(job.row, bytes=sent)
+
+    async def _stage_artifacts(self, job: PrepareJob, stager: Stager) -> tuple[StepResult, int]:
+        """Bring the node's artifacts; return the result and the bytes that were sent."""
+        stage, sent = job.stage, 0
+        directory = await self._manifest_directory(job)
+        to, url, take = job.rendered(stage.to), job.rendered(stage.url), self._take(job)
+        for artifact in stage.artifacts_for(self._state.index.nodes[job.row.node]):
+            if sent:  # for people; and it fails if another daemon has taken over
+                await self._journal.record(replace(job.row, bytes=sent))
+            request = StagingRequest(job.host, artifact, to, directory, url)
+            staging = stager.stage(request, take=take, timeout_s=stage.timeout_s)
+            staged = await capture_errors(job.rollout.id, staging)
+            if not isinstance(staged, Staged):
+                return staged, sent
+            sent += staged.bytes
+        return Ok(), sent
+
+    async def _remove_replaced(
+        self, job: PrepareJob, replaced: Checkpoint, stager: Stager, checkpoints: Collection[Checkpoint]
+    ) -> None:
+        """Remove the artifacts before the previous ones, which stay so that a rollback fetches nothing."""
+        others = (each for each in checkpoints if each is not replaced)
+        rollouts = (each for each in self._state.index.rollouts.values() if not each.closed)
+        keep = wanted_digests(rollouts) | remembered_digests(others) | set(job.previous)
+        if old := remembered_digests([replaced]) - keep:
+            to = job.rendered(job.stage.to)
+            await capture_errors(job.rollout.id, stager.remove(job.host, to, old, timeout_s=NODE_TIMEOUT_S))
+
+    async def _finish(self, job: PrepareJob, result: StepResult) -> None:
+        """Compare the node with its snapshot, leave a checkpoint, and record how the stage ended."""
+        row = job.row
+        measured = await self._snapshot(job.host)
+        if isinstance(measured, Failed | Unknown):
+            # The row keeps its snapshot: the next try compares with it first.
+            text = measured.text if isinstance(result, Ok) else result.text
+            await self._journal.fail(row, text)
+            return
+        if changed := differences(row.before or {}, measured, job.stage.may_change):
+            await self._journal.disturbed(row, changed)
+            return
+        # Only a run that is lost can still disturb the node.
+        ended = row if row.handle else replace(row, before=None)
+        if not isinstance(result, Ok):
+            await self._journal.fail(ended, result.text)
+            return
+        node = self._state.index.nodes.get(row.node)
+        artifacts = () if node is None else job.stage.artifacts_for(node)
+        checkpoint = Checkpoint(
+            plan=job.rollout.plan.name,
+            stage=row.stage,
+            content=row.content,
+            change=job.rollout.digest.change,
+            rollout=row.rollout,
+            at=self._state.now(),
+            artifacts={each.name: staged_artifact(job.rendered(job.stage.to), each) for each in artifacts},
+            previous=job.previous,
+        )
+        # It fails if another daemon has taken over, and then nothing is written.
+        await self._journal.record(row)
+        written = await capture_errors(
+            row.rollout,
+            self._ports.checkpoints.write(job.host, checkpoint, timeout_s=NODE_TIMEOUT_S),
+        )
+        if isinstance(written, Failed | Unknown):
+            await self._journal.fail(ended, written.text)
+            return
+        await self._journal.record(replace(ended, state=PreparationState.DONE, text=result.text))
+
+    async def _snapshot(self, host: Host) -> Mapping[str, str] | Failed | Unknown:
+        snapshots = self._ports.snapshots
+        return await capture_errors(host.name, snapshots.snapshot(host, timeout_s=NODE_TIMEOUT_S))
+
+    async def _manifest_directory(self, job: PrepareJob) -> Path:
+        """Return the directory of the stage's manifest: in the source, or where its build made it."""
+        if job.stage.built_by:
+            return built_directory(self._state, job.rollout.id, job.stage.built_by)
+        tree = await self._adapters.tree(job.rollout.id)
+        return (tree / job.stage.manifest_file).parent
+
+    def _take(self, job: PrepareJob) -> TakeBytes:
+        key, stage = (job.rollout.id, job.stage.name), job.stage
+        limit = self._limits.setdefault(key, RateLimit(stage.rate_bps, sleep=self._state.clock.sleep))
+        share = job.host.labels.get(stage.rate_by, "") if stage.rate_by else ""
+        return lambda size: limit.take(size, share)
+
+
+def _is_done(checkpoint: Checkpoint, job: PrepareJob, content: str, *, is_resumed: bool) -> bool:
+    """Return whether the checkpoint says that the stage is done; a forced one only by this rollout."""
+    if checkpoint.content != content:
+        return False
+    by_this_rollout = checkpoint.rollout == job.rollout.id
+    return by_this_rollout if job.stage.force or is_resumed else True

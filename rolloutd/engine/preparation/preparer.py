@@ -1,0 +1,156 @@
+"""Starts prepare stages, at most one for each node of a rollout.
+
+Each stage is a job of its own.  It may be killed between any two lines: the next daemon reads the same row,
+finds the run by its claim and the files by their digests, and compares with the snapshot in the row.
+It knows ports, never an adapter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from machines.facts.preparations import BUILD_NODE
+from machines.model.decision import Prepare
+from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareKind, PrepareStage
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.preparation.builds import Builder
+from rolloutd.engine.preparation.cleanup import Cleanup
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
+from rolloutd.engine.preparation.node_stages import NodeStages
+from rolloutd.engine.preparation.runs import LOCALHOST, PrepareRuns
+from rolloutd.engine.state import State
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import Failed, Host, Ok, Unknown
+
+log = logging.getLogger("rolloutd.engine.preparation")
+
+STORE_RETRY_S = 5.0
+"""Pause before a stage whose record could not be written is tried again."""
+
+
+class Preparer:
+    """The prepare stages under way."""
+
+    def __init__(self, state: State, adapters: AdapterSet) -> None:
+        self._state = state
+        self._adapters = adapters
+        self._journal = PrepareJournal(state)
+        self._runs = runs = PrepareRuns(state, adapters)
+        self._builder = Builder(state, self._journal, runs)
+        self._cleanup = Cleanup(state, adapters, self._journal, runs)
+        self._node_stages = NodeStages(state, adapters, self._journal, runs)
+        self._running: set[tuple[str, str]] = set()
+        self._active: Counter[tuple[str, str]] = Counter()
+
+    def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[Prepare]) -> None:
+        """Start the stages that are not under way yet, of nodes whose secrets are known."""
+        for each in wanted:
+            if each.node != BUILD_NODE and self._state.awaited_sources(each.node):
+                continue
+            key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
+            stage = self._stage(each.rollout, each.stage)
+            if key in self._running or stage is None:
+                continue
+            # A decision does not know the stages that were begun and are not recorded yet.
+            if self._active[each.rollout, each.stage] < stage.max_parallel:
+                self._active[each.rollout, each.stage] += 1
+                self._running.add(key)
+                tasks.create_task(self._prepare(each), name=name)
+
+    def _stage(self, rollout: str, name: str) -> PrepareStage | None:
+        known = self._state.index.rollouts.get(rollout)
+        if name == CLEANUP:
+            return PrepareStage(CLEANUP, PrepareKind.INSTALL)
+        return None if known is None else next((s for s in known.prepare_stages if s.name == name), None)
+
+    async def _prepare(self, wanted: Prepare) -> None:
+        try:
+            failed = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._carry_out(wanted))
+            if failed is not None:
+                await self._fail_unrecorded(wanted, failed.text)
+        except StoreFailed as failure:
+            log.error("%s/%s: not recorded: %s", wanted.rollout, wanted.node, failure)
+            self._state.last_write_error = str(failure)
+            await self._state.clock.sleep(STORE_RETRY_S)
+        finally:
+            self._active[wanted.rollout, wanted.stage] -= 1
+            self._running.discard((wanted.rollout, wanted.node))
+            self._state.wake_up()
+
+    async def _carry_out(self, wanted: Prepare) -> None:
+        index = self._state.index
+        rollout, stage = index.rollouts.get(wanted.rollout), self._stage(wanted.rollout, wanted.stage)
+        row = index.preparation(wanted.rollout, wanted.node, wanted.stage)
+        if rollout is None or stage is None or (row is not None and row.attempt > wanted.attempt):
+            return
+        known = wanted.node in index.nodes or wanted.node == BUILD_NODE
+        if row is not None and row.state is PreparationState.RUNNING:
+            if (rollout.closed and stage.name != CLEANUP) or not known:
+                await self._abandon(row)
+                return
+        elif not known:
+            return
+        host = Host(LOCALHOST) if wanted.node == BUILD_NODE else self._state.host(wanted.node)
+        fresh = self._row_of(wanted)
+        if not fresh.content and await self._may_have_lost_run(fresh, stage):
+            if not await self._journal.begin(fresh):
+                return
+            if (failure := await self._clean_up(host, fresh)) is not None:
+                await self._journal.fail(fresh, failure.text)
+                return
+            fresh = replace(fresh, handle="")
+        job = PrepareJob(rollout, host, stage, fresh)
+        if stage.name == CLEANUP:
+            await self._cleanup.remove(job)
+        elif stage.kind is PrepareKind.BUILD:
+            await self._builder.build(job)
+        else:
+            await self._node_stages.prepare(job)
+
+    def _row_of(self, wanted: Prepare) -> Preparation:
+        """Return the row of this attempt: the one that runs already, or a new one after an earlier try."""
+        row = self._state.index.preparation(wanted.rollout, wanted.node, wanted.stage)
+        if row is not None and row.attempt == wanted.attempt and row.state is PreparationState.RUNNING:
+            return row
+        now, key = self._state.now(), (wanted.rollout, wanted.node, wanted.stage)
+        fresh = Preparation(*key, wanted.attempt, PreparationState.RUNNING, "", now, now)
+        if row is not None and row.state is PreparationState.FAILED:
+            # What an earlier try may have disturbed is compared with its own snapshot.
+            fresh = replace(fresh, before=row.before, handle=row.handle)
+        return fresh
+
+    async def _fail_unrecorded(self, wanted: Prepare, text: str) -> None:
+        """Record a try that an error ended before it could record its own end."""
+        log.error("%s/%s: prepare stage %s: %s", wanted.rollout, wanted.node, wanted.stage, text)
+        row = self._state.index.preparation(wanted.rollout, wanted.node, wanted.stage)
+        has_ended = (
+            row is not None and row.attempt >= wanted.attempt and row.state is not PreparationState.RUNNING
+        )
+        if wanted.rollout in self._state.index.rollouts and not has_ended:
+            await self._journal.fail(self._row_of(wanted), text)
+
+    async def _may_have_lost_run(self, row: Preparation, stage: PrepareStage) -> bool:
+        """Return whether a run that was lost may still be on the node; a handle is that of an earlier try."""
+        runs = bool(stage.playbook) and row.node != BUILD_NODE
+        return bool(row.handle) or (runs and await self._state.store.has_unfinished_run(row.node))
+
+    async def _abandon(self, row: Preparation) -> None:
+        """End what a stage of a closed rollout, or of a node that is gone, left running."""
+        if row.handle:
+            await self._runs.cancel(row.handle)
+        await self._journal.fail(row, "the rollout was closed, or the node left, before the stage ended")
+
+    async def _clean_up(self, host: Host, row: Preparation) -> Failed | Unknown | None:
+        """End the processes of a run that was lost; return why some may be left."""
+        if row.node == BUILD_NODE:
+            return None
+        result = await capture_errors(
+            row.rollout,
+            self._adapters.runner.clean_up_stale_runs(host, keep=None, timeout_s=NODE_TIMEOUT_S),
+        )
+        return None if isinstance(result, Ok) else result
