@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from machines.model.events import (
@@ -118,7 +118,7 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
             }
         case PreparationRecorded():
             # The snapshot is large, and of use only while the stage runs.
-            yield {"preparation": {**_to_json(event.preparation), "before": None}}
+            yield {"preparation": _to_json(replace(event.preparation, before=None))}
         case StepRecorded():
             content = {"content": event.content} if event.content else {}
             yield {"isolated": event.isolated, **content, **_step_fields(event.record)}

@@ -34,6 +34,7 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "meta": "not used yet",
     "source": "what sources reported last; the audit has the nodes that are made of it",
     "source_node": "what sources reported last; the audit has the nodes that are made of it",
+    "preparation_snapshot": "needed only while the stage runs; the audit has none of it",
     "configuration": "its key is the hash of its document; the audit has the key",
 }
 
@@ -43,7 +44,6 @@ NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "opened": {"number": "only orders rows"},
     "vote": {"number": "only orders rows"},
     "step": {"output": "evidence for people; the entry has a hash of it"},
-    "preparation": {"before": "needed only while the stage runs; the audit has none of it"},
     "node": {"connection": "may hold secrets, which the audit never has; the inventory sets it again"},
 }
 

@@ -24,18 +24,22 @@ MAX_TEXT_CHARS = 4_000
 MAX_SNAPSHOT_CHARS = 1_048_576
 """Characters of a node's snapshot: some ten thousand values."""
 
-_COLUMNS = (
-    "rollout, node, stage, attempt, state, content, at, began_at, bytes, text, handle, before, not_before"
-)
+_COLUMNS = "rollout, node, stage, attempt, state, content, at, began_at, bytes, text, handle, not_before"
 
 # A row is of the latest attempt: an earlier one that ends late changes nothing.
 _UPSERT = f"""
-INSERT INTO preparation ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO preparation ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (rollout, node, stage) DO UPDATE
 SET attempt = excluded.attempt, state = excluded.state, content = excluded.content, at = excluded.at,
     began_at = excluded.began_at, bytes = excluded.bytes, text = excluded.text, handle = excluded.handle,
-    before = excluded.before, not_before = excluded.not_before
+    not_before = excluded.not_before
 WHERE excluded.attempt >= preparation.attempt"""  # noqa: S608  # a constant
+
+# In a table of its own: a row is written several times, its snapshot of some hundred kilobytes changes once.
+_UPSERT_SNAPSHOT = """
+INSERT INTO preparation_snapshot (rollout, node, stage, before) VALUES (?, ?, ?, ?)
+ON CONFLICT (rollout, node, stage) DO UPDATE SET before = excluded.before"""
+_DELETE_SNAPSHOT = "DELETE FROM preparation_snapshot WHERE rollout = ? AND node = ? AND stage = ?"
 
 _INSERT_BUILT = "INSERT INTO built_manifest (rollout, stage, manifest, at) VALUES (?, ?, ?, ?)"
 _COUNT_AMENDMENT = "UPDATE rollout SET amendments = amendments + 1 WHERE id = ?"
@@ -51,25 +55,37 @@ def preparation_statements(event: PreparationRecorded | ArtifactsBuilt) -> Itera
         yield Statement(_COUNT_AMENDMENT, ((event.rollout,),), 1, f"there is no rollout {event.rollout}")
         return
     each = event.preparation
-    before = None if each.before is None else canonical_json(dict(each.before))[:MAX_SNAPSHOT_CHARS]
+    key = (each.rollout, each.node, each.stage)
     values = (
-        *(each.rollout, each.node, each.stage, each.attempt, each.state, each.content, each.at),
-        *(each.began_at, each.bytes, each.text[:MAX_TEXT_CHARS], each.handle, before, each.not_before),
+        *(*key, each.attempt, each.state, each.content, each.at),
+        *(each.began_at, each.bytes, each.text[:MAX_TEXT_CHARS], each.handle, each.not_before),
     )
     text = f"stage {each.stage} of {each.node} in {each.rollout} has a later attempt than {each.attempt}"
     yield Statement(_UPSERT, (values,), 1, text)
+    if each.before is None:
+        yield Statement(_DELETE_SNAPSHOT, (key,))
+    else:
+        before = canonical_json(dict(each.before))[:MAX_SNAPSHOT_CHARS]
+        yield Statement(_UPSERT_SNAPSHOT, ((*key, before),))
 
 
 def load_preparations(connection: sqlite3.Connection, rollout: str) -> tuple[Preparation, ...]:
+    snapshots = {
+        (node, stage): _decode_snapshot(before)
+        for node, stage, before in connection.execute(
+            "SELECT node, stage, before FROM preparation_snapshot WHERE rollout = ?", (rollout,)
+        )
+    }
     sql = f"SELECT {_COLUMNS} FROM preparation WHERE rollout = ? ORDER BY rowid"  # noqa: S608  # a constant
-    return tuple(map(_decode_row, connection.execute(sql, (rollout,))))
+    rows = connection.execute(sql, (rollout,))
+    return tuple(_decode_row(row, snapshots.get((row[1], row[2]))) for row in rows)
 
 
-def _decode_row(row: Sequence[Any]) -> Preparation:
-    rollout, node, stage, attempt, state, content, at, began_at, size, text, handle, before, not_before = row
+def _decode_row(row: Sequence[Any], before: Mapping[str, str] | None) -> Preparation:
+    rollout, node, stage, attempt, state, content, at, began_at, size, text, handle, not_before = row
     return Preparation(
         *(rollout, node, stage, attempt, PreparationState(state), content, at, began_at, size, text, handle),
-        before=_decode_snapshot(before),
+        before=before,
         not_before=not_before,
     )
 
@@ -87,9 +103,10 @@ def load_built(connection: sqlite3.Connection, rollout: str) -> Mapping[str, tup
     return {stage: tuple(map(entry_of_record, json.loads(manifest))) for stage, manifest in rows}
 
 
-def _decode_snapshot(text: str | None) -> Mapping[str, str] | None:
+def _decode_snapshot(text: str) -> Mapping[str, str] | None:
     """Return a stored snapshot; one that was too large to keep whole counts as none."""
     try:
-        return None if text is None else json.loads(text)
+        found: Mapping[str, str] = json.loads(text)
+        return found
     except ValueError:
         return None
