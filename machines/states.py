@@ -10,7 +10,8 @@ and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  These
   a check fails during the soak.  A failed node
   stays isolated if it was isolated, keeps its slots, and waits for a person: retry, rollback or skip.
 - `isolation-aborted` leads from isolating back to pending.  Nothing was changed on the node yet, so this is
-  no failure; the node waits a little longer after each abort.
+  no failure; the node waits a little longer after each abort.  The rollback of a changed node leads back to
+  done: the node still has the change.
 - `left` leads to done from every phase, because the inventory can lose a node at any time.
 - `drifted` leads from done back to pending, for plans that keep their change only.
 - `rollback-ordered` leads from failed or done to isolating: by a person, or by the plan after a failure.
@@ -126,6 +127,7 @@ MACHINE = Machine(
         _edge(Trigger.ADMITTED, [Phase.PENDING], Phase.ISOLATING),
         _edge(Trigger.FOUND_CURRENT, [Phase.PENDING], Phase.DONE, Outcome.ALREADY_CURRENT),
         _edge(Trigger.ISOLATION_ABORTED, [Phase.ISOLATING], Phase.PENDING),
+        _edge(Trigger.ISOLATION_ABORTED, [Phase.ISOLATING], Phase.DONE, Outcome.CHANGED),
         _edge(Trigger.ISOLATED, [Phase.ISOLATING], Phase.MAINTAINING),
         _edge(Trigger.MAINTAINED, [Phase.MAINTAINING], Phase.VERIFYING),
         _edge(Trigger.VERIFIED, [Phase.VERIFYING], Phase.DONE, Outcome.CHANGED, Outcome.ROLLED_BACK),

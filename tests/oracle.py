@@ -94,6 +94,8 @@ class Oracle:
         self.changed: dict[tuple[str, str], float] = {}
         self.rolled_back: dict[str, set[str]] = defaultdict(set)
         self.rollback_orders: set[tuple[str, str]] = set()
+        self.begun_rollbacks: dict[tuple[str, str], bool] = {}
+        self.aborted_rollbacks: set[tuple[str, str]] = set()
         self.failed_rollbacks: set[str] = set()
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
@@ -240,6 +242,9 @@ class Oracle:
         if is_first and not is_ordered and changed_at is not None:
             yield from (f"{who} {text}" for text in self._planned_violations(plan, node, changed_at, now))
         self.rollback_orders.discard((name, node))
+        self.aborted_rollbacks.discard((name, node))
+        if changed_at is not None:
+            self.begun_rollbacks[name, node] = is_ordered
         self.rolled_back[name].add(node)
 
     def _planned_violations(self, plan: Entry, node: str, changed_at: float, now: float) -> Iterator[str]:
@@ -260,6 +265,8 @@ class Oracle:
                 yield f"although the rollback of {other} failed"
         for (rollout, other), at in self.changed.items():
             is_alike = plan["targets"][other]["wave"] == mine if rollout == name else False
+            if (name, other) in self.aborted_rollbacks:  # it waits before it is tried again
+                continue
             if is_alike and at > changed_at and self._could_go_first(plan, node, other, now):
                 yield f"before {other}, which was changed later"
 
@@ -302,8 +309,17 @@ class Oracle:
         failed = any(failure["node"] == node for failure in self.failures[name])
         if failed and node in self.started_isolated:
             yield f"{node} was returned to service although it failed before and has passed no check since"
-        self._end_attempt(entry, "waiting")
+        is_ordered = self.begun_rollbacks.pop((name, node), None)
+        self._end_attempt(entry, "waiting" if is_ordered is None else "over")
         self.isolated_by.pop(node, None)
+        if is_ordered is None:
+            return
+        # The rollback of a changed node: it still has the change, and begins again for the same cause only.
+        self.changed[name, node] = entry["at"]
+        self.aborted_rollbacks.add((name, node))
+        self.rolled_back[name].discard(node)
+        if is_ordered:
+            self.rollback_orders.add((name, node))
 
     def on_done(self, entry: Entry) -> Iterator[str]:
         if entry["node"] in self.isolated_by:
@@ -355,6 +371,7 @@ class Oracle:
         if self.failed.get(node) == name:
             del self.failed[node]
         self.running_playbooks.pop(node, None)
+        self.begun_rollbacks.pop((name, node), None)
         self.target_states[name, node] = (state, entry["at"])
 
     # -- may a node begin?

@@ -128,8 +128,8 @@ def validate_transition(target: Target, event: events.PhaseMoved) -> None:
 
 def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
     validate_transition(target, event)
-    aborted_isolations = 0 if event.trigger in RESETS_BACKOFF else target.aborted_isolations
-    if target.order is NodeOrder.ROLLBACK:  # a node that takes an edge begins the rollback, or needs none
+    aborted_isolations = 0 if _resets_backoff(target, event.trigger) else target.aborted_isolations
+    if target.order is NodeOrder.ROLLBACK and not _keeps_rollback_order(event):
         target = replace(target, order=None, order_by=None, ordered_at=0.0)
     return replace(
         target,
@@ -148,3 +148,15 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         drift=None,
         content="" if event.trigger in NEW_ATTEMPT else target.content,
     )
+
+
+def _resets_backoff(target: Target, trigger: Trigger) -> bool:
+    # A changed node with a backoff has had the isolation of its rollback aborted.
+    is_again = target.phase is Phase.DONE and target.not_before > 0
+    return trigger in RESETS_BACKOFF and not is_again
+
+
+def _keeps_rollback_order(event: events.PhaseMoved) -> bool:
+    """Return whether the rollback may have to begin again: it is being isolated, or that was aborted."""
+    is_aborted = event.trigger is Trigger.ISOLATION_ABORTED and event.target is Phase.DONE
+    return is_aborted or event.trigger is Trigger.ROLLBACK_ORDERED

@@ -138,11 +138,11 @@ class RolloutCounters:
 
 
 def _awaits_rollback(target: Target) -> bool:
-    is_aborted = target.rolling_back and target.phase is Phase.PENDING
-    return is_aborted or (target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES)
+    return target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES
 
 
 def _duration_s(target: Target) -> list[float]:
     """Return how long a changed target took, as a list of one or none."""
-    took_part = target.outcome is Outcome.CHANGED and target.admitted_at
+    # A backoff: what was timed last is the aborted isolation of its rollback.
+    took_part = target.outcome is Outcome.CHANGED and target.admitted_at and not target.not_before
     return [target.since - target.admitted_at] if took_part else []

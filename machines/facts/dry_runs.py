@@ -71,7 +71,7 @@ class DryRunResults:
     def permanent_blocker(self, target: Target, now: float) -> DryRunResult | None:
         """Return the result that keeps the node from starting until its blocker has changed."""
         result = self._latest.get((target.rollout, target.node))
-        if result is None or not result.is_permanent or target.isolated or target.rolling_back:
+        if result is None or not result.is_permanent or target.isolated:
             return None
         return result if result.at <= now < result.at + RESULT_RETENTION_S else None
 
@@ -117,6 +117,6 @@ def needs_dry_run(plan: Plan, target: Target) -> bool:
 
     `plan` is the plan as it applies to the node.
     """
-    if target.isolated or target.rolling_back:
+    if target.isolated:
         return False
     return any(Capability.DRY_RUN in spec.capabilities for spec in plan.isolate)

@@ -66,9 +66,10 @@ class Index(FleetFacts):
     def expected_s(self, rollout: str) -> float:
         return self._counters[rollout].expected_s(self._rollouts[rollout].plan.expected_s)
 
-    def has_failed(self, rollout: str, node: str) -> bool:
-        """Return whether the node has a failure in this rollout, resolved or not."""
-        return any(failure.node == node for failure in self._rollouts[rollout].failures)
+    def has_failed(self, rollout: str, node: str, attempt: int | None = None) -> bool:
+        """Return whether the node has a failure in this rollout or this attempt, resolved or not."""
+        failures = self._rollouts[rollout].failures
+        return any(each.node == node and attempt in (None, each.attempt) for each in failures)
 
     def full_pools(self) -> Iterable[Pool]:
         """Return the pools with as many nodes confirmed down as their budget, in no order."""

@@ -429,8 +429,7 @@ class Projection(Index):
             self.scheduling_queue.remove(target)
 
     def _enqueue(self, target: Target) -> None:
-        # A rollback whose isolation was aborted is no start of the wave: machines/rules/rollbacks.py.
-        if self._rollouts[target.rollout].closed or target.rolling_back:
+        if self._rollouts[target.rollout].closed:
             return
         ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
         self.scheduling_queue.enqueue(target, ids)

@@ -150,11 +150,11 @@ def _transition_violation(
         return f"{name}: {wrong}"
     if reached is not event.target or target.phase is not event.source:
         return f"{name} is {target.phase}, and {event.trigger} leads from {event.source} to {reached}"
-    if event.trigger is Trigger.ADMITTED and not target.rolling_back:
+    if event.trigger is Trigger.ADMITTED:
         return _admission_violation(facts, event, target, now, earlier)
     if event.trigger is Trigger.DRIFTED:
         return _requeue_violation(facts, event, target)
-    if event.trigger in (Trigger.ROLLBACK_ORDERED, Trigger.ADMITTED):
+    if event.trigger is Trigger.ROLLBACK_ORDERED:
         problem = _rollback_violation(facts, target, now, earlier)
         return f"{name} cannot be rolled back: {problem}" if problem else None
     still_isolated = target.isolated if event.isolated is None else event.isolated
@@ -162,6 +162,8 @@ def _transition_violation(
         return f"{name} is still isolated and cannot be {event.trigger}"
     if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
         return f"{name} cannot end as {event.outcome}, which was not done to it"
+    if event.trigger is Trigger.ISOLATION_ABORTED and (event.target is Phase.DONE) != target.rolling_back:
+        return f"{name} cannot be {event.target} again, which it was not before its isolation"
     return None
 
 
@@ -184,7 +186,7 @@ def _rollback_violation(
         return f"it is done as {target.outcome}, not changed"
     is_planned = rollout.plan.on_failure is not OnFailure.PAUSE and not rollout.closed
     is_planned = is_planned and bool(vote_recount.open_failures(facts, rollout))
-    if target.order is not NodeOrder.ROLLBACK and not target.rolling_back and not is_planned:
+    if target.order is not NodeOrder.ROLLBACK and not is_planned:
         return "no person ordered it, and no open failure of the plan does"
     if facts.limits.observe_only:
         return "observe_only is set"

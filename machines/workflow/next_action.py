@@ -90,6 +90,7 @@ def next_action(
     has_unfinished_run: bool,
     abort_reason: str = "",
     over_budget: str = "",
+    failed_before: bool = False,
 ) -> Action:
     """Return what comes next for one node.
 
@@ -97,7 +98,7 @@ def next_action(
     this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
     `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
     isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
-    they have.
+    they have.  `failed_before`: its attempt before this one failed.
     """
     isolation_plan = IsolationPlan.from_records(plan, target, records, now)
     reconciler = _Reconciler(
@@ -109,6 +110,7 @@ def next_action(
         has_unfinished_run,
         abort_reason,
         over_budget,
+        failed_before,
         isolation_plan,
         compile_steps(plan, target),
     )
@@ -129,6 +131,7 @@ class _Reconciler:
     has_unfinished_run: bool
     abort_reason: str
     over_budget: str
+    failed_before: bool
     isolation_plan: IsolationPlan
     steps: tuple[Step, ...]
 
@@ -258,7 +261,7 @@ class _Reconciler:
                 return None
             case Purpose.VERIFY, StepDef() as spec if spec.repair and latest.state is StepState.FAILED:
                 return self._repair(step, spec, latest)
-            case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is not None:
+            case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is NodeOrder.RETURN:
                 return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
             case Purpose.RETURN | Purpose.CLEAN_UP, _:
                 # What keeps the node out of service is not the change that passed its checks.
@@ -284,11 +287,12 @@ class _Reconciler:
         step = None if abort_begun else self._walk_phase()
         reason = self._abort_reason(is_complete=step is None and not abort_begun)
         if reason or abort_begun:
-            if isolated_in_earlier_attempt(self.plan.isolate, self.target, self.records) and not abort_begun:
-                # It failed then and has passed no check since: only a person may return it to service.
+            if self._had_failed() and not abort_begun:
+                # It has passed no check since: only a person may return it to service.
                 return Transition(Trigger.FAILED, step="isolate", text=reason)
             return self._walk(Purpose.RETURN) or Transition(
                 Trigger.ISOLATION_ABORTED,
+                outcome=Outcome.CHANGED if self.target.rolling_back else None,
                 text=reason or RESUMED_ABORT_REASON,
                 not_before=self.now + backoff_s(self.target.aborted_isolations),
             )
@@ -298,6 +302,13 @@ class _Reconciler:
         action = step or self.isolation_plan.final_probe() or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
         return replace(action, until=min(action.until, deadline)) if isinstance(action, Wait) else action
+
+    def _had_failed(self) -> bool:
+        """Return whether the node had failed when it was admitted, so that it must not return to service."""
+        is_rollback_of_failure = self.target.rolling_back and self.failed_before
+        return is_rollback_of_failure or isolated_in_earlier_attempt(
+            self.plan.isolate, self.target, self.records
+        )
 
     def _abort_reason(self, *, is_complete: bool) -> str:
         """Return why the isolation is aborted, "" for no reason; complete means that all isolators did it."""
@@ -470,7 +481,7 @@ class _Reconciler:
         """Return whether a person ordered the node's return after this record was made."""
         # An instant in the future is from before the clock was set back, so a record that is not came later.
         tried_before = record.at < self.target.ordered_at <= self.now or self.now < record.at
-        return self.target.order is not None and tried_before
+        return self.target.order is NodeOrder.RETURN and tried_before
 
 
 def _needs_clean_node(step: Step, latest: StepRecord | None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from machines.model.events import Event, NodeOrdered, RolloutPaused
 from machines.model.rollout import NodeOrder, Rollout, Target
-from machines.states import Outcome, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands import rollout_commands
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.engine.state import State
@@ -69,6 +69,7 @@ def withdraw(
         NodeOrdered(rollout.id, target.node, None, who.actor, reason, state.now())
         for target in state.index.targets(rollout.id)
         if target.order is NodeOrder.ROLLBACK
+        and target.phase not in IN_FLIGHT_PHASES
         and (not nodes or target.node in nodes)
         and (wave is None or target.wave == wave)
     )

@@ -19,7 +19,7 @@ from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
-from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
@@ -248,13 +248,10 @@ class Daemon:
 
     def _begin_rollback(self, rollback: RollBack, now: float) -> PhaseMoved:
         target = self._state.index.target(rollback.rollout, rollback.node)
-        # One whose isolation was aborted waits as pending.
-        is_again = target.phase is Phase.PENDING
-        trigger = Trigger.ADMITTED if is_again else Trigger.ROLLBACK_ORDERED
         text = "" if rollback.reason is None else describe(rollback.reason)
         if target.order_by is not None:
             text = f"ordered by {target.order_by.name}"
-        return transition(target, trigger, now, text=text)
+        return transition(target, Trigger.ROLLBACK_ORDERED, now, text=text)
 
     async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
         """Record what time alone has ended; apart from the rest, which must not fail with it."""

@@ -11,7 +11,7 @@ from machines.model.actions import Action, Isolate, Probe, Revert, Transition, W
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
-from machines.states import Phase, Trigger
+from machines.states import Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S
 from machines.workflow.next_action import RESUMED_ABORT_REASON, next_action
 from machines.workflow.phase_transitions import transition
@@ -185,11 +185,26 @@ def test_resumed_abort_has_no_invented_reason() -> None:
 
 def test_aborted_rollback_probed_as_usual() -> None:
     """Nobody stands beside it when its turn comes again: it must be idle then."""
-    failed = replace(ISOLATING, phase=Phase.FAILED, aborted_isolations=3)
-    ordered = apply_to_target(failed, transition(failed, Trigger.ROLLBACK_ORDERED, T0))
+    done = replace(ISOLATING, phase=Phase.DONE, outcome=Outcome.CHANGED, aborted_isolations=3)
+    ordered = apply_to_target(done, transition(done, Trigger.ROLLBACK_ORDERED, T0))
     assert decided_action(0.0, target=replace(ordered, attempt=1)) == Isolate(CORDON, 1)
-    back = apply_to_target(ordered, transition(ordered, Trigger.ISOLATION_ABORTED, T0))
-    again = apply_to_target(back, transition(back, Trigger.ADMITTED, T0))
+    aborted = transition(
+        ordered, Trigger.ISOLATION_ABORTED, T0, outcome=Outcome.CHANGED, not_before=T0 + 60.0
+    )
+    back = apply_to_target(ordered, aborted)
+    again = apply_to_target(back, transition(back, Trigger.ROLLBACK_ORDERED, T0))
     assert again.rolling_back
     assert decided_action(0.0, target=replace(again, attempt=1)) == Isolate(CORDON, 1, cordon_only=True)
     assert decided_action(1.0, CORDONED_ONLY, target=replace(again, attempt=1)) == Probe(JOBS, 1)
+
+
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_aborted_rollback_returns_changed_node_only(failed_before: bool) -> None:
+    target = replace(ISOLATING, rolling_back=True)
+    late = next_action(
+        PLAN, target, [], T0 + 601.0, elapsed_s=601.0, has_unfinished_run=False, failed_before=failed_before
+    )
+    assert isinstance(late, Transition)
+    aborted = (Trigger.FAILED, None) if failed_before else (Trigger.ISOLATION_ABORTED, Outcome.CHANGED)
+    assert (late.trigger, late.outcome) == aborted
+    assert late.text == "not isolated within 600 s"

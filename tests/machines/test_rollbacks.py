@@ -227,13 +227,55 @@ def test_rollout_does_not_end_while_nodes_wait_for_rollback() -> None:
     assert (decision.ended_rollouts, [each.node for each in decision.rollbacks]) == ((), ["n5"])
 
 
-def test_rollback_whose_isolation_was_aborted_begins_again() -> None:
+def abort_rollback(index: Projection, node: str) -> None:
+    """Let the rollback of a changed node begin, and its isolation be aborted until T0 + 122."""
+    transition(index, node, Trigger.ROLLBACK_ORDERED, at=T0 + 61.0, rolling_back=True)
+    aborted = {"at": T0 + 62.0, "isolated": False, "not_before": T0 + 122.0}
+    transition(index, node, Trigger.ISOLATION_ABORTED, Outcome.CHANGED, **aborted)
+
+
+def test_aborted_rollback_ordered_by_person_begins_again_or_is_withdrawn() -> None:
+    index = fleet(OnFailure.PAUSE)
+    order(index, "n4")
+    abort_rollback(index, "n4")
+    target = index.target("R", "n4")
+    assert (target.phase, target.outcome, target.order_by) == (Phase.DONE, Outcome.CHANGED, ALICE)
+    index.apply(RolloutCancelled("R", ALICE, "why", T0 + 63.0))
+    assert explain_node(index, "R", "n4", T0 + 65.0).code is ReasonCode.BACKOFF
+    assert begun(index, T0 + 65.0) == []
+    assert begun(index, T0 + 200.0) == ["n4"]
+    index.apply(NodeOrdered("R", "n4", None, ALICE, "withdrawn", T0 + 201.0))
+    assert begun(index, T0 + 300.0) == []
+    assert index.target("R", "n4").outcome is Outcome.CHANGED
+
+
+def test_proceed_vote_ends_aborted_rollback_that_plan_ordered() -> None:
+    index = fleet()
+    failure = fail(index, "n5", at=T0 + 5)
+    abort_rollback(index, "n4")
+    assert "n4" in begun(index, T0 + 200.0)
+    event = moved(index.target("R", "n4"), Trigger.ROLLBACK_ORDERED, T0 + 200.0)
+    assert violation(index, event, T0 + 200.0) is None
+    vote(index, GateName.PROCEED, at=T0 + 201.0, shown=(failure,))
+    assert begun(index, T0 + 202.0) == []
+    assert "no person ordered it" in (violation(index, event, T0 + 202.0) or "")
+    assert index.target("R", "n4").outcome is Outcome.CHANGED
+
+
+def test_second_abort_of_rollback_waits_longer() -> None:
     index = fleet()
     fail(index, "n5", at=T0 + 5)
+    abort_rollback(index, "n4")
+    abort_rollback(index, "n4")
+    assert index.target("R", "n4").aborted_isolations == 2
+    assert index.expected_s("R") == fleet().expected_s("R"), "an abort is no duration of the change"
+
+
+def test_invariants_refuse_abort_that_loses_the_change() -> None:
+    index = fleet()
     transition(index, "n4", Trigger.ROLLBACK_ORDERED, at=T0 + 61.0, rolling_back=True)
-    transition(index, "n4", Trigger.ISOLATION_ABORTED, at=T0 + 62.0, rolling_back=True, isolated=False)
-    index.apply(RolloutCancelled("R", ALICE, "why", T0 + 63.0))
-    assert begun(index, T0 + 200.0) == ["n4"]
+    event = moved(index.target("R", "n4"), Trigger.ISOLATION_ABORTED, T0 + 62.0)
+    assert "cannot be pending again" in (violation(index, event, T0 + 62.0) or "")
 
 
 def test_invariants_refuse_rollback_that_nothing_orders() -> None:

@@ -202,6 +202,7 @@ class Driver:
             has_unfinished_run=self._journal.has_unfinished_run,
             abort_reason=abort_reason,
             over_budget=over_budget,
+            failed_before=self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
         )
         if target.phase is Phase.ISOLATING:
             self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
