@@ -1,17 +1,241 @@
-"""Applies an event to the values that it changes.
+"""What each event writes: the one place that says what an event does.
 
-The index and the stores use the same functions, so memory and disk cannot drift apart.
+The facts in memory and every store take the same writes, so they cannot drift apart.  A reader gives the rows
+that an event changes; one that is not as the event expects is an UnexpectedRow, and nothing is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import assert_never
+from typing import Any, TypeVar, assert_never
 
 from machines.model import events
+from machines.model.configuration import NodeConfiguration
+from machines.model.node import Node
 from machines.model.plan import Plan
-from machines.model.rollout import Drift, GateOpening, Interruption, NodeOrder, Rollout, Target
+from machines.model.preparation import Preparation
+from machines.model.rollout import (
+    DAEMON,
+    Drift,
+    GateOpening,
+    Hold,
+    Interruption,
+    NodeOrder,
+    Rollout,
+    Target,
+    Vote,
+)
+from machines.model.rows import (
+    ConfigurationDocument,
+    Delete,
+    Expected,
+    NodeConnection,
+    NodeRemoval,
+    RolloutRow,
+    RowReader,
+    UsedToken,
+    Write,
+)
+from machines.model.step_record import StepRecord, StepState
+from machines.model.verdict import Verdict
+from machines.model.windows import Freeze
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
+
+PASSED = "the same content has passed"
+"""Why a verdict is cleared without a person."""
+
+RowKind = TypeVar("RowKind")
+
+
+class UnexpectedRow(ValueError):
+    """A row is not what the event expects, because another change came first."""
+
+
+def writes(event: events.Event, rows: RowReader, at: float) -> tuple[Write | Delete, ...]:
+    """Return what an event writes that is committed at `at`.
+
+    `rows` has the rows before the event.  Raises IllegalTransition for a transition that is not in the table,
+    UnexpectedRow.
+    """
+    return tuple(_writes(event, rows, at))
+
+
+def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write | Delete]:  # noqa: C901  # a case for each event
+    match event:
+        case events.PhaseMoved():
+            yield from _transition_writes(event, rows)
+        case events.StepRecorded():
+            yield from _step_writes(event, rows)
+        case (
+            events.DeadlineExtended()
+            | events.ChangeNeeded()
+            | events.SoakRestarted()
+            | events.DriftRecorded()
+            | events.NodeOrdered()
+            | events.NodeAdvanced()
+        ):
+            yield _target_write(event.rollout, event.node, event, rows)
+        case events.PreparationRecorded(preparation=row):
+            yield _preparation_write(row, rows)
+        case events.VoteCast(vote=vote):
+            _require(rows, RolloutRow, event.rollout)
+            yield from _token_writes(event.token, vote.at)
+            yield Write(vote, owner=event.rollout)
+        case events.VoteWithdrawn():
+            yield from _token_writes(event.token, event.at)
+            cast = _require(rows, Vote, event.rollout, event.vote)
+            _expect(cast.withdrawn_at is None, f"vote {event.vote} was withdrawn already")
+            yield Write(event, cast, event.rollout)
+        case events.GateOpened():
+            _require(rows, RolloutRow, event.rollout)
+            yield Write(GateOpening(event.gate, event.wave, event.at), owner=event.rollout)
+        case events.PilotEvidenceAttached():
+            yield Write(event.evidence, Expected.ANY, event.rollout)
+        case (
+            events.RolloutPaused()
+            | events.RolloutResumed()
+            | events.RolloutCancelled()
+            | events.RolloutEnded()
+            | events.RolloutDeleted()
+        ):
+            rollout = _require(rows, RolloutRow, event.rollout)
+            yield Write(_apply_to_rollout(rollout, event), rollout, event.rollout)
+        case events.RolloutOpened():
+            yield Write(event)
+            yield from map(Write, event.targets)
+        case events.TargetsJoined():
+            yield _amendment(event.rollout, rows)
+            yield from map(Write, event.targets)
+        case events.TargetChanged():
+            yield _amendment(event.rollout, rows)
+            yield _target_write(event.rollout, event.node, event, rows)
+        case events.ArtifactsBuilt():
+            yield Write(event, owner=event.rollout)
+            yield _amendment(event.rollout, rows)
+        case events.NodesDiscovered():
+            for node in event.nodes:
+                yield Write(node, Expected.ANY)
+                if node.name in event.connections:
+                    yield Write(NodeConnection(node.name, event.connections[node.name]), node)
+        case events.NodesRemoved():
+            known = filter(None, (rows.get(Node, name) for name in event.names))
+            yield from (Write(NodeRemoval(node.name, at), node) for node in known)
+        case events.HoldTaken():
+            yield Write(event.hold, Expected.ANY)
+        case events.HoldReleased():
+            yield Delete(_require(rows, Hold, event.node, event.source, event.id))
+        case events.FreezeStarted():
+            yield Write(event.freeze)
+        case events.FreezeLifted():
+            yield Delete(_require(rows, Freeze, event.freeze))
+        case events.TeamRulesChanged():
+            yield Write(event, Expected.ANY)
+        case events.VerdictRecorded():
+            yield Write(event.verdict)
+        case events.VerdictCleared():
+            yield Write(event, _require(rows, Verdict, event.verdict))
+        case _ if isinstance(event, events.RecordOnlyEvent | events.DaemonStarted | events.MismatchSettled):
+            # The epoch is of the store's term, and a settled mismatch is a row in the store's own terms.
+            return
+        case _:
+            assert_never(event)
+
+
+def _transition_writes(event: events.PhaseMoved, rows: RowReader) -> Iterator[Write]:
+    target = _require(rows, Target, event.rollout, event.node)
+    after = apply_to_target(target, event)
+    if event.failure is not None:
+        yield Write(event.failure, owner=event.rollout)
+    yield Write(after, target)
+    records = rows.get(NodeConfiguration, event.node)
+    before = records or NodeConfiguration()
+    if (changed := before.after(target, event)) != before:
+        yield Write(changed, Expected.ABSENT if records is None else records, event.node)
+    if event.trigger is Trigger.VERIFIED:
+        for verdict in rows.verdicts_on(event.node):
+            if verdict.content == target.content:
+                yield Write(events.VerdictCleared(verdict.id, DAEMON, PASSED, event.at), verdict)
+
+
+def _target_write(rollout: str, node: str, event: events.TargetEvent, rows: RowReader) -> Write:
+    target = _require(rows, Target, rollout, node)
+    return Write(apply_to_target(target, event), target)
+
+
+def _step_writes(event: events.StepRecorded, rows: RowReader) -> Iterator[Write]:
+    record = event.record.trimmed()
+    place = (record.rollout, record.node)
+    before = rows.get(StepRecord, *place, record.attempt, record.step, record.action, record.number)
+    if before is None:
+        _require(rows, Target, *place)
+        yield Write(record)
+    else:
+        yield Write(_repeated_step(before, record), before)
+    if event.isolated is not None or event.content:
+        yield _target_write(*place, event, rows)
+    if event.document is not None:
+        yield Write(ConfigurationDocument(event.content, event.document), Expected.ANY)
+
+
+def _repeated_step(before: StepRecord, record: StepRecord) -> StepRecord:
+    """Return the record after an intent, or after the same result.
+
+    A caller that missed the answer repeats its result; another result is unexpected.  The start stays that of
+    the first intent, and a record without `prior` keeps what was found.
+    """
+    prior = before.prior if record.prior is None else record.prior
+    record = replace(record, began_at=before.began_at, prior=prior)
+    same = (record.state, record.handle, record.text, record.output, record.prior)
+    is_same = same == (before.state, before.handle, before.text, before.output, before.prior)
+    _expect(
+        before.state is StepState.INTENDED or is_same,
+        f"step {record.step} ({record.action}, number {record.number}) of {record.node} in {record.rollout},"
+        f" attempt {record.attempt}, has ended already and not as {record.state}",
+    )
+    return record
+
+
+def _preparation_write(row: Preparation, rows: RowReader) -> Write:
+    before = rows.get(Preparation, row.rollout, row.node, row.stage)
+    _expect(
+        before is None or row.attempt >= before.attempt,
+        f"stage {row.stage} of {row.node} in {row.rollout} has a later attempt than {row.attempt}",
+    )
+    return Write(row, Expected.ABSENT if before is None else before)
+
+
+def _token_writes(token: str, at: float) -> Iterator[Write]:
+    if token:
+        yield Write(UsedToken(token, at))
+
+
+def _amendment(rollout: str, rows: RowReader) -> Write:
+    row = _require(rows, RolloutRow, rollout)
+    return Write(replace(row, amendments=row.amendments + 1), row, rollout)
+
+
+def _require(rows: RowReader, kind: type[RowKind], *key: Any) -> RowKind:
+    row = rows.get(kind, *key)
+    if row is None:
+        noun = kind.__name__.removesuffix("Row").lower()
+        raise UnexpectedRow(f"there is no {noun} {'/'.join(map(str, key))}")
+    return row
+
+
+def _expect(holds: bool, problem: str) -> None:
+    if not holds:
+        raise UnexpectedRow(problem)
+
+
+def rollout_of(event: events.Event) -> str | None:
+    """Return the rollout that an event is about, None for an event of the fleet."""
+    if isinstance(event, events.StepRecorded):
+        return event.record.rollout
+    if isinstance(event, events.PreparationRecorded):
+        return event.preparation.rollout
+    rollout: str | None = getattr(event, "rollout", None)
+    return rollout
 
 
 def new_rollout(event: events.RolloutOpened, plan: Plan) -> Rollout:
@@ -30,7 +254,7 @@ def new_rollout(event: events.RolloutOpened, plan: Plan) -> Rollout:
 
 
 def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
-    """Return the target after the event; raises IllegalTransition when the table does not have it."""
+    """Return the target after the event; raises UnexpectedRow when it is not in the phase of the event."""
     match event:
         case events.PhaseMoved():
             return _apply_transition(target, event)
@@ -48,8 +272,7 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
         case events.NodeOrdered():
             return replace(target, order=event.order, order_by=event.actor, ordered_at=event.at)
         case events.NodeAdvanced():
-            if target.phase is not Phase.PENDING:
-                raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not pending")
+            _expect_phase(target, Phase.PENDING)
             return replace(target, position=event.position)
         case events.TargetChanged():
             return replace(target, team=event.team, pools=event.pools, needs_vote_of=event.needs_vote_of)
@@ -58,44 +281,44 @@ def apply_to_target(target: Target, event: events.TargetEvent) -> Target:
 
 
 def _change_done_target(target: Target, event: events.SoakRestarted | events.DriftRecorded) -> Target:
-    if target.phase is not Phase.DONE:
-        raise IllegalTransition(f"{event.node} of {event.rollout} is {target.phase}, not done")
+    _expect_phase(target, Phase.DONE)
     if isinstance(event, events.SoakRestarted):
         return replace(target, since=event.at)
     since = event.at if target.drift is None else target.drift.since
     return replace(target, drift=Drift(since, event.tasks) if event.tasks else None)
 
 
-def apply_to_rollout(rollout: Rollout, event: events.RolloutEvent) -> Rollout:
-    """Return the rollout's own row after the event."""
+def _apply_to_rollout(
+    row: RolloutRow,
+    event: events.RolloutPaused
+    | events.RolloutResumed
+    | events.RolloutCancelled
+    | events.RolloutEnded
+    | events.RolloutDeleted,
+) -> RolloutRow:
+    is_open, name = not row.closed and row.deleted_at is None, row.id
     match event:
-        case events.PhaseMoved():
-            failure = event.failure
-            return rollout if failure is None else replace(rollout, failures=(*rollout.failures, failure))
-        case events.TargetsJoined() | events.TargetChanged():
-            return replace(rollout, amendments=rollout.amendments + 1)
-        case events.ArtifactsBuilt():
-            built = {**rollout.built, event.stage: event.manifest}
-            return replace(rollout, amendments=rollout.amendments + 1, built=built)
-        case events.VoteCast():
-            return replace(rollout, votes=(*rollout.votes, event.vote))
-        case events.VoteWithdrawn():
-            votes = (replace(v, withdrawn_at=event.at) if v.id == event.vote else v for v in rollout.votes)
-            return replace(rollout, votes=tuple(votes))
-        case events.GateOpened():
-            return replace(rollout, opened=(*rollout.opened, GateOpening(event.gate, event.wave, event.at)))
-        case events.PilotEvidenceAttached():
-            return replace(rollout, pilot_evidence=event.evidence)
         case events.RolloutPaused():
-            return replace(rollout, paused=Interruption(event.actor, event.reason, event.at))
+            _expect(is_open and row.paused is None, f"{name} is paused by a person already or closed")
+            return replace(row, paused=Interruption(event.actor, event.reason, event.at))
         case events.RolloutResumed():
-            return replace(rollout, paused=None)
+            _expect(row.paused is not None, f"{name} is not paused by a person")
+            return replace(row, paused=None)
         case events.RolloutCancelled():
-            return replace(rollout, cancelled=Interruption(event.actor, event.reason, event.at))
+            _expect(is_open, f"{name} is closed already")
+            return replace(row, cancelled=Interruption(event.actor, event.reason, event.at))
         case events.RolloutEnded():
-            return replace(rollout, ended_at=event.at)
+            _expect(row.ended_at is None and row.deleted_at is None, f"{name} has ended already")
+            return replace(row, ended_at=event.at)
+        case events.RolloutDeleted():
+            _expect(row.closed and row.deleted_at is None, f"{name} is not closed, or deleted already")
+            return replace(row, deleted_at=event.at)
         case _:
             assert_never(event)
+
+
+def _expect_phase(target: Target, phase: Phase) -> None:
+    _expect(target.phase is phase, f"{target.node} of {target.rollout} is {target.phase}, not {phase}")
 
 
 def validate_edge(event: events.PhaseMoved) -> None:
@@ -112,18 +335,18 @@ def validate_edge(event: events.PhaseMoved) -> None:
 
 
 def validate_transition(target: Target, event: events.PhaseMoved) -> None:
-    """Raise IllegalTransition unless the table has this transition and the target is in its source phase."""
+    """Raise IllegalTransition unless the table has this transition, UnexpectedRow for another target."""
     validate_edge(event)
-    name, trigger = f"{event.node} of {event.rollout}", event.trigger
-    if target.phase is not event.source:
-        raise IllegalTransition(f"{name} is {target.phase}, not {event.source}")
+    trigger = event.trigger
+    _expect_phase(target, event.source)
     # A rollback may repeat the attempt that failed or begin the next one.
     lowest = target.attempt + (trigger is Trigger.ADMITTED)
     highest = target.attempt + (trigger in NEW_ATTEMPT)
-    if not lowest <= event.attempt <= highest:
-        raise IllegalTransition(
-            f"{name} is in attempt {target.attempt}; {trigger} cannot follow in attempt {event.attempt}"
-        )
+    _expect(
+        lowest <= event.attempt <= highest,
+        f"{target.node} of {target.rollout} is in attempt {target.attempt};"
+        f" {trigger} cannot follow in attempt {event.attempt}",
+    )
 
 
 def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:

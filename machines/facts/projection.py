@@ -1,7 +1,7 @@
 """Keeps the index up to date by events, equal to one that is built from a snapshot.
 
 How it works.  The daemon holds one Projection.  build() makes it from the stored facts; after every commit
-apply() takes each event, changes the fact, and then updates everything that is derived from it: counters, the
+apply() takes the writes of each event, and updates everything that is derived from a row: counters, the
 queue of pending nodes, pools and availability.  Nothing else is recomputed, so an event costs the same in a
 fleet of any size.
 
@@ -25,9 +25,10 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never, cast
 
 from machines.facts import apply as changes
+from machines.facts.apply import rollout_of, writes
 from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResult
@@ -36,17 +37,23 @@ from machines.facts.index import Index
 from machines.facts.preparations import RolloutPreparations, preparations_of
 from machines.facts.scheduling_queue import queue_position
 from machines.model import events
+from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
 from machines.model.limits import DiskShortage, Limits
 from machines.model.mismatch import AuditMismatch
-from machines.model.node import Observation, SourceFreshness
+from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import Hold, Rollout, Target
+from machines.model.rollout import Failure, Hold, Rollout, Target, Vote
+from machines.model.rows import Delete, NodeRemoval, RolloutPart, RolloutRow, Row, StoreRow, with_part
 from machines.model.traffic import TrafficResult
+from machines.model.verdict import Verdict
+from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content; the shell provides it."""
+
+R = TypeVar("R")
 
 
 class Projection(Index):
@@ -87,52 +94,41 @@ class Projection(Index):
         return index
 
     def apply(self, event: events.Event) -> None:
-        """Apply one event; raises IllegalTransition for a transition that is not in the table."""
-        match event:
-            case events.PhaseMoved():
-                # The transition is validated here, before anything changes.
-                after = changes.apply_to_target(self.target(event.rollout, event.node), event)
-                self._change_rollout(event)
-                self._store_target(after)
-            case events.StepRecorded(record=record):
-                if event.isolated is not None or event.content:
-                    self._change_target(record.rollout, record.node, event)
-            case (
-                events.DeadlineExtended()
-                | events.ChangeNeeded()
-                | events.SoakRestarted()
-                | events.DriftRecorded()
-                | events.NodeOrdered()
-                | events.NodeAdvanced()
-            ):
-                self._change_target(event.rollout, event.node, event)
-            case events.PreparationRecorded() | events.ArtifactsBuilt():
-                self._apply_preparation(event)
-            case events.TargetChanged():
-                self._change_rollout(event)
-                self._change_target(event.rollout, event.node, event)
-            case events.TargetsJoined():
-                self._change_rollout(event)
-                for target in event.targets:
-                    self._store_target(target)
-            case (
-                events.VoteCast()
-                | events.VoteWithdrawn()
-                | events.GateOpened()
-                | events.PilotEvidenceAttached()
-                | events.RolloutPaused()
-                | events.RolloutResumed()
-                | events.RolloutCancelled()
-                | events.RolloutEnded()
-            ):
-                self._change_rollout(event)
-                self.scheduling_queue.activate_rollout(event.rollout)
-            case events.RolloutOpened():
-                self._add_opened_rollout(event)
-            case events.RolloutDeleted():
-                self._delete_rollout(event.rollout)
-            case _:
-                self._apply_to_fleet(event)
+        """Apply one event; raises IllegalTransition or UnexpectedRow, and then nothing has changed.
+
+        An event of a rollout that was closed before the start, or is deleted, concerns the store alone.
+        """
+        if isinstance(event, events.DaemonStarted):
+            self._epoch = event.epoch
+        rollout = rollout_of(event)
+        if rollout is None or rollout in self._rollouts or isinstance(event, events.RolloutOpened):
+            for write in writes(event, self, self.now):
+                if isinstance(write, Delete):
+                    self._delete(write.row)
+                else:
+                    self._write(write.row, write.owner)
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row by its key, of the kinds that are kept here."""
+        row: object = None
+        if kind is Target:
+            row = self._targets.get(key[0], {}).get(key[1])
+        elif kind is RolloutRow and key[0] in self._rollouts:
+            row = RolloutRow.of(self._rollouts[key[0]])
+        elif kind is Vote and key[0] in self._rollouts:
+            row = next((vote for vote in self._rollouts[key[0]].votes if vote.id == key[1]), None)
+        elif kind is Preparation:
+            row = self.preparation(*key)
+        elif kind is Node:
+            row = self._nodes.get(*key)
+        elif kind is Hold:
+            row = self._holds.get(key)
+        elif kind is Freeze:
+            row = self._freezes.get(*key)
+        return cast(R | None, row)
+
+    def verdicts_on(self, node: str) -> Iterable[Verdict]:
+        return ()  # decisions read none
 
     def load_rollout(self, rollout: Rollout, targets: Iterable[Target]) -> None:
         """Add a closed rollout that the store did not load at the start, because it needed nothing."""
@@ -218,66 +214,70 @@ class Projection(Index):
         for observation in self._observations.values():
             self._schedule_reevaluation(observation)
 
-    def _apply_to_fleet(self, event: events.FleetEvent) -> None:
-        match event:
-            case events.NodesDiscovered():
-                self.due_rollbacks.clear()
-                for node in event.nodes:
-                    self._nodes[node.name] = node
-                    self._pool_index.update_node(node, self._pool_keys)
-                    self._requeue(node.name)
-                    self._replace_preparations(node.name)
-            case events.NodesRemoved():
-                self.due_rollbacks.clear()
-                for name in event.names:
-                    self._pool_index.remove_node(name)
-                    self._nodes.pop(name, None)
-                    self._observations.pop(name, None)
-                    self._traffic.forget_node(name)
-                    self._requeue(name)
-                    self._replace_preparations(name)
-            case events.HoldTaken():
-                self._add_hold(event.hold)
-                self._pool_index.reevaluate((event.hold.node,))
-            case events.HoldReleased():
-                key = (event.node, event.source, event.id)
-                self._holds.pop(key, None)
-                self._holds_by_node.get(event.node, {}).pop(key, None)
-                self._pool_index.reevaluate((event.node,))
-            case events.FreezeStarted():
-                self._freezes[event.freeze.id] = event.freeze
+    def _write(self, row: Row, owner: str) -> None:
+        match row:
+            case Target():
+                self._store_target(row)
+            case _ if isinstance(row, RolloutPart):
+                self._write_part(owner, row)
+            case RolloutOpened():
+                if self._compile is None:
+                    raise ValueError("this index was built without a way to compile plans")
+                self._add_rollout(changes.new_rollout(row, self._compile(row.content)))
+            case Preparation():
+                self._record_preparation(row)
+            case Node() | NodeRemoval():
+                self._write_node(row)
+            case Hold():
+                self._add_hold(row)
+                self._pool_index.reevaluate((row.node,))
+            case Freeze():
+                self._freezes[row.id] = row
                 self.scheduling_queue.activate_all()
-            case events.FreezeLifted():
-                self._freezes.pop(event.freeze, None)
+            case TeamRulesChanged(rules=rules):
+                self._team_rules[rules.team] = rules
                 self.scheduling_queue.activate_all()
-            case events.TeamRulesChanged():
-                self._team_rules[event.rules.team] = event.rules
-                self.scheduling_queue.activate_all()
-            case events.DaemonStarted():
-                self._epoch = event.epoch
-            case _ if isinstance(
-                event, events.RecordOnlyEvent | events.VerdictEvent | events.MismatchSettled
-            ):
-                # Only a submit needs verdicts, and asks the store; after a settled mismatch the shell loads
-                # the facts again.
+            case _ if isinstance(row, StoreRow):
                 pass
             case _:
-                assert_never(event)
+                assert_never(row)
 
-    def _change_rollout(self, event: events.RolloutEvent) -> None:
-        self._update_rollout(event.rollout, changes.apply_to_rollout(self.rollout(event.rollout), event))
+    def _delete(self, row: Hold | Freeze) -> None:
+        if isinstance(row, Freeze):
+            del self._freezes[row.id]
+            self.scheduling_queue.activate_all()
+        else:
+            key = (row.node, row.source, row.id)
+            del self._holds[key]
+            del self._holds_by_node[row.node][key]
+            self._pool_index.reevaluate((row.node,))
 
-    def _change_target(self, rollout: str, node: str, event: events.TargetEvent) -> None:
-        if isinstance(event, events.DriftRecorded) and rollout not in self.rollouts:
-            return  # a rollout that has ended, whose nodes may drift all the same
-        self._store_target(changes.apply_to_target(self.target(rollout, node), event))
+    def _write_node(self, row: Node | NodeRemoval) -> None:
+        self.due_rollbacks.clear()
+        if isinstance(row, Node):
+            self._nodes[row.name] = row
+            self._pool_index.update_node(row, self._pool_keys)
+        else:
+            self._pool_index.remove_node(row.name)
+            del self._nodes[row.name]
+            self._observations.pop(row.name, None)
+            self._traffic.forget_node(row.name)
+        self._requeue(row.name)
+        self._replace_preparations(row.name)
 
-    def _add_opened_rollout(self, event: events.RolloutOpened) -> None:
-        if self._compile is None:
-            raise ValueError("this index was built without a way to compile plans")
-        self._add_rollout(changes.new_rollout(event, self._compile(event.content)))
-        for target in event.targets:
-            self._store_target(target)
+    def _write_part(self, rollout: str, row: RolloutPart) -> None:
+        if isinstance(row, RolloutRow) and row.deleted_at is not None:
+            self._delete_rollout(rollout)
+            return
+        before = self._rollouts[rollout]
+        after = with_part(before, row)
+        self._update_rollout(rollout, after)
+        if isinstance(row, ArtifactsBuilt):
+            # A node for which nothing was built has no stage left, and no row of its own will say so.
+            self._load_rollout_preparations(rollout)
+        # A failure lets no node start, and an amendment activates the groups of its targets alone.
+        if not isinstance(row, Failure) and after.amendments == before.amendments:
+            self.scheduling_queue.activate_rollout(rollout)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._rollouts[rollout.id] = rollout
@@ -291,8 +291,6 @@ class Projection(Index):
 
     def _update_rollout(self, rollout_id: str, rollout: Rollout) -> None:
         before = self._rollouts[rollout_id]
-        if rollout is before:
-            return
         is_closing = rollout.closed and not before.closed
         self._rollouts[rollout_id] = rollout
         self._unresolved_failures.pop(rollout_id, None)
@@ -309,12 +307,11 @@ class Projection(Index):
             )
 
     def _delete_rollout(self, rollout: str) -> None:
-        if rollout not in self._rollouts:
-            return  # the store loads no rollout that was closed before the start
         removed = list(self._targets[rollout].values())
-        self._preparations.pop(rollout, None)
+        if (preparations := self._preparations.pop(rollout, None)) is not None:
+            for node, _ in preparations.active:
+                self._preparing[node].discard(rollout)
         for target in removed:
-            self._preparing.get(target.node, set()).discard(rollout)
             self.scheduling_queue.remove(target)
             self._targets_by_node[target.node].pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
@@ -358,21 +355,10 @@ class Projection(Index):
             targets = self._targets[rollout].values()
             self._preparations[rollout] = preparations_of(self._rollouts[rollout], rows, targets, self._nodes)
 
-    def _apply_preparation(self, event: events.PreparationRecorded | events.ArtifactsBuilt) -> None:
-        if isinstance(event, events.PreparationRecorded):
-            self._record_preparation(event.preparation)
-        else:
-            self._change_rollout(event)
-            self._load_rollout_preparations(event.rollout)
-            # A node for which nothing was built has no stage left, and no row of its own will say so.
-            self.scheduling_queue.activate_rollout(event.rollout)
-
     def _record_preparation(self, row: Preparation) -> None:
         preparing = self._preparing.setdefault(row.node, set())
         (preparing.add if row.state is PreparationState.RUNNING else preparing.discard)(row.rollout)
-        known = self._preparations.get(row.rollout)
-        if known is None:
-            return  # a rollout that was deleted while its last stage ended
+        known = self._preparations[row.rollout]
         known.record(row)
         target = self._targets[row.rollout].get(row.node)
         if target is not None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from machines.model.rollout import FailureCode
+
+MAX_STEP_TEXT_CHARS = 4_000
+"""Characters of a step's text; anything longer belongs in the output."""
+
+MAX_OUTPUT_CHARS = 65_536
+"""Characters kept of a step's output: its end, which has the error; the run directory has all of it."""
 
 
 class StepAction(StrEnum):
@@ -61,3 +67,13 @@ class StepRecord:
     def failure_code(self) -> FailureCode:
         """The sort of failure that this result is."""
         return FailureCode.UNKNOWN if self.state is StepState.UNKNOWN else self.code
+
+    def trimmed(self) -> StepRecord:
+        """Return the record as it is kept: long texts cut, half characters replaced."""
+        text, output = self.text[:MAX_STEP_TEXT_CHARS], self.output[-MAX_OUTPUT_CHARS:]
+        return replace(self, text=_storable(text), output=_storable(output))
+
+
+def _storable(text: str) -> str:
+    # Outside text may contain a lone surrogate, which UTF-8 cannot encode.
+    return text.encode("utf-8", "replace").decode()

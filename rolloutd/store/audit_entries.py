@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from machines.facts.apply import rollout_of
 from machines.model.events import (
     Event,
     HoldTaken,
@@ -59,15 +60,6 @@ def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: 
 def add_sequence_number(draft_text: str, seq: int) -> str:
     """Return the whole entry; `seq` is the last key in canonical order."""
     return f'{draft_text},"seq":{seq}}}'
-
-
-def rollout_of(event: Event) -> str | None:
-    if isinstance(event, StepRecorded):
-        return event.record.rollout
-    if isinstance(event, PreparationRecorded):
-        return event.preparation.rollout
-    rollout: str | None = getattr(event, "rollout", None)
-    return rollout
 
 
 def _node_of(event: Event) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machines.facts.apply import apply_to_target
+from machines.facts.apply import UnexpectedRow, apply_to_target
 from machines.model.events import PhaseMoved
 from machines.states import IllegalTransition
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
@@ -150,7 +150,7 @@ def target_statements(connection: sqlite3.Connection, change: TargetChange) -> I
         raise Conflict(f"{change.node} is not a target of {change.rollout}")
     try:
         yield update_target(apply_to_target(target, change.event))
-    except IllegalTransition as error:
+    except (IllegalTransition, UnexpectedRow) as error:
         raise Conflict(f"{error}: another writer moved it first") from error
     if isinstance(change.event, PhaseMoved):
         before = load_configuration_records(connection, change.node)

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from machines.facts.apply import rollout_of
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, RolloutOpened, StepRecord
 from machines.model.preparation import Preparation
@@ -37,7 +38,7 @@ from rolloutd.ports import (
 )
 from rolloutd.store import configuration_queries, database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.audit_entries import draft_entries, rollout_of
+from rolloutd.store.audit_entries import draft_entries
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
 from rolloutd.store.commit_mark import require_newest
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from machines.facts.apply import UnexpectedRow
 from machines.facts.projection import Projection
 from machines.model.decision import RestartSoak
 from machines.model.events import FreezeStarted, HoldTaken, SoakRestarted
@@ -16,7 +17,7 @@ from machines.model.rollout import Hold
 from machines.model.windows import Freeze
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.expiry import end_freeze, end_hold
-from machines.states import IllegalTransition, Outcome, Trigger
+from machines.states import Outcome, Trigger
 from tests.machines.builders import (
     ALICE,
     CANARY,
@@ -92,7 +93,7 @@ def test_soak_of_the_past_does_not_restart() -> None:
     submit(index, waves=CANARY_THEN_FLEET)
     finish(index, "n1", T0 + 10)
     assert decide(index, T0 + 10).soak_restarts == ()
-    with pytest.raises(IllegalTransition):
+    with pytest.raises(UnexpectedRow):
         index.apply(SoakRestarted("R", "n2", T0 + 11))
 
 

@@ -1,34 +1,66 @@
-"""The rows of the store in memory, and what events of the fleet do to them."""
+"""The rows of the store in memory: a dict for each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
+from machines.facts.apply import new_rollout
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import (
-    DaemonStarted,
-    FreezeLifted,
-    FreezeStarted,
-    HoldReleased,
-    HoldTaken,
-    MismatchSettled,
-    NodesDiscovered,
-    NodesRemoved,
-    RecordOnlyEvent,
+    ArtifactsBuilt,
     RolloutOpened,
-    StepRecord,
     TeamRulesChanged,
+    VerdictCleared,
+    VoteWithdrawn,
 )
-from machines.model.limits import TeamRules
 from machines.model.node import Node
+from machines.model.plan import Plan
 from machines.model.preparation import Preparation
-from machines.model.rollout import Hold, Rollout, Target
+from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Vote
+from machines.model.rows import (
+    ConfigurationDocument,
+    Delete,
+    Expected,
+    NodeConnection,
+    NodeRemoval,
+    RolloutPart,
+    RolloutRow,
+    UsedToken,
+    Write,
+    with_part,
+)
+from machines.model.step_record import StepRecord
 from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
-from rolloutd.errors import Conflict
-from rolloutd.ports import JSON, AuditEntry, SourceAnswer
+from rolloutd.errors import Conflict, TokenAlreadyUsed
+from rolloutd.ports import AuditEntry, SourceAnswer
+
+Key = tuple[Any, ...]
+R = TypeVar("R")
+
+_KEYS: Mapping[type[Any], Callable[[Any, str], Key]] = {
+    RolloutOpened: lambda row, _: (row.rollout,),
+    Target: lambda row, _: (row.rollout, row.node),
+    Vote: lambda row, rollout: (rollout, row.id),
+    GateOpening: lambda row, rollout: (rollout, row.gate, row.wave),
+    Failure: lambda row, rollout: (rollout, row.id),
+    PilotEvidence: lambda _, rollout: (rollout,),
+    ArtifactsBuilt: lambda row, _: (row.rollout, row.stage),
+    RolloutRow: lambda row, _: (row.id,),
+    Preparation: lambda row, _: (row.rollout, row.node, row.stage),
+    StepRecord: lambda row, _: (row.rollout, row.node, row.attempt, row.step, row.action, row.number),
+    Node: lambda row, _: (row.name,),
+    NodeConnection: lambda row, _: (row.name,),
+    NodeConfiguration: lambda _, node: (node,),
+    ConfigurationDocument: lambda row, _: (row.content,),
+    Hold: lambda row, _: (row.node, row.source, row.id),
+    Freeze: lambda row, _: (row.id,),
+    TeamRulesChanged: lambda row, _: (row.rules.team,),
+    UsedToken: lambda row, _: (row.id,),
+    Verdict: lambda row, _: (row.id,),
+}
 
 
 @dataclass(slots=True)
@@ -37,73 +69,56 @@ class MemoryState:
 
     epoch: int = 0
     entries: list[AuditEntry] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
-    opened_events: dict[str, RolloutOpened] = field(default_factory=dict)
+    rows: dict[type[Any], dict[Key, Any]] = field(default_factory=lambda: {kind: {} for kind in _KEYS})
     rollouts: dict[str, Rollout] = field(default_factory=dict)
-    targets: dict[tuple[str, str], Target] = field(default_factory=dict)
-    steps: dict[tuple[Any, ...], StepRecord] = field(default_factory=dict)
-    holds: dict[tuple[str, str, str], Hold] = field(default_factory=dict)
-    freezes: dict[str, Freeze] = field(default_factory=dict)
-    team_rules: dict[str, TeamRules] = field(default_factory=dict)
-    used_tokens: set[str] = field(default_factory=set)
-    deleted: set[str] = field(default_factory=set)
-    preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
     answers: dict[str, SourceAnswer] = field(default_factory=dict)
-    configurations: dict[str, NodeConfiguration] = field(default_factory=dict)
-    documents: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
-        copied = {name: getattr(self, name).copy() for name in self.__slots__ if name != "epoch"}
-        return MemoryState(self.epoch, **copied)
+        rows = {kind: table.copy() for kind, table in self.rows.items()}
+        return MemoryState(self.epoch, self.entries.copy(), rows, self.rollouts.copy(), self.answers.copy())
 
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        return cast(R | None, self.rows[kind].get(key))
 
-def apply_to_fleet(
-    memory: MemoryState,
-    event: NodesDiscovered
-    | NodesRemoved
-    | HoldTaken
-    | HoldReleased
-    | FreezeStarted
-    | FreezeLifted
-    | TeamRulesChanged
-    | DaemonStarted
-    | RecordOnlyEvent,
-) -> None:
-    match event:
-        case NodesDiscovered():
-            for node in event.nodes:
-                memory.nodes[node.name] = node
-                before = memory.connections.get(node.name, {})
-                memory.connections[node.name] = event.connections.get(node.name, before)
-        case NodesRemoved():
-            for name in event.names:
-                memory.nodes.pop(name, None)
-        case HoldTaken():
-            hold = event.hold
-            memory.holds[hold.node, hold.source, hold.id] = hold
-        case HoldReleased():
-            key = (event.node, event.source, event.id)
-            require(key not in memory.holds, f"there is no hold {event.id}")
-            del memory.holds[key]
-        case FreezeStarted():
-            require(event.freeze.id in memory.freezes, f"there is a freeze {event.freeze.id} already")
-            memory.freezes[event.freeze.id] = event.freeze
-        case FreezeLifted():
-            require(event.freeze not in memory.freezes, f"there is no freeze {event.freeze}")
-            del memory.freezes[event.freeze]
-        case TeamRulesChanged():
-            memory.team_rules[event.rules.team] = event.rules
-        case MismatchSettled():
-            pass
-        case _ if isinstance(event, DaemonStarted | RecordOnlyEvent):
-            pass
-        case _:
-            assert_never(event)
+    def all(self, kind: type[R]) -> Iterable[R]:
+        return self.rows[kind].values()
 
+    def verdicts_on(self, node: str) -> Iterable[Verdict]:
+        return [each for each in self.all(Verdict) if each.node == node]
 
-def require(wrong: bool, text: str) -> None:
-    if wrong:
-        raise Conflict(text)
+    def is_deleted(self, rollout: str) -> bool:
+        row = self.get(RolloutRow, rollout)
+        return row is not None and row.deleted_at is not None
+
+    def opened(self, rollout: str) -> RolloutOpened:
+        return cast(RolloutOpened, self.rows[RolloutOpened][rollout,])
+
+    def apply(self, write: Write | Delete, compile_plan: Callable[[Mapping[str, Any]], Plan]) -> None:
+        """Write a row; raises Conflict when there is one where none is expected."""
+        row = write.row
+        if isinstance(write, Delete):
+            del self.rows[type(row)][_KEYS[type(row)](row, "")]
+            return
+        if isinstance(row, RolloutOpened):
+            self._put(row, write)
+            self.rows[RolloutRow][row.rollout,] = RolloutRow(row.rollout)
+            self.rollouts[row.rollout] = new_rollout(row, compile_plan(row.content))
+        elif isinstance(row, VerdictCleared):
+            del self.rows[Verdict][row.verdict,]
+        elif isinstance(row, NodeRemoval):
+            del self.rows[Node][row.name,]
+        elif isinstance(row, VoteWithdrawn):
+            cast_vote = self.rows[Vote][row.rollout, row.vote]
+            self.rows[Vote][row.rollout, row.vote] = replace(cast_vote, withdrawn_at=row.at)
+        else:
+            self._put(row, write)
+        if isinstance(row, RolloutPart):
+            self.rollouts[write.owner] = with_part(self.rollouts[write.owner], row)
+
+    def _put(self, row: Any, write: Write) -> None:
+        table, key = self.rows[type(row)], _KEYS[type(row)](row, write.owner)
+        if write.expected is Expected.ABSENT and key in table:
+            conflict = TokenAlreadyUsed if isinstance(row, UsedToken) else Conflict
+            raise conflict(f"there is a {type(row).__name__} {key} already")
+        table[key] = row

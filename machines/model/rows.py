@@ -1,0 +1,180 @@
+"""Rows: what events write, as values; the facts in memory and each store keep the same ones.
+
+Most rows are values of the model or, where an event is itself the record of what happened, the event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+from machines.model.configuration import NodeConfiguration
+from machines.model.events import (
+    ArtifactsBuilt,
+    RolloutOpened,
+    TeamRulesChanged,
+    VerdictCleared,
+    VoteWithdrawn,
+)
+from machines.model.node import Node
+from machines.model.preparation import Preparation
+from machines.model.rollout import (
+    Failure,
+    GateOpening,
+    Hold,
+    Interruption,
+    PilotEvidence,
+    Rollout,
+    Target,
+    Vote,
+)
+from machines.model.step_record import StepRecord
+from machines.model.verdict import Verdict
+from machines.model.windows import Freeze
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """What changes of a rollout after its submit, apart from its votes, gates and failures."""
+
+    id: str
+    amendments: int = 0
+    paused: Interruption | None = None
+    cancelled: Interruption | None = None
+    ended_at: float | None = None
+    deleted_at: float | None = None
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> RolloutRow:
+        return cls(rollout.id, rollout.amendments, rollout.paused, rollout.cancelled, rollout.ended_at)
+
+    @property
+    def closed(self) -> bool:
+        return self.cancelled is not None or self.ended_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConnection:
+    """A node's variables, without secrets."""
+
+    name: str
+    connection: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoval:
+    """The end of a node's place in the inventory; stores keep its connection."""
+
+    name: str
+    gone_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationDocument:
+    """What a run gives to a node, without secrets, by its hash."""
+
+    content: str
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class UsedToken:
+    """A vote token of a service; it counts once."""
+
+    id: str
+    spent_at: float
+
+
+RolloutPart = Vote | VoteWithdrawn | GateOpening | Failure | PilotEvidence | ArtifactsBuilt | RolloutRow
+"""Rows that are part of a rollout's value: see with_part()."""
+
+StoreRow = (
+    StepRecord
+    | NodeConnection
+    | NodeConfiguration
+    | ConfigurationDocument
+    | UsedToken
+    | Verdict
+    | VerdictCleared
+)
+"""Rows that no decision reads: stores keep them, the facts in memory do not."""
+
+Row = (
+    RolloutOpened
+    | RolloutPart
+    | Target
+    | Preparation
+    | Node
+    | NodeRemoval
+    | Hold
+    | Freeze
+    | TeamRulesChanged
+    | StoreRow
+)
+
+
+class Expected(Enum):
+    """What must be there before a write, if not a known row."""
+
+    ABSENT = "absent"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A row that is written; `expected` is the row that it changes.
+
+    `owner` is the rollout of its part, or the node of its configurations: not all of these rows name it.
+    """
+
+    row: Row
+    expected: Row | Expected = Expected.ABSENT
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A row that is removed."""
+
+    row: Hold | Freeze
+
+
+R = TypeVar("R")
+
+
+class RowReader(Protocol):
+    """Where an event finds the rows that it changes: the facts in memory, or the transaction of a store."""
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row by its key; None when there is none, or this reader does not keep the kind."""
+
+    def verdicts_on(self, node: str) -> Iterable[Verdict]:
+        """Return the verdicts on a node that are not cleared."""
+
+
+def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
+    """Return the rollout with a row that was written."""
+    match row:
+        case Failure():
+            return replace(rollout, failures=(*rollout.failures, row))
+        case RolloutRow():
+            return replace(
+                rollout,
+                amendments=row.amendments,
+                paused=row.paused,
+                cancelled=row.cancelled,
+                ended_at=row.ended_at,
+            )
+        case Vote():
+            return replace(rollout, votes=(*rollout.votes, row))
+        case VoteWithdrawn():
+            votes = (replace(v, withdrawn_at=row.at) if v.id == row.vote else v for v in rollout.votes)
+            return replace(rollout, votes=tuple(votes))
+        case GateOpening():
+            return replace(rollout, opened=(*rollout.opened, row))
+        case PilotEvidence():
+            return replace(rollout, pilot_evidence=row)
+        case ArtifactsBuilt():
+            return replace(rollout, built={**rollout.built, row.stage: row.manifest})
