@@ -2,7 +2,8 @@
 
 Peers, in the same run: the same after one event in a fleet of 1,000 nodes (the
 cost should grow with what changed, not with the fleet), and an index built
-afresh that decides once (what a planner without memory pays each time).
+afresh that decides once (what a planner without memory pays each time).  A fork
+of the facts is measured at both 10,000 and 100,000 nodes.
 Prints JSON, then one line for people.  Times are milliseconds of one process.
 """
 
@@ -12,6 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -35,6 +37,9 @@ PLANS = 50
 EVENTS = 300
 """Decisions timed: enough for a steady median, few enough to end within seconds."""
 REBUILDS = 3
+FORKS = 1_000
+LARGE = 100_000
+"""Nodes of the larger fleet that is forked: a fork should cost the same."""
 TRIGGERS = 10_000
 AIM_MS = 10.0
 T0 = 1_800_000_000.0
@@ -150,6 +155,19 @@ def trigger_us() -> float:
     return total_ms * 1000 / TRIGGERS
 
 
+def fork_costs(index: Projection) -> tuple[float, float]:
+    """Return the median microseconds of a fork, and of one event in the fleet after it."""
+    forks, writes = [], []
+    for number in range(FORKS):
+        forks.append(timed(index.fork) * 1000)
+        if number < EVENTS // 10:
+            observed = Observation(f"n{number}", NodeHealth.DOWN, T0 + number)
+            fork = index.fork()
+            writes.append(timed(partial(index.record_observations, [observed], T0 + number)) * 1000)
+            del fork
+    return statistics.median(forks), statistics.median(writes)
+
+
 def rebuild_and_decide(index: Projection) -> None:
     """Build the index anew from its snapshot and decide once."""
     fresh = Projection.build(index.snapshot(), index.limits)
@@ -163,6 +181,8 @@ def main() -> None:
     _, small = decision_times(NODES // 10, POOLS // 10, PLANS)
     _, one_plan = decision_times(NODES, POOLS, 1)
     rebuild = statistics.median(timed(lambda: rebuild_and_decide(index)) for _ in range(REBUILDS))
+    fork_us, write_us = fork_costs(index)
+    large_fork_us, large_write_us = fork_costs(fleet(LARGE, POOLS * LARGE // NODES, PLANS))
     quantiles = statistics.quantiles(times, n=100)
     result = {
         "bench": "decide",
@@ -176,6 +196,10 @@ def main() -> None:
         "median_ms_at_a_tenth_of_nodes_and_pools": round(statistics.median(small), 3),
         "median_ms_with_one_plan_for_all": round(statistics.median(one_plan), 3),
         "rebuild_ms": round(rebuild, 1),
+        "fork_us": round(fork_us, 1),
+        "first_write_after_a_fork_us": round(write_us),
+        f"fork_us_at_{LARGE}_nodes": round(large_fork_us, 1),
+        f"first_write_after_a_fork_us_at_{LARGE}_nodes": round(large_write_us),
         "trigger_us": round(min(trigger_us() for _ in range(REBUILDS)), 1),
         "aim_ms": AIM_MS,
     }
@@ -188,6 +212,10 @@ def main() -> None:
         f"{result['median_ms_with_one_plan_for_all']:.2f} ms where one plan has all); "
         f"built afresh {result['rebuild_ms']:.0f} ms; one transition {result['trigger_us']:.1f} us; "
         f"aim {AIM_MS:.0f} ms: {met}"
+    )
+    print(
+        f"fork: {fork_us:.0f} us at {NODES:,} nodes, {large_fork_us:.0f} us at {LARGE:,}; "
+        f"the first write after it copies tables: {write_us:.0f} us, {large_write_us:.0f} us"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from machines.model.rollout import NodeOrder, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
@@ -61,6 +61,13 @@ class RolloutCounters:
     drifted: set[str] = field(default_factory=set)
     rollbacks_due: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
+
+    def copy(self) -> RolloutCounters:
+        """Return counters of their own: a later change of these does not change them."""
+        made = RolloutCounters(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
+        made.waves = {wave: phases.copy() for wave, phases in self.waves.items()}
+        made.pools = {pool: replace(counters) for pool, counters in self.pools.items()}
+        return made
 
     def add_all(self, targets: Iterable[Target]) -> None:
         """Count many targets; sorting the durations once is cheaper than inserting each."""

@@ -48,6 +48,9 @@ class DryRunResults:
 
     _latest: dict[tuple[str, str], DryRunResult] = field(default_factory=dict)
 
+    def copy(self) -> DryRunResults:
+        return DryRunResults(self._latest.copy())
+
     def record(self, result: DryRunResult) -> None:
         """Store a result, and drop those past their retention."""
         self._latest = {

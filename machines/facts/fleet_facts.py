@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from machines.facts.preparations import RolloutPreparations
+from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation
-from machines.model.rollout import Hold, Rollout, Target
+from machines.model.rollout import Hold, Rollout, Target, Vote
+from machines.model.rows import RolloutRow
 from machines.model.traffic import TrafficResult, TrafficResults
+from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,11 @@ class IsolationProgress:
     moved: int = 0
 
 
-class FleetFacts:
+class FleetFacts(Forkable):
     """The facts at the instant `now` (epoch seconds), under the limits of the settings."""
 
     def __init__(self, limits: Limits) -> None:
+        super().__init__()
         self.limits = limits
         self.now = 0.0
         self._epoch = 0
@@ -153,6 +160,28 @@ class FleetFacts:
     def preparing_rollouts(self, node: str) -> Iterable[str]:
         """Return the rollouts of which a prepare stage runs on the node."""
         return self._preparing.get(node, ())
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row by its key, of the kinds that are kept here."""
+        row: object = None
+        if kind is Target:
+            row = self._targets.get(key[0], {}).get(key[1])
+        elif kind is RolloutRow and key[0] in self._rollouts:
+            row = RolloutRow.of(self._rollouts[key[0]])
+        elif kind is Vote and key[0] in self._rollouts:
+            row = next((vote for vote in self._rollouts[key[0]].votes if vote.id == key[1]), None)
+        elif kind is Preparation:
+            row = self.preparation(*key)
+        elif kind is Node:
+            row = self._nodes.get(*key)
+        elif kind is Hold:
+            row = self._holds.get(key)
+        elif kind is Freeze:
+            row = self._freezes.get(*key)
+        return cast(R | None, row)
+
+    def verdicts_on(self, node: str) -> Iterable[Verdict]:
+        return ()  # decisions read none
 
     def holds_on(self, node: str) -> Iterable[Hold]:
         """Return the holds on a node, including expired ones."""

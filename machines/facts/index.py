@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 from machines.facts import votes
 from machines.facts.availability import Unavailability
@@ -15,6 +16,7 @@ from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResults
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pool_index import Pool, PoolIndex
+from machines.facts.preparations import RolloutPreparations
 from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
 from machines.model.decision import DueRollbacks
 from machines.model.limits import Limits
@@ -33,7 +35,7 @@ class Index(FleetFacts):
         self._pool_keys: tuple[str, ...] = tuple(limits.pools)
         self.scheduling_queue = SchedulingQueue()
         self.dry_run_results = DryRunResults()
-        self._pool_index = PoolIndex(self, self.scheduling_queue)
+        self._pool_index = PoolIndex(self.scheduling_queue)
         self._counters: dict[str, RolloutCounters] = {}
         self._pending: dict[str, dict[str, list[QueuePosition]]] = {}
         self._unresolved_failures: dict[str, tuple[Failure, ...]] = {}
@@ -43,6 +45,32 @@ class Index(FleetFacts):
         self._needing_driver: set[tuple[str, str]] = set()
         self._in_flight = 0
         self._left_cordoned: set[str] = set()
+
+    def fork(self) -> Self:
+        """Return the same facts; a later change of one does not change the other."""
+        made = super().fork()
+        made.scheduling_queue = self.scheduling_queue.fork()
+        made._pool_index = self._pool_index.fork_for(made.scheduling_queue)
+        # Answers are written by questions, so the two sides must not share them.
+        made._unresolved_failures = self._unresolved_failures.copy()
+        made._wave_ends = self._wave_ends.copy()
+        made.due_rollbacks = self.due_rollbacks.copy()
+        return made
+
+    def _own_preparations(self, rollout: str) -> RolloutPreparations | None:
+        """Return the preparations of a rollout, for writing."""
+        if rollout not in self._preparations:
+            return None
+        self._preparations = self._own(self._preparations)
+        return self._own_row(self._preparations, rollout)
+
+    def _own_rollout_tables(self) -> None:
+        """Have the tables of rollouts and targets for writing; their rows are owned where they change."""
+        self._rollouts, self._targets = self._own(self._rollouts), self._own(self._targets)
+        self._targets_by_node = self._own(self._targets_by_node)
+        self._preparations, self._preparing = self._own(self._preparations), self._own(self._preparing)
+        self._counters, self._pending = self._own(self._counters), self._own(self._pending)
+        self._needing_driver, self._isolations = self._own(self._needing_driver), self._own(self._isolations)
 
     def needing_driver(self) -> list[Target]:
         """Return every target in flight or with a person's order."""
@@ -82,7 +110,7 @@ class Index(FleetFacts):
 
     def next_change(self) -> float:
         """Return when time alone may next change a decision, other than by a soak (epoch seconds)."""
-        return min(self._pool_index.next_change(self._is_still_due), self.scheduling_queue.next_wakeup())
+        return min(self._pool_index.next_change(), self.scheduling_queue.next_wakeup())
 
     def _is_still_due(self, node: str, at: float) -> bool:
         """Return whether a bad observation or a hold of the node still ends at the instant."""
@@ -171,7 +199,7 @@ class Index(FleetFacts):
         return self._pool_index.pools.keys()
 
     def budget(self, pool: Pool) -> int:
-        return self._pool_index.budget(pool)
+        return self._pool_index.budget(self, pool)
 
     def advance(self, now: float) -> None:
         """Let observations and holds expire."""
@@ -179,20 +207,21 @@ class Index(FleetFacts):
         self.now = now
         if backwards:
             self._on_clock_set_back()
-        self._pool_index.advance(now)
+        self._pool_index.advance(self, now, self._is_still_due)
         self.scheduling_queue.advance(now)
 
     def _on_clock_set_back(self) -> None:
         # Expired observations and holds may be valid again.  The age of an observation that was made later
         # than now is unknown, so it is dropped.
         self._observations = {node: seen for node, seen in self._observations.items() if seen.at <= self.now}
+        self._traffic = self._own(self._traffic)
         self._traffic.forget_after(self.now)
         for seen in self._observations.values():
             self._schedule_reevaluation(seen)
         for hold in self._holds.values():
             if hold.until is not None:
                 self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
-        self._pool_index.reevaluate(self._nodes)
+        self._pool_index.reevaluate(self, self._nodes)
         self.scheduling_queue.activate_all()
 
     def _schedule_reevaluation(self, observation: Observation) -> None:

@@ -10,10 +10,12 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.scheduling_queue import SchedulingQueue
+from machines.facts.sharing import Forkable
 from machines.model.node import UNLABELED, Node
 from machines.model.reasons import Reason
 
@@ -36,17 +38,29 @@ class Pool:
     def __post_init__(self) -> None:
         self.id = f"{self.key}/{self.value}"
 
+    def copy(self) -> Pool:
+        nodes = (self.members.copy(), self.down.copy(), self.unknown.copy())
+        return Pool(self.key, self.value, self.id, *nodes, self.cached_reason)
 
-class PoolIndex:
-    def __init__(self, facts: FleetFacts, queue: SchedulingQueue) -> None:
-        self._facts = facts
+
+class PoolIndex(Forkable):
+    """The pools of the facts that each question names; forks share the pools that neither changed."""
+
+    def __init__(self, queue: SchedulingQueue) -> None:
+        super().__init__()
         self._queue = queue
         self._pools: dict[str, Pool] = {}
-        self._pools_by_node: dict[str, tuple[Pool, ...]] = {}
+        self._pool_ids_by_node: dict[str, tuple[str, ...]] = {}
         self._unavailable: dict[str, Unavailability] = {}
         self._full_pool_ids: set[str] = set()
         self._stale_times: list[tuple[float, str]] = []
         self._improvement_times: list[tuple[float, str]] = []
+
+    def fork_for(self, queue: SchedulingQueue) -> Self:
+        """Return a fork that activates the groups of this queue."""
+        made = self.fork()
+        made._queue = queue
+        return made
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -58,100 +72,108 @@ class PoolIndex:
         """The ids of the pools whose nodes known to be down use up the budget."""
         return self._full_pool_ids
 
+    def pool_ids_of_node(self, node: str) -> tuple[str, ...]:
+        """Return the ids of all pools of a node, in the order of their keys; none for an unknown node."""
+        return self._pool_ids_by_node.get(node, ())
+
     def pools_of_node(self, node: str) -> tuple[Pool, ...]:
-        """Return all pools of a node, in the order of their keys; none for an unknown node."""
-        return self._pools_by_node.get(node, ())
+        return tuple([self._pools[pool] for pool in self._pool_ids_by_node.get(node, ())])
 
     def unavailability(self, node: str) -> Unavailability | None:
         return self._unavailable.get(node)
 
-    def budget(self, pool: Pool) -> int:
+    def budget(self, facts: FleetFacts, pool: Pool) -> int:
         """Return how many of the pool's nodes may be down; 1 for a pool that only a plan names."""
-        rule = self._facts.limits.pools.get(pool.key)
+        rule = facts.limits.pools.get(pool.key)
         return 1 if rule is None else rule.budget_for(pool.value).resolve(len(pool.members))
 
     # -- membership
 
-    def rebuild(self, nodes: Iterable[Node], keys: tuple[str, ...]) -> None:
-        all_nodes = tuple(nodes)
-        for table in (self._pools, self._pools_by_node, self._unavailable, self._full_pool_ids):
-            table.clear()
-        for node in all_nodes:
+    def rebuild(self, facts: FleetFacts, keys: tuple[str, ...]) -> None:
+        self._pools, self._pool_ids_by_node, self._unavailable, self._full_pool_ids = {}, {}, {}, set()
+        for node in facts.nodes.values():
             self._add_to_pools(node, keys)
-        for node in all_nodes:
-            found = unavailability(self._facts, node.name)
+        for name in facts.nodes:
+            found = unavailability(facts, name)
             if found is not None:
-                self._unavailable[node.name] = found
-                for pool in self._pools_by_node[node.name]:
-                    (pool.down if found.confirmed else pool.unknown).add(node.name)
+                self._unavailable[name] = found
+                for pool in self.pools_of_node(name):
+                    (pool.down if found.confirmed else pool.unknown).add(name)
         # Once, when all are counted: of a hundred thousand nodes, once for each would cost a second.
-        self._refresh_full_pools(self._pools.values())
+        self._refresh_full_pools(facts, tuple(self._pools))
 
-    def update_node(self, node: Node, keys: tuple[str, ...]) -> None:
-        self.remove_node(node.name)
+    def update_node(self, facts: FleetFacts, node: Node, keys: tuple[str, ...]) -> None:
+        self.remove_node(facts, node.name)
         self._add_to_pools(node, keys)
-        self.reevaluate((node.name,))
-        self._refresh_full_pools(self._pools_by_node[node.name])
+        self.reevaluate(facts, (node.name,))
+        self._refresh_full_pools(facts, self._pool_ids_by_node[node.name])
 
-    def remove_node(self, node: str) -> None:
+    def remove_node(self, facts: FleetFacts, node: str) -> None:
+        self._unavailable = self._own(self._unavailable)
         self._unavailable.pop(node, None)
-        left = self._pools_by_node.pop(node, ())
-        for pool in left:
+        self._pool_ids_by_node = self._own(self._pool_ids_by_node)
+        left = self._pool_ids_by_node.pop(node, ())
+        for pool in self._writable_pools(left):
             for nodes in (pool.members, pool.down, pool.unknown):
                 nodes.discard(node)
-            if not pool.members:
-                self._pools.pop(pool.id, None)
-        self._refresh_full_pools(left)
+        self._refresh_full_pools(facts, left)
+        for pool_id in left:
+            if not self._pools[pool_id].members:
+                del self._pools[pool_id]
 
     def _add_to_pools(self, node: Node, keys: tuple[str, ...]) -> None:
-        node_pools = []
-        for key in keys:
-            value = node.labels.get(key, UNLABELED)
-            pool = self._pools.get(f"{key}/{value}")
-            if pool is None:
-                pool = Pool(key, value)
-                self._pools[pool.id] = pool
+        values = [(key, node.labels.get(key, UNLABELED)) for key in keys]
+        self._pools = self._own(self._pools)
+        for key, value in values:
+            if f"{key}/{value}" not in self._pools:
+                self._pools[f"{key}/{value}"] = Pool(key, value)
+        self._pool_ids_by_node = self._own(self._pool_ids_by_node)
+        self._pool_ids_by_node[node.name] = tuple([f"{key}/{value}" for key, value in values])
+        for pool in self._writable_pools(self._pool_ids_by_node[node.name]):
             pool.members.add(node.name)
-            node_pools.append(pool)
-        self._pools_by_node[node.name] = tuple(node_pools)
+
+    def _writable_pools(self, pools: Iterable[str]) -> list[Pool]:
+        self._pools = self._own(self._pools)
+        return [self._own_row(self._pools, pool) for pool in pools]
 
     # -- availability
 
-    def reevaluate(self, nodes: Iterable[str]) -> None:
+    def reevaluate(self, facts: FleetFacts, nodes: Iterable[str]) -> None:
         """Compute again whether these nodes are down."""
         for node in nodes:
-            if node not in self._pools_by_node:
+            if node not in self._pool_ids_by_node:
                 continue
             # Its group may wait for what the node's first cause hides: a hold, or a cordon by another tool,
             # on a node that we have taken out of service ourselves.
-            self._queue.activate_node(node, (target.rollout for target in self._facts.targets_on(node)))
-            before, after = self._unavailable.get(node), unavailability(self._facts, node)
+            self._queue.activate_node(node, (target.rollout for target in facts.targets_on(node)))
+            before, after = self._unavailable.get(node), unavailability(facts, node)
             if before == after:
                 continue
+            self._unavailable = self._own(self._unavailable)
             if after is None:
                 del self._unavailable[node]
             else:
                 self._unavailable[node] = after
-            for pool in self._pools_by_node[node]:
+            pools = self._writable_pools(self._pool_ids_by_node[node])
+            for pool in pools:
                 pool.cached_reason = None
             if (before and (before.code, before.needs_observation)) != (
                 after and (after.code, after.needs_observation)
             ):
-                self._record_unavailability(node, after)
+                confirmed = after is not None and after.confirmed
+                unknown = after is not None and not after.confirmed
+                for pool in pools:
+                    (pool.down.add if confirmed else pool.down.discard)(node)
+                    (pool.unknown.add if unknown else pool.unknown.discard)(node)
+                self._refresh_full_pools(facts, self._pool_ids_by_node[node])
 
-    def _record_unavailability(self, node: str, found: Unavailability | None) -> None:
-        confirmed = found is not None and found.confirmed
-        unknown = found is not None and not found.confirmed
-        for pool in self._pools_by_node[node]:
-            (pool.down.add if confirmed else pool.down.discard)(node)
-            (pool.unknown.add if unknown else pool.unknown.discard)(node)
-        self._refresh_full_pools(self._pools_by_node[node])
-
-    def _refresh_full_pools(self, changed: Iterable[Pool]) -> None:
+    def _refresh_full_pools(self, facts: FleetFacts, changed: Iterable[str]) -> None:
         """Compute again which of these pools are full, and activate their queue groups."""
-        for pool in changed:
-            full = bool(pool.members) and len(pool.down) >= self.budget(pool)
-            (self._full_pool_ids.add if full else self._full_pool_ids.discard)(pool.id)
+        for pool in self._writable_pools(changed):
+            full = bool(pool.members) and len(pool.down) >= self.budget(facts, pool)
+            if full != (pool.id in self._full_pool_ids):
+                self._full_pool_ids = self._own(self._full_pool_ids)
+                (self._full_pool_ids.add if full else self._full_pool_ids.discard)(pool.id)
             pool.cached_reason = None
             self._queue.activate_pool(pool.id)
 
@@ -159,19 +181,30 @@ class PoolIndex:
 
     def schedule_reevaluation(self, node: str, at: float, *, improves: bool) -> None:
         """Reevaluate a node at an instant (epoch seconds); `improves` when it may be up then."""
+        if improves:
+            self._improvement_times = self._own(self._improvement_times)
+        else:
+            self._stale_times = self._own(self._stale_times)
         heapq.heappush(self._improvement_times if improves else self._stale_times, (at, node))
 
-    def advance(self, now: float) -> None:
-        due: dict[str, None] = {}
-        for queue in (self._stale_times, self._improvement_times):
-            while queue and queue[0][0] <= now:
-                due[heapq.heappop(queue)[1]] = None
-        if due:
-            self.reevaluate(due)
+    def is_due(self, now: float) -> bool:
+        """Return whether time alone may have changed a node by this instant (epoch seconds)."""
+        return any(queue and queue[0][0] <= now for queue in (self._stale_times, self._improvement_times))
 
-    def next_change(self, is_current: Callable[[str, float], bool]) -> float:
-        """Return when time alone may next bring a node up (epoch seconds); infinity for never."""
+    def advance(self, facts: FleetFacts, now: float, is_current: Callable[[str, float], bool]) -> None:
+        """Reevaluate the nodes that are due, and drop what `is_current` refuses."""
+        due: dict[str, None] = {}
+        if self.is_due(now):
+            self._stale_times = self._own(self._stale_times)
+            while self._stale_times and self._stale_times[0][0] <= now:
+                due[heapq.heappop(self._stale_times)[1]] = None
         queue = self._improvement_times
-        while queue and not is_current(queue[0][1], queue[0][0]):
-            heapq.heappop(queue)
-        return queue[0][0] if queue else math.inf
+        while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
+            queue = self._improvement_times = self._own(queue)
+            due[heapq.heappop(queue)[1]] = None
+        if due:
+            self.reevaluate(facts, due)
+
+    def next_change(self) -> float:
+        """Return when time alone may next bring a node up (epoch seconds); infinity for never."""
+        return self._improvement_times[0][0] if self._improvement_times else math.inf

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 from machines.model.node import Node
@@ -56,6 +57,16 @@ class RolloutPreparations:
     def __post_init__(self) -> None:
         self._waves = {wave.name: number for number, wave in enumerate(self.rollout.plan.waves)}
         self.stages = {stage.name: StagePlaces() for stage in self.rollout.prepare_stages}
+
+    def copy(self) -> RolloutPreparations:
+        """Return preparations of their own: a later change of these does not change them."""
+        made = copy(self)
+        made.rows, made.active, made._places = self.rows.copy(), self.active.copy(), self._places.copy()
+        made.stages = {
+            name: StagePlaces(each.waiting.copy(), each.running.copy(), each.failed.copy())
+            for name, each in self.stages.items()
+        }
+        return made
 
     @property
     def unprepared(self) -> int:

@@ -25,7 +25,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, assert_never
 
 from machines.facts import apply as changes
 from machines.facts.apply import rollout_of, writes
@@ -43,17 +43,14 @@ from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import Failure, Hold, Rollout, Target, Vote
+from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import Delete, NodeRemoval, RolloutPart, RolloutRow, Row, StoreRow, with_part
 from machines.model.traffic import TrafficResult
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content; the shell provides it."""
-
-R = TypeVar("R")
 
 
 class Projection(Index):
@@ -108,28 +105,6 @@ class Projection(Index):
                 else:
                     self._write(write.row, write.owner)
 
-    def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row by its key, of the kinds that are kept here."""
-        row: object = None
-        if kind is Target:
-            row = self._targets.get(key[0], {}).get(key[1])
-        elif kind is RolloutRow and key[0] in self._rollouts:
-            row = RolloutRow.of(self._rollouts[key[0]])
-        elif kind is Vote and key[0] in self._rollouts:
-            row = next((vote for vote in self._rollouts[key[0]].votes if vote.id == key[1]), None)
-        elif kind is Preparation:
-            row = self.preparation(*key)
-        elif kind is Node:
-            row = self._nodes.get(*key)
-        elif kind is Hold:
-            row = self._holds.get(key)
-        elif kind is Freeze:
-            row = self._freezes.get(*key)
-        return cast(R | None, row)
-
-    def verdicts_on(self, node: str) -> Iterable[Verdict]:
-        return ()  # decisions read none
-
     def load_rollout(self, rollout: Rollout, targets: Iterable[Target]) -> None:
         """Add a closed rollout that the store did not load at the start, because it needed nothing."""
         self._add_rollout(rollout)
@@ -143,29 +118,35 @@ class Projection(Index):
             last = self._observations.get(observation.node)
             if last is not None and last.at > observation.at:
                 continue
+            self._observations = self._own(self._observations)
             self._observations[observation.node] = observation
             if last is None or _state_of(last) != _state_of(observation):
                 self._forget_dry_runs(observation.node)
             is_left = bool(observation.left_isolated_by)
+            self._left_cordoned = self._own(self._left_cordoned)
             (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
             self._schedule_reevaluation(observation)
-            self._pool_index.reevaluate((observation.node,))
+            self._pool_index.reevaluate(self, (observation.node,))
 
     def record_isolation(self, rollout: str, node: str, progress: IsolationProgress) -> None:
         """Record how far an isolation is; the last report of each node counts."""
+        self._isolations = self._own(self._isolations)
         self._isolations[rollout, node] = progress
 
     def record_dry_run(self, result: DryRunResult) -> None:
+        self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.record(result)
         self.scheduling_queue.activate_node(result.node, (result.rollout,))
 
     def forget_dry_run(self, rollout: str, node: str) -> None:
         """Drop a dry-run result, because what it was about has changed."""
+        self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.forget(rollout, node)
         self.scheduling_queue.activate_node(node, (rollout,))
 
     def _forget_dry_runs(self, node: str) -> None:
         """Drop the dry runs of a node that has changed: what blocked it may be gone, or be new."""
+        self.dry_run_results = self._own(self.dry_run_results)
         for target in self.targets_on(node):
             self.dry_run_results.forget(target.rollout, node)
 
@@ -174,6 +155,7 @@ class Projection(Index):
         rollout = self._rollouts.get(traffic.rollout)
         if rollout is None or (rollout.closed and not self._counters[rollout.id].rollbacks_due):
             return
+        self._traffic = self._own(self._traffic)
         self._traffic.record(replace(traffic, poll_s=rollout.plan.poll_s))
         self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
 
@@ -203,6 +185,7 @@ class Projection(Index):
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits
         self._pool_keys = tuple(limits.pools)
+        self._rollouts = self._own(self._rollouts)
         for name, rollout in self._rollouts.items():
             if plans is not None and name in plans:
                 self._rollouts[name] = replace(rollout, plan=plans[name])
@@ -230,12 +213,12 @@ class Projection(Index):
                 self._write_node(row)
             case Hold():
                 self._add_hold(row)
-                self._pool_index.reevaluate((row.node,))
+                self._pool_index.reevaluate(self, (row.node,))
             case Freeze():
-                self._freezes[row.id] = row
+                self._freezes = {**self._freezes, row.id: row}
                 self.scheduling_queue.activate_all()
             case TeamRulesChanged(rules=rules):
-                self._team_rules[rules.team] = rules
+                self._team_rules = {**self._team_rules, rules.team: rules}
                 self.scheduling_queue.activate_all()
             case _ if isinstance(row, StoreRow):
                 pass
@@ -244,22 +227,26 @@ class Projection(Index):
 
     def _delete(self, row: Hold | Freeze) -> None:
         if isinstance(row, Freeze):
+            self._freezes = self._own(self._freezes)
             del self._freezes[row.id]
             self.scheduling_queue.activate_all()
         else:
             key = (row.node, row.source, row.id)
+            self._holds, self._holds_by_node = self._own(self._holds), self._own(self._holds_by_node)
             del self._holds[key]
-            del self._holds_by_node[row.node][key]
-            self._pool_index.reevaluate((row.node,))
+            del self._own_row(self._holds_by_node, row.node)[key]
+            self._pool_index.reevaluate(self, (row.node,))
 
     def _write_node(self, row: Node | NodeRemoval) -> None:
         self.due_rollbacks.clear()
+        self._nodes = self._own(self._nodes)
         if isinstance(row, Node):
             self._nodes[row.name] = row
-            self._pool_index.update_node(row, self._pool_keys)
+            self._pool_index.update_node(self, row, self._pool_keys)
         else:
-            self._pool_index.remove_node(row.name)
+            self._pool_index.remove_node(self, row.name)
             del self._nodes[row.name]
+            self._observations, self._traffic = self._own(self._observations), self._own(self._traffic)
             self._observations.pop(row.name, None)
             self._traffic.forget_node(row.name)
         self._requeue(row.name)
@@ -280,6 +267,7 @@ class Projection(Index):
             self.scheduling_queue.activate_rollout(rollout)
 
     def _add_rollout(self, rollout: Rollout) -> None:
+        self._own_rollout_tables()
         self._rollouts[rollout.id] = rollout
         self._targets[rollout.id] = {}
         self._counters[rollout.id] = RolloutCounters()
@@ -292,6 +280,7 @@ class Projection(Index):
     def _update_rollout(self, rollout_id: str, rollout: Rollout) -> None:
         before = self._rollouts[rollout_id]
         is_closing = rollout.closed and not before.closed
+        self._rollouts = self._own(self._rollouts)
         self._rollouts[rollout_id] = rollout
         self._unresolved_failures.pop(rollout_id, None)
         self.due_rollbacks.pop(rollout_id, None)
@@ -299,21 +288,23 @@ class Projection(Index):
             targets = self._targets[rollout_id].values()
             for target in targets:
                 self.scheduling_queue.remove(target)
+            self._traffic = self._own(self._traffic)
             self._traffic.forget_rollout(rollout_id)
             # A closed rollout accepts fewer commands, so the remedies for the nodes that it keeps down
             # change.
             self._pool_index.reevaluate(
-                target.node for target in targets if target_unavailability(self, target).code
+                self, (target.node for target in targets if target_unavailability(self, target).code)
             )
 
     def _delete_rollout(self, rollout: str) -> None:
         removed = list(self._targets[rollout].values())
+        self._own_rollout_tables()
         if (preparations := self._preparations.pop(rollout, None)) is not None:
             for node, _ in preparations.active:
-                self._preparing[node].discard(rollout)
+                self._own_row(self._preparing, node).discard(rollout)
         for target in removed:
             self.scheduling_queue.remove(target)
-            self._targets_by_node[target.node].pop(rollout, None)
+            self._own_row(self._targets_by_node, target.node).pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
             self._wave_ends.pop((rollout, target.wave), None)
             self._isolations.pop((rollout, target.node), None)
@@ -321,14 +312,15 @@ class Projection(Index):
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self._unresolved_failures)
         for table in (*by_rollout, self.due_rollbacks):
             table.pop(rollout, None)
-        self._pool_index.reevaluate(target.node for target in removed)
+        self._pool_index.reevaluate(self, (target.node for target in removed))
 
     def _load_targets(self, rollout: str, targets: Sequence[Target]) -> None:
         """Store the targets of a snapshot in bulk, before the pools and the queue exist."""
+        self._own_rollout_tables()
         self._counters[rollout].add_all(targets)
         for target in targets:
             self._targets[rollout][target.node] = target
-            self._targets_by_node.setdefault(target.node, {})[rollout] = target
+            self._own_row(self._targets_by_node, target.node, dict)[rollout] = target
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight += 1
             elif target.phase is Phase.PENDING:
@@ -343,7 +335,7 @@ class Projection(Index):
         for row in rows:
             by_rollout.setdefault(row.rollout, []).append(row)
             if row.state is PreparationState.RUNNING:
-                self._preparing.setdefault(row.node, set()).add(row.rollout)
+                self._own_row(self._preparing, row.node, set).add(row.rollout)
         for rollout in self._preparations:
             self._load_rollout_preparations(rollout, by_rollout.get(rollout, ()))
 
@@ -353,12 +345,15 @@ class Projection(Index):
         if known is not None:
             rows = known.rows.values() if rows is None else rows
             targets = self._targets[rollout].values()
+            self._preparations = self._own(self._preparations)
             self._preparations[rollout] = preparations_of(self._rollouts[rollout], rows, targets, self._nodes)
 
     def _record_preparation(self, row: Preparation) -> None:
-        preparing = self._preparing.setdefault(row.node, set())
+        self._preparing = self._own(self._preparing)
+        preparing = self._own_row(self._preparing, row.node, set)
         (preparing.add if row.state is PreparationState.RUNNING else preparing.discard)(row.rollout)
-        known = self._preparations[row.rollout]
+        self._preparations = self._own(self._preparations)
+        known = self._own_row(self._preparations, row.rollout)
         known.record(row)
         target = self._targets[row.rollout].get(row.node)
         if target is not None:
@@ -368,20 +363,21 @@ class Projection(Index):
     def _replace_preparations(self, node: str) -> None:
         """Find the place of a node whose labels changed."""
         for target in self.targets_on(node):
-            if (known := self._preparations.get(target.rollout)) is not None:
+            if (known := self._own_preparations(target.rollout)) is not None:
                 known.place(target, self._nodes.get(node))
 
     def _store_target(self, target: Target) -> None:
         """Store a target and update everything that is derived from it."""
         rollout, node = target.rollout, target.node
+        self._own_rollout_tables()
         before = self._targets[rollout].get(node)
         expected = self._counters[rollout].expected_s(0.0)
         if before is not None:
             self._uncount_target(before)
-        self._targets[rollout][node] = target
-        self._targets_by_node.setdefault(node, {})[rollout] = target
+        self._own_row(self._targets, rollout)[node] = target
+        self._own_row(self._targets_by_node, node, dict)[rollout] = target
         self._count_target(target)
-        if (preparations := self._preparations.get(rollout)) is not None:
+        if (preparations := self._own_preparations(rollout)) is not None:
             preparations.place(target, self._nodes.get(node))
         # A shorter expected time may let waiting nodes fit into their window.
         if self._counters[rollout].expected_s(0.0) != expected:
@@ -395,22 +391,23 @@ class Projection(Index):
         is_at_work = {target.phase, before and before.phase} <= IN_FLIGHT_PHASES
         if before is None or not is_at_work or before.rolling_back != target.rolling_back:
             self.due_rollbacks.pop(rollout, None)
-        self._pool_index.reevaluate((node,))
+        self._pool_index.reevaluate(self, (node,))
 
     def _count_target(self, target: Target) -> None:
-        self._counters[target.rollout].adjust(target, 1)
+        self._own_row(self._counters, target.rollout).adjust(target, 1)
         if target.phase in IN_FLIGHT_PHASES:
             self._in_flight += 1
         if target.phase is Phase.PENDING:
-            insort(self._pending[target.rollout].setdefault(target.wave, []), queue_position(target))
+            waves = self._own_row(self._pending, target.rollout)
+            insort(self._own_row(waves, target.wave, list), queue_position(target))
             self._enqueue(target)
 
     def _uncount_target(self, target: Target) -> None:
-        self._counters[target.rollout].adjust(target, -1)
+        self._own_row(self._counters, target.rollout).adjust(target, -1)
         if target.phase in IN_FLIGHT_PHASES:
             self._in_flight -= 1
         if target.phase is Phase.PENDING:
-            queue = self._pending[target.rollout][target.wave]
+            queue = self._own_row(self._own_row(self._pending, target.rollout), target.wave)
             del queue[bisect_left(queue, queue_position(target))]
             self.scheduling_queue.remove(target)
 
@@ -429,8 +426,9 @@ class Projection(Index):
 
     def _add_hold(self, hold: Hold) -> None:
         key = (hold.node, hold.source, hold.id)
+        self._holds, self._holds_by_node = self._own(self._holds), self._own(self._holds_by_node)
         self._holds[key] = hold
-        self._holds_by_node.setdefault(hold.node, {})[key] = hold
+        self._own_row(self._holds_by_node, hold.node, dict)[key] = hold
         if hold.until is not None:
             self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
 
@@ -442,7 +440,7 @@ class Projection(Index):
 
     def _rebuild_pools(self) -> None:
         self.scheduling_queue.clear()
-        self._pool_index.rebuild(self._nodes.values(), self._pool_keys)
+        self._pool_index.rebuild(self, self._pool_keys)
         for targets in self._targets.values():
             for target in targets.values():
                 if target.phase is Phase.PENDING:

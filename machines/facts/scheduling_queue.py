@@ -20,9 +20,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from machines.facts.sharing import Forkable
 from machines.model.rollout import Target
 
 QueuePosition = tuple[bool, int, str]
@@ -30,76 +31,71 @@ QueuePosition = tuple[bool, int, str]
 position.
 """
 
-GroupKey = tuple[str, str, str | None, tuple[str, ...]]
 
+class QueueGroup(NamedTuple):
+    """What the pending nodes of a group share."""
 
-@dataclass(slots=True, eq=False)
-class QueueGroup:
-    """Pending nodes that share rollout, wave, team and pools; the next one first."""
-
-    key: GroupKey
-    positions: list[QueuePosition] = field(default_factory=list)
-
-    @property
-    def rollout(self) -> str:
-        return self.key[0]
-
-    @property
-    def wave(self) -> str:
-        return self.key[1]
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        return self.key[3]
+    rollout: str
+    wave: str
+    team: str | None
+    pools: tuple[str, ...]
 
 
 def queue_position(target: Target) -> QueuePosition:
     return (not target.isolated, target.position, target.node)
 
 
-class SchedulingQueue:
+class SchedulingQueue(Forkable):
     """All groups, and which of them are active."""
 
     def __init__(self) -> None:
-        self._groups: dict[GroupKey, QueueGroup] = {}
+        super().__init__()
+        self._groups: dict[QueueGroup, list[QueuePosition]] = {}
         self._group_by_target: dict[tuple[str, str], QueueGroup] = {}
         self._groups_by_pool: dict[str, dict[QueueGroup, None]] = {}
         self._groups_by_rollout: dict[str, dict[QueueGroup, None]] = {}
         self._active: dict[tuple[str, str], dict[QueueGroup, None]] = {}
         self._wakeups: list[tuple[float, int, QueueGroup]] = []
-        self._backoff_sequence = 0  # breaks ties in the heap, because groups have no order
+        self._backoff_sequence = 0  # breaks ties in the heap, because teams may be None
 
     def clear(self) -> None:
-        for table in (self._groups, self._group_by_target, self._groups_by_pool, self._groups_by_rollout):
-            table.clear()
-        self._active.clear()
-        self._wakeups.clear()
+        self._groups, self._group_by_target = {}, {}
+        self._groups_by_pool, self._groups_by_rollout, self._active = {}, {}, {}
+        self._wakeups = []
 
     def enqueue(self, target: Target, pools: tuple[str, ...]) -> None:
-        key = (target.rollout, target.wave, target.team, pools)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = QueueGroup(key)
-            self._groups_by_rollout.setdefault(target.rollout, {})[group] = None
+        group = QueueGroup(target.rollout, target.wave, target.team, pools)
+        self._groups = self._own(self._groups)
+        if group not in self._groups:
+            self._groups_by_rollout = self._own(self._groups_by_rollout)
+            self._own_row(self._groups_by_rollout, target.rollout, dict)[group] = None
+            self._groups_by_pool = self._own(self._groups_by_pool)
             for pool in pools:
-                self._groups_by_pool.setdefault(pool, {})[group] = None
-        insort(group.positions, queue_position(target))
+                self._own_row(self._groups_by_pool, pool, dict)[group] = None
+        insort(self._own_row(self._groups, group, list), queue_position(target))
+        self._group_by_target = self._own(self._group_by_target)
         self._group_by_target[target.rollout, target.node] = group
         self._activate(group)
 
     def remove(self, target: Target) -> None:
-        group = self._group_by_target.pop((target.rollout, target.node), None)
+        group = self._group_by_target.get((target.rollout, target.node))
         if group is None:
             return
-        del group.positions[bisect_left(group.positions, queue_position(target))]
-        if group.positions:
+        self._group_by_target = self._own(self._group_by_target)
+        del self._group_by_target[target.rollout, target.node]
+        self._groups = self._own(self._groups)
+        positions = self._own_row(self._groups, group)
+        del positions[bisect_left(positions, queue_position(target))]
+        if positions:
             self._activate(group)
             return
-        del self._groups[group.key]
-        self._groups_by_rollout[group.rollout].pop(group, None)
-        self._active.get((group.rollout, group.wave), {}).pop(group, None)
+        del self._groups[group]
+        self._groups_by_rollout = self._own(self._groups_by_rollout)
+        self._own_row(self._groups_by_rollout, group.rollout).pop(group, None)
+        self._deactivate(group)
+        self._groups_by_pool = self._own(self._groups_by_pool)
         for pool in group.pools:
-            groups = self._groups_by_pool[pool]
+            groups = self._own_row(self._groups_by_pool, pool)
             groups.pop(group, None)
             if not groups:
                 del self._groups_by_pool[pool]
@@ -108,11 +104,16 @@ class SchedulingQueue:
         """Return the active groups of a wave."""
         return self._active.get((rollout, wave), {})
 
+    def positions(self, group: QueueGroup) -> Sequence[QueuePosition]:
+        """Return the positions of a group's nodes, the next one first."""
+        return self._groups[group]
+
     def back_off(self, group: QueueGroup, until: float) -> None:
         """Skip a group until something activates it, or until the instant (epoch seconds)."""
-        self._active.get((group.rollout, group.wave), {}).pop(group, None)
+        self._deactivate(group)
         if not math.isinf(until):
             self._backoff_sequence += 1
+            self._wakeups = self._own(self._wakeups)
             heapq.heappush(self._wakeups, (until, self._backoff_sequence, group))
 
     def activate_pool(self, pool: str) -> None:
@@ -130,7 +131,7 @@ class SchedulingQueue:
             self._activate(group)
 
     def activate_all(self) -> None:
-        for group in self._groups.values():
+        for group in self._groups:
             self._activate(group)
 
     def has_waiting(self, pool: str) -> bool:
@@ -141,7 +142,7 @@ class SchedulingQueue:
         """Return whether more than this many nodes wait for a slot of the pool."""
         waiting = 0
         for group in self._groups_by_pool.get(pool, ()):
-            waiting += len(group.positions)
+            waiting += len(self._groups[group])
             if waiting > more_than:
                 return True
         return False
@@ -152,16 +153,25 @@ class SchedulingQueue:
 
     def advance(self, now: float) -> None:
         """Activate the groups whose backoff is over."""
-        while self._wakeups and self._wakeups[0][0] <= now:
+        while self._wakeups and (self._wakeups[0][0] <= now or self._wakeups[0][2] not in self._groups):
+            self._wakeups = self._own(self._wakeups)
             group = heapq.heappop(self._wakeups)[2]
-            if self._groups.get(group.key) is group:
+            if group in self._groups:
                 self._activate(group)
 
     def next_wakeup(self) -> float:
         """Return when the next backoff is over (epoch seconds), infinity for none."""
-        while self._wakeups and self._groups.get(self._wakeups[0][2].key) is not self._wakeups[0][2]:
-            heapq.heappop(self._wakeups)
         return self._wakeups[0][0] if self._wakeups else math.inf
 
     def _activate(self, group: QueueGroup) -> None:
-        self._active.setdefault((group.rollout, group.wave), {})[group] = None
+        wave = (group.rollout, group.wave)
+        if group in self._active.get(wave, ()):
+            return
+        self._active = self._own(self._active)
+        self._own_row(self._active, wave, dict)[group] = None
+
+    def _deactivate(self, group: QueueGroup) -> None:
+        wave = (group.rollout, group.wave)
+        if group in self._active.get(wave, ()):
+            self._active = self._own(self._active)
+            del self._own_row(self._active, wave)[group]

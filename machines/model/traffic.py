@@ -71,6 +71,9 @@ class TrafficResults:
 
     _results: dict[str, dict[str, TrafficResult]] = field(default_factory=dict)
 
+    def copy(self) -> TrafficResults:
+        return TrafficResults({rollout: nodes.copy() for rollout, nodes in self._results.items()})
+
     def __iter__(self) -> Iterator[TrafficResult]:
         for nodes in self._results.values():
             yield from nodes.values()

@@ -87,15 +87,16 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
     """
     queue: list[tuple[QueuePosition, int, QueueGroup, _GroupCursor]] = []
     for number, group in enumerate(index.scheduling_queue.active(rollout.id, wave.name)):
-        queue.append((group.positions[0], number, group, _GroupCursor()))
+        queue.append((index.scheduling_queue.positions(group)[0], number, group, _GroupCursor()))
     heapify(queue)
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
     while queue and start_blockers.remaining_capacity(index, rollout, wave, builder.capacity):
         position, number, group, cursor = heappop(queue)
         if wave_admission.try_admit(index.target(rollout.id, position[2]), cursor):
             cursor.offset += 1
-            if cursor.offset < len(group.positions):
-                heappush(queue, (group.positions[cursor.offset], number, group, cursor))
+            positions = index.scheduling_queue.positions(group)
+            if cursor.offset < len(positions):
+                heappush(queue, (positions[cursor.offset], number, group, cursor))
                 continue
         if not cursor.stays_active:
             index.scheduling_queue.back_off(group, cursor.retry_at)

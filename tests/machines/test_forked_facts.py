@@ -1,0 +1,66 @@
+"""Forks of the facts: both sides change, and neither sees the other's changes."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hypothesis import given, settings
+
+from machines.facts.projection import Projection
+from machines.facts.sharing import Forkable
+from machines.scheduler.decide import decide
+from tests.machines.fleet_simulator import FleetSimulator
+from tests.machines.test_properties import EXAMPLES, SEEDS, rebuilt
+
+ANSWERS = {"_owned_ids", "_unresolved_failures", "_wave_ends", "due_rollbacks", "cached_reason", "_contents"}
+"""What is kept of answers and of the sharing itself: no facts."""
+
+
+def content(value: Any) -> Any:
+    """Return what an index has in all its containers, as values that later changes do not reach."""
+    if isinstance(value, dict):
+        return {key: content(each) for key, each in value.items()}
+    if isinstance(value, list | set):
+        return value.copy()
+    # The facts themselves are frozen values.
+    if isinstance(value, Forkable):
+        names = list(vars(value))
+    elif is_dataclass(value) and not type(value).__dataclass_params__.frozen:
+        names = [each.name for each in fields(value)]
+    else:
+        return value
+    return {name: content(getattr(value, name)) for name in names if name not in ANSWERS}
+
+
+@settings(EXAMPLES, max_examples=30)
+@given(SEEDS)
+def test_a_changed_fork_or_origin_changes_only_itself(seed: int) -> None:
+    world = FleetSimulator.from_seed(seed)
+    for _ in range(3):
+        for _ in range(10):
+            world.step()
+            world.decide()
+        left = world.index
+        before = content(left)
+        world.index = left.fork()  # the fork goes on, the origin must stay
+        assert content(world.index) == before
+        for _ in range(6):
+            world.step()
+            world.decide()
+        assert content(left) == before
+        kept = world.index.fork()  # the origin goes on, the fork must stay
+        before = content(kept)
+        for _ in range(6):
+            world.step()
+            world.decide()
+        assert content(kept) == before
+
+
+def test_a_fork_decides_as_its_origin_would() -> None:
+    world = FleetSimulator.from_seed(7)
+    for _ in range(40):
+        world.step()
+        world.decide()
+    fork: Projection = world.index.fork()
+    assert decide(fork, world.now).reasons == decide(rebuilt(world.index), world.now).reasons
