@@ -33,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     if not has_terminal and "TEXTUAL_DRIVER" not in os.environ:
         print("tui: no terminal; use rolloutctl status or rolloutctl watch", file=sys.stderr)  # noqa: T201
         return 2
+    if has_terminal:
+        # The terminal knows its size; variables that a shell exported would hide each later resize.
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
     from tui.app import Console
 
     # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules

@@ -32,6 +32,9 @@ class Terminal:
             "COLORTERM": "truecolor",
             "PYTHONPATH": str(ROOT),
             "LANG": "C.UTF-8",
+            # Some shells export a size; the console asks the terminal.
+            "COLUMNS": "70",
+            "LINES": "20",
         }
         words = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
         size_words = ["-x", str(size[0]), "-y", str(size[1])]

@@ -20,7 +20,10 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
+from tests.tui.test_model import model_of
+from tui.formatting.lines import line_text
 from tui.operations import actions
+from tui.screens.rollout import progress_line
 from tui.widgets.virtual_list import VirtualList
 
 
@@ -42,6 +45,17 @@ async def test_rollout_page_shows_pools_in_flight_and_reasons(socket_dir: Path) 
         assert "2 next  pla003-01" in waits
         pools = row_texts(app.screen.query_one("#pools", VirtualList))
         assert any("team/payments" in each and "■◑·" in each and "1/1" in each for each in pools)
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_narrow_screen_cuts_no_figure(width: int) -> None:
+    fleet = paused_fleet()
+    rollout = model_of(fleet).rollouts[fleet.id]
+    rollout.status = {**rollout.status, "work": {"low_s": 26.0, "high_s": 32.0}}
+    shown = line_text(progress_line(rollout, 485.0, width))
+    assert "33 %  4 of 12 changed, 1 failed, 2 in flight, 5 pending " in shown
+    assert shown.endswith("~26s-32s left ")
+    assert len(shown) == width
 
 
 async def test_event_updates_the_counts(socket_dir: Path) -> None:

@@ -70,6 +70,9 @@ POOL_ORDER_INTERVAL_S = 5.0
 
 MAX_URGENT_RANK = 1
 
+MIN_BAR_WIDTH = 5
+"""A shorter bar says less than the figures after it."""
+
 LATE_FACTOR = 1.5
 """A node in flight is late after so many times the usual duration."""
 
@@ -273,26 +276,14 @@ class RolloutPage(TwoPanes, RolloutScreen):
             for number, text in enumerate(lines.wrap_text(sentence, width - 4, 2))
         ]
         head[-1] = justify(head[-1], [(f"  {missing_votes} ", "accent")] if missing_votes else [], width)
-        summary = self.console.node_summary(rollout)
-        rate = summaries.completion_rate(rollout, summary, now)
-        low, high = summaries.format_work_left(rollout)
-        work_left = low if low == high else f"{low}-{high}"
-        right = (f"{rate:,.0f}/h " if rate is not None else "") + (f"~{work_left} left " if high else "")
-        status, counts = rollout.status, rollout.counts
-        numbers = (
-            f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"
-            + (f", {counts['failed']:,} failed" if counts["failed"] else "")
-            + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
-            + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
-        )
-        bar = rollout_progress_bar(rollout, max(8, width - len(numbers) - len(right) - 3))
+        summary, status = self.console.node_summary(rollout), rollout.status
         segments = summaries.wave_segments(rollout, summary, model.plans.get(rollout.id), now)
         owner = f" plan {status['plan']} of {status['owner']}, by {status['submitted_by']}, "
         source = f"{status['source']['text']} "
         digest: Line = [("digest ", "dim"), (formatting.short_digest(status["digest"]) + " ", "digest")]
         return [
             *head,
-            justify([(" ", ""), *bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width),
+            progress_line(rollout, summaries.completion_rate(rollout, summary, now), width),
             *self._preparation_lines(rollout, width),
             wave_line(segments),
             justify([(owner + source, "dim")], digest, width),
@@ -389,6 +380,25 @@ def _duration(rollout: RolloutState, history: History, now: float) -> tuple[floa
         elif entry["event"] in ("RolloutEnded", "RolloutCancelled") and rollout.is_closed:
             end = entry["at"]
     return began, max(began, end, *(each.since for each in rollout.in_flight.values()))
+
+
+def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
+    """Return a rollout's figures; on a narrow screen the rate gives way to them, and then the bar."""
+    counts = rollout.counts
+    numbers = (
+        f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"
+        + (f", {counts['failed']:,} failed" if counts["failed"] else "")
+        + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
+        + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
+    )
+    low, high = summaries.format_work_left(rollout)
+    work_left = f"~{low if low == high else f'{low}-{high}'} left " if high else ""
+    for right in (work_left if rate is None else f"{rate:,.0f}/h {work_left}", work_left):
+        room = width - len(numbers) - len(right) - 3
+        if room >= MIN_BAR_WIDTH:
+            break
+    bar = [(" ", ""), *rollout_progress_bar(rollout, room)] if room >= MIN_BAR_WIDTH else []
+    return justify([*bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width)
 
 
 def wave_line(segments: Sequence[WaveSegment]) -> Line:
