@@ -73,7 +73,7 @@ SSH_WRAPPER_TEMPLATE = """\
 # does, and lets the command die of it.  A raw command is the login shell's own
 # and stays in its language.  Where a command becomes another user, sudo drops the
 # environment and root may use control groups, so it is marked there again.
-tidy='{enter}; trap : HUP; "$@"; status=$?; {tidy}; {leave}; exit $status'
+tidy='{enter}; trap : HUP; "$@"; status=$?; {tidy}; exit $status'
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac
 done
@@ -208,7 +208,13 @@ def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:
 def render_ssh_wrapper(marker: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
     """Return the run's ssh wrapper, which puts `marker` on the command lines on the node."""
     executable = host.get("ansible_ssh_executable") or config.get("ssh_connection", "ssh_executable") or "ssh"
-    cleanup = f"rmdir {remote_tmp} 2>/dev/null" if _SHELL_SAFE_PATH.fullmatch(remote_tmp) else ":"
+    # Only the last command of a task finds the directory empty, so the others start no rmdir.
+    cleanup = (
+        f"[ -d {remote_tmp} ] && "
+        f"for f in {remote_tmp}/*; do [ -e $f ] || rmdir {remote_tmp} 2>/dev/null; break; done"
+        if _SHELL_SAFE_PATH.fullmatch(remote_tmp)
+        else ":"
+    )
     prefix = "-".join([*marker.split("-")[:3], ""])
     enter = ENTER_CGROUP.format(prefix=prefix, marker=marker, pid="$$")
     return SSH_WRAPPER_TEMPLATE.format(
@@ -218,7 +224,6 @@ def render_ssh_wrapper(marker: str, remote_tmp: str, config: TreeConfig, host: M
         tidy=cleanup,
         enter=f"export {MARK_VARIABLE}={marker}; {enter}",
         enter_parent=ENTER_CGROUP.format(prefix=prefix, marker=marker, pid="$PPID"),
-        leave=f"{{ echo $$ >$c/cgroup.procs; rmdir $c/{marker}; }} 2>/dev/null",
     )
 
 

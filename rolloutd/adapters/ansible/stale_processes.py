@@ -44,13 +44,14 @@ MARK_VARIABLE = "ROLLOUTD_RUN_MARK"
 
 ENTER_CGROUP = (
     "for c in /sys/fs/cgroup /sys/fs/cgroup/unified; do [ -w $c/cgroup.procs ] && "
-    "{{ rmdir $c/{prefix}* || :; mkdir -p $c/{marker} && echo {pid} >$c/{marker}/cgroup.procs && break; }}; "
-    "done 2>/dev/null"
+    "{{ [ -d $c/{marker} ] || {{ rmdir $c/{prefix}*; mkdir $c/{marker}; }}; "
+    "echo {pid} >$c/{marker}/cgroup.procs && break; }}; done 2>/dev/null"
 )
 """Moves a process into the run's control group if cgroup v2 is mounted and writable; else does nothing.
 
-It contains no quotes, because it is used inside two levels of quotes.  It also
-removes empty groups of earlier runs, because a group cannot remove itself.
+It contains no quotes, because it is used inside two levels of quotes.  The group
+stays until the run's processes are searched for, or until the next run: each
+program that a command of the run starts for it delays the run.
 """
 
 SCRIPT = r"""
