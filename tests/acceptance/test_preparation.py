@@ -123,7 +123,7 @@ def finish(env: DaemonEnvironment, wanted: dict[str, Any], playbooks: dict[str, 
     def is_done() -> bool:
         status = env.status(rollout)
         for gate in status["gates"]:
-            if gate["state"] == "waiting":
+            if gate["state"] == "waiting" and status["state"] != "done":
                 env.vote(rollout, gate["gate"])
         return bool(status["state"] == "done")
 

@@ -37,11 +37,13 @@ class Builder:
     async def build(self, job: PrepareJob) -> None:
         """Run a build's playbook and record the manifest that it wrote."""
         directory = built_directory(self._state, job.rollout.id, job.stage.name)
-        row = replace(job.row, handle=job.row.handle or run_id(job.row), content=job.stage.playbook_digest)
+        path = directory / PurePosixPath(job.stage.manifest_file).name
         await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        if not job.row.content:  # a new try: the manifest of an earlier one is not its result
+            path.unlink(missing_ok=True)
+        row = replace(job.row, handle=job.row.handle or run_id(job.row), content=job.stage.playbook_digest)
         if not await self._journal.begin(row):
             return
-        path = directory / PurePosixPath(job.stage.manifest_file).name
         variables = {**job.stage.variables, MANIFEST_VARIABLE: str(path)}
         job = replace(job, row=row)
         request = await self._runs.request(

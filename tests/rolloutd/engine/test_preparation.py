@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
-from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.stager import FakeStager
 from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
 
@@ -54,6 +54,8 @@ class Fleet:
     edited: bool = False
     stager: FakeStager = field(default_factory=FakeStager)
     tree: Path = Path("/tree")
+    build: Callable[[Path], None] = field(default=lambda manifest: None)
+    """What a build's playbook does, given the path of its manifest."""
 
     async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
         if self.silent and self.runs:
@@ -83,7 +85,10 @@ class InstallingRunner(FakeRunner):
     async def start(self, request: RunRequest) -> str:
         _, node, _, stage, attempt = request.run_id.rsplit(".", 4)
         self._fleet.runs.append(f"{node}.{stage}.{attempt}")
-        self._fleet.state[node].update(self._fleet.disturb)
+        if "rolloutd_manifest" in request.variables:
+            self._fleet.build(Path(str(request.variables["rolloutd_manifest"])))
+        else:
+            self._fleet.state[node].update(self._fleet.disturb)
         return await super().start(request)
 
     async def clean_up_stale_runs(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Unknown:
@@ -231,6 +236,71 @@ async def test_error_of_stage_fails_it_and_ends_no_daemon(tmp_path: Path, stage:
         assert row is not None
         assert (row.state, row.attempt) == (PreparationState.FAILED, 1)
         assert row.text == "the source is gone; submit the plan again"
+
+
+BUILDING = (
+    plan_with("build").replace("{install: {", "{build: {").replace("site.yml}}]", "site.yml}}, {stage: {}}]")
+)
+BUILT = b"built"
+BUILT_DIGEST = hashlib.sha256(BUILT).hexdigest()
+MANIFEST = f'artifacts: [{{name: app, version: "1", path: app, size: 5, sha256: "{BUILT_DIGEST}"}}]\n'
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        (None, "artifacts.yml: the build has not written it; write it to rolloutd_manifest"),
+        (MANIFEST[:-20], "artifacts.yml:1"),
+        (MANIFEST.replace("path: app", "path: ../app"), "this path leaves the manifest's directory"),
+    ],
+    ids=["none", "truncated", "outside"],
+)
+async def test_build_without_valid_manifest_fails(tmp_path: Path, manifest: str | None, problem: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=BUILDING)
+        fleet = Fleet(build=lambda path: write_text(path, manifest))
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, BUILD_NODE, "build")
+        assert row is not None
+        assert row.state is PreparationState.FAILED
+        assert problem in row.text
+        assert not fleet.stager.files
+        assert await paused_reason(inside, rollout) == "prepare-failed"
+
+
+async def test_manifest_of_earlier_try_is_not_taken(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=BUILDING)
+        fleet = Fleet(build=write_built)
+        inside.run_host.scripts["site.yml"] = Script.FAIL
+        await prepare_all(inside, fleet)
+        inside.run_host.scripts["site.yml"] = Script.OK
+        fleet.build = lambda path: None
+        inside.clock.advance(600.0)
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, BUILD_NODE, "build")
+        assert row is not None
+        assert (row.attempt, row.state) == (2, PreparationState.FAILED)
+        fleet.build = write_built
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
+        await prepare_all(inside, fleet)
+        assert {name for name, _ in fleet.stager.files} == {"p1", "p2", "s1", "s2"}
+
+
+def write_text(path: Path, text: str | None) -> None:
+    if text is not None:
+        path.write_text(text)
+
+
+def write_built(manifest: Path) -> None:
+    manifest.write_text(MANIFEST)
+    manifest.with_name("app").write_bytes(BUILT)
+
+
+async def paused_reason(inside: ControlEnvironment, rollout: str) -> str:
+    status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+    return str(status["reason"]["code"])
 
 
 async def test_template_without_label_is_refused_at_submit(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Builds with real Ansible, on the daemon's machine and on a node, and what they make on the targets."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from rolloutd.control.client import api_path
+from tests.acceptance.test_preparation import OTHERS, carried, finish
+from tests.support.daemon_environment import (
+    CHANGE_PLAYBOOK,
+    DaemonEnvironment,
+    daemon_environment,
+    fleet_labels,
+    plan,
+)
+
+# The manifest is written by a shell on the machine that builds.
+BUILD_HERE = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: build
+      ansible.builtin.raw: |
+        cd {{ rolloutd_manifest | dirname }} && echo built {{ name }} > app-{{ name }}
+        {{ rolloutctl }} artifacts manifest .
+"""
+
+BUILD_THERE = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: build
+      ansible.builtin.raw: mkdir -p {{ work }} && echo built {{ name }} > {{ work }}/app-{{ name }}
+    - name: bring the artifact
+      ansible.builtin.fetch:
+        src: "{{ work }}/app-{{ name }}"
+        dest: "{{ rolloutd_manifest | dirname }}/"
+        flat: true
+    - name: write the manifest
+      ansible.builtin.command: "{{ rolloutctl }} artifacts manifest {{ rolloutd_manifest | dirname }}"
+      delegate_to: localhost
+"""
+
+
+def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
+    labels = {**fleet_labels(1, 1, 1), "builder1": {"team": "infra", "role": "builder"}}
+    with daemon_environment(tmp_path, labels) as env:
+        playbooks = {"change.yml": CHANGE_PLAYBOOK, "here.yml": BUILD_HERE, "there.yml": BUILD_THERE}
+        rollout = finish(env, building_plan(env), playbooks)
+        by_stage = {
+            each["stage"]: each
+            for each in env.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
+        }
+        assert [by_stage[name]["node"] for name in ("here", "there")] == ["localhost", "builder1"]
+        audit = env.client.get(f"/v1/audit?rollout={rollout}&limit=200")["entries"]
+        entries = [each["entry"] for each in audit]
+        built = [each["fields"]["manifest"] for each in entries if each["event"] == "ArtifactsBuilt"]
+        amended = {artifact["sha256"] for manifest in built for artifact in manifest}
+        for name in ("here", "there"):
+            digest = hashlib.sha256(f"built {name}\n".encode()).hexdigest()
+            assert (tmp_path / "cache" / digest / f"app-{name}").read_text() == f"built {name}\n"
+            assert (digest, digest, ["n1"]) in carried(env, rollout)
+            assert digest in amended
+
+
+def building_plan(env: DaemonEnvironment) -> dict[str, Any]:
+    rolloutctl = str(Path(sys.executable).with_name("rolloutctl"))
+    prepare: list[dict[str, Any]] = []
+    for name, host in (("here", {}), ("there", {"host": "builder1"})):
+        variables = {"name": name, "work": str(env.directory / "work"), "rolloutctl": rolloutctl}
+        manifest = {"manifest": f"{name}/artifacts.yml"}
+        prepare.append(
+            {"build": {"name": name, "playbook": f"{name}.yml", "vars": variables, **host, **manifest}}
+        )
+        to = {"to": str(env.directory / "cache"), "may_change": OTHERS}
+        prepare.append({"stage": {"name": f"bring-{name}", **to, **manifest}})
+    return plan(
+        "app",
+        prepare=prepare,
+        soak="0s",
+        maintain={"playbook": "change.yml", "vars": {"log_file": str(env.log_file)}},
+    )
