@@ -55,14 +55,12 @@ MAX_RANK_PASSES = 50
 """Passes over the groups of all hosts: two sources may order the same groups differently."""
 
 RESERVED_HOST_VARIABLES = (
-    "ansible_control_path",
-    "ansible_control_path_dir",
     "ansible_remote_tmp",
     "ansible_ssh_executable",
     GROUPS,
     WITHHELD,
 )
-"""Host variables that would override the run's sockets and marks, and rolloutd's own variables."""
+"""Host variables that would override the run's marks, and rolloutd's own variables."""
 
 SSH_WRAPPER_TEMPLATE = """\
 #!/bin/sh
@@ -125,6 +123,16 @@ class TreeConfig:
         """The ssh arguments of hosts without their own."""
         return self.get("ssh_connection", "ssh_common_args") or ""
 
+    @property
+    def names_control_path(self) -> bool:
+        """Return whether the user decides where ssh's masters are; their lifetime is then the user's too."""
+        section = self.values.get("ssh_connection", {})
+        return bool(
+            section.get("control_path")
+            or section.get("control_path_dir")
+            or "controlpath" in section.get("ssh_args", "").lower()
+        )
+
     def search_paths(self, key: str, default: str) -> str:
         """Return the directories that a key of `defaults` names, without ours."""
         configured = self.get("defaults", key)
@@ -169,15 +177,13 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         "ANSIBLE_LOCAL_TEMP": str(paths.local_tmp),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
-        # Ansible turns %% into %, and ssh turns %C into a hash, so the path stays short enough for a socket.
-        "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(paths.sockets),
     }
-    ssh_args = config.values.get("ssh_connection", {}).get("ssh_args")
-    if ssh_args is None:
+    if not config.names_control_path:
+        # Ansible turns %% into %, and ssh turns %C into a hash, so the path stays short enough for a socket.
+        own["ANSIBLE_SSH_CONTROL_PATH"] = "%(directory)s/%%C"
+        own["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(paths.sockets)
+    if not config.names_control_path and "ssh_args" not in config.values.get("ssh_connection", {}):
         own["ANSIBLE_SSH_ARGS"] = SSH_ARGS
-    elif _CONTROL_PATH_OPTION.search(ssh_args):
-        own["ANSIBLE_SSH_ARGS"] = _CONTROL_PATH_OPTION.sub("", ssh_args).strip()
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)
     if paths.pipelining:
@@ -194,10 +200,6 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
             others = inherited.get(name) or config.search_paths(key, default)
             own[name] = f"{paths.requirements / folder}:{others}"
     return {**inherited, **own}
-
-
-_CONTROL_PATH_OPTION = re.compile(r"""(?<!\S)-o\s*["']?ControlPath[= ]\S+""", re.IGNORECASE)
-"""The user's own ControlPath: rolloutd would not find an ssh master there after the run."""
 
 
 def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:

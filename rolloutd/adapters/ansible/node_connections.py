@@ -44,7 +44,7 @@ class NodeConnections:
     def directory_for(self, request: RunRequest, config: TreeConfig) -> Path | None:
         """Return the directory of a run's control sockets; None if it shares none with other runs."""
         node = _digest(request.node)
-        if request.check_only or node not in self._kept:
+        if request.check_only or node not in self._kept or config.names_control_path:
             return None
         with self._lock:
             link = self._links / f"{node}.{_digest(_connection_settings(request, config))}"

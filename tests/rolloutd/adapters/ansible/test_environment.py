@@ -48,11 +48,18 @@ def test_callback_paths_are_joined(places: RunPaths, tmp_path: Path) -> None:
 
 
 def test_sockets_stay_in_the_runs_directory(places: RunPaths, tmp_path: Path) -> None:
-    text = (
-        "[ssh_connection]\nssh_args = -C -o ControlMaster=auto -o ControlPath=~/cp-%%h -o ControlPersist=9\n"
-    )
-    given = build_environment(places, config(tmp_path, text))
-    assert given["ANSIBLE_SSH_ARGS"].split() == ["-C", "-o", "ControlMaster=auto", "-o", "ControlPersist=9"]
+    given = build_environment(places, config(tmp_path, "[ssh_connection]\nssh_args = -C\n"))
+    assert given["ANSIBLE_SSH_CONTROL_PATH_DIR"] == str(places.sockets)
+
+
+@pytest.mark.parametrize(
+    "line", ["ssh_args = -C -o ControlPath=~/cp-%%h", "control_path = ~/%%C", "control_path_dir = ~/cp"]
+)
+def test_control_path_of_the_user_applies(places: RunPaths, tmp_path: Path, line: str) -> None:
+    given = build_environment(places, config(tmp_path, f"[ssh_connection]\n{line}\n"))
+    assert not [
+        name for name in given if name.startswith("ANSIBLE_SSH_CONTROL") or name == "ANSIBLE_SSH_ARGS"
+    ]
 
 
 def test_masters_last_unless_the_user_has_arguments(places: RunPaths, tmp_path: Path) -> None:
