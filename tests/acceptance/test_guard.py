@@ -1,4 +1,7 @@
-"""A node that drops its own route restores itself: a real sshd in a network namespace, real Ansible."""
+"""Nodes that cut themselves off restore themselves: real sshds in network namespaces, real Ansible.
+
+n1 drops its route, n3 stops its sshd; n2 is never begun.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,27 @@ LIMIT_S = AFTER_S + 5
 PORT = 2222
 """Of the sshd in the namespace, where nothing else listens."""
 
-DROP_ROUTE = """\
+CUT_OFF = """\
 - hosts: all
   gather_facts: false
+  vars:
+    own: "{{ net }}/{{ inventory_hostname }}"
   tasks:
     - name: write a configuration that cuts the node off
-      ansible.builtin.copy: {content: "blackhole\\n", dest: "{{ net }}/route", mode: "0600"}
+      ansible.builtin.copy: {content: "blackhole\\n", dest: "{{ own }}/route", mode: "0600"}
     - name: write another file
-      ansible.builtin.copy: {content: "new\\n", dest: "{{ net }}/new"}
+      ansible.builtin.copy: {content: "new\\n", dest: "{{ own }}/new"}
     - name: apply it
-      ansible.builtin.shell: touch {{ net }}/../cut-at && ip route del {{ gateway }}
+      ansible.builtin.shell: touch {{ own }}.cut-at && {{ cut[inventory_hostname] }}
     - name: go on
-      ansible.builtin.shell: echo late >> {{ net }}/route
+      ansible.builtin.shell: echo late >> {{ own }}/route
 """
 
-LABELS = {name: {"team": "t1", "rack": "r1", "role": "worker", "canary": "false"} for name in ("n1", "n2")}
+LABELS = {
+    name: {"team": team, "rack": "r1", "role": "worker", "canary": canary}
+    for name, team, canary in (("n1", "t1", "true"), ("n2", "t1", "false"), ("n3", "t3", "true"))
+}
+CUT = ("n1", "n3")
 
 pytestmark = [
     pytest.mark.servers,
@@ -49,58 +58,65 @@ pytestmark = [
 
 
 class NamespaceEnvironment(DaemonEnvironment):
-    """A daemon over n1 in a network namespace, which it reaches by one route, and n2 on this machine."""
+    """A daemon over n1 and n3, each in a network namespace with one route to it, and n2 on this machine."""
 
-    @property
-    def namespace(self) -> str:
-        return f"rolloutd-{os.getpid()}"
+    def namespace(self, name: str) -> str:
+        return f"rolloutd-{os.getpid()}-{name}"
 
-    @property
-    def subnet(self) -> str:
-        return f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 256}"
+    def address(self, name: str, host: int) -> str:
+        """Return an address of the node's network: 1 is the daemon, 2 the node."""
+        subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 256}"
+        return f"{subnet}.{10 * int(name[1:]) + host}"
 
-    @property
-    def gateway(self) -> str:
-        return f"{self.subnet}.1/32"
+    def link(self, name: str, end: str = "a") -> str:
+        return f"ro{os.getpid()}{name}{end}"
+
+    def gateway(self, name: str) -> str:
+        return f"{self.address(name, 1)}/32"
 
     @property
     def net(self) -> Path:
-        """The directory with the node's network configuration."""
+        """The directory with each node's network configuration."""
         return self.directory / "etc" / "net"
 
     def make_sshd(self, name: str) -> Sshd:
-        if name != "n1":
+        if name not in CUT:
             return Sshd()
-        sshd = Sshd((f"{self.subnet}.2",), ("ip", "netns", "exec", self.namespace))
+        sshd = Sshd((self.address(name, 2),), ("ip", "netns", "exec", self.namespace(name)))
         sshd.port = PORT
         return sshd
 
-    def make_namespace(self) -> None:
-        host, node = f"ro{os.getpid()}a", f"ro{os.getpid()}b"
-        self.net.mkdir(parents=True)
-        (self.net / "route").write_text(f"{self.gateway} dev {node}\n")
-        (self.net / "route").chmod(0o640)
+    def make_namespace(self, name: str) -> None:
+        host, node = self.link(name), self.link(name, "b")
+        namespace, address = self.namespace(name), f"{self.address(name, 2)}/32"
+        route = self.net / name / "route"
+        route.parent.mkdir(parents=True)
+        route.write_text(f"{self.gateway(name)} dev {node}\n")
+        route.chmod(0o640)
         for command in (
-            f"ip netns add {self.namespace}",
-            f"ip link add {host} type veth peer name {node} netns {self.namespace}",
-            f"ip addr add {self.gateway} dev {host}",
+            f"ip netns add {namespace}",
+            f"ip link add {host} type veth peer name {node} netns {namespace}",
+            f"ip addr add {self.gateway(name)} dev {host}",
             f"ip link set {host} up",
-            f"ip route add {self.subnet}.2/32 dev {host}",
-            f"ip -n {self.namespace} addr add {self.subnet}.2/32 dev {node}",
-            f"ip -n {self.namespace} link set {node} up",
-            f"ip -n {self.namespace} link set lo up",
-            f"ip -n {self.namespace} route add {self.gateway} dev {node}",
+            f"ip route add {address} dev {host}",
+            f"ip -n {namespace} addr add {address} dev {node}",
+            f"ip -n {namespace} link set {node} up",
+            f"ip -n {namespace} link set lo up",
+            f"ip -n {namespace} route add {self.gateway(name)} dev {node}",
         ):
             subprocess.run(command.split(), check=True)
 
     def stop(self) -> None:
         super().stop()
-        subprocess.run(["ip", "netns", "del", self.namespace], check=False)
+        for name in CUT:
+            # The kernel ends a namespace later than the command; the next test may use the link's name.
+            subprocess.run(["ip", "link", "del", self.link(name)], check=False)
+            subprocess.run(["ip", "netns", "del", self.namespace(name)], check=False)
 
     def configuration(self) -> dict[str, tuple[str, int]]:
-        """Return the content and the mode of each file of the network configuration."""
+        """Return the content and the mode of each file of the nodes' configurations."""
         return {
-            path.name: (path.read_text(), stat.S_IMODE(path.stat().st_mode)) for path in self.net.iterdir()
+            str(path): (path.read_text(), stat.S_IMODE(path.stat().st_mode)) for path in self.net.glob("*/*")
         }
 
 
@@ -108,7 +124,8 @@ class NamespaceEnvironment(DaemonEnvironment):
 def environment(directory: Path) -> Iterator[NamespaceEnvironment]:
     made = NamespaceEnvironment(directory, LABELS)
     try:
-        made.make_namespace()
+        for name in CUT:
+            made.make_namespace(name)
         made.start_nodes()
         made.write_settings(
             ssh={"known_hosts": str(directory / "known_hosts"), "guard_dir": str(directory / "guards")}
@@ -122,8 +139,8 @@ def environment(directory: Path) -> Iterator[NamespaceEnvironment]:
 @pytest.mark.long
 def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
     with environment(tmp_path) as made:
-        extra = f"{made.subnet}.9"
-        route, added = made.net / "route", made.net / "added"
+        extra = made.address("n1", 9)
+        route, added = made.net / "n1" / "route", made.net / "n1" / "added"
         apply = made.directory / "apply"
         apply.write_text(f"#!/bin/sh\nfor file in {route} {added}; do ip route replace $(cat $file); done\n")
         apply.chmod(0o755)
@@ -139,15 +156,16 @@ def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
         names = ("network.yml", "network-verify.yml", "tasks/network-backend.yml")
         spec = plan(
             "network",
+            targets="team=t1",
             maintain={"playbook": "network.yml", "vars": variables, "timeout": "60s", "expected": "10s"},
-            guard={"paths": [str(made.net)], "commands": [str(apply)], "after": "60s"},
+            guard={"paths": [str(made.net / "n1")], "commands": [str(apply)], "after": "60s"},
             verify=[{"reachable": {}}, {"playbook": {"file": "network-verify.yml"}}],
         )
         rollout = made.submit(spec, {name: (PLAYBOOKS / name).read_text() for name in names})
         made.vote(rollout, "start")
         made.wait_for_gate(rollout, "continue")
         assert made.nodes(rollout)["n1"]["outcome"] == "changed"
-        routes = ["ip", "-n", made.namespace, "route", "show"]
+        routes = ["ip", "-n", made.namespace("n1"), "route", "show"]
         assert extra in subprocess.run(routes, check=True, capture_output=True, text=True).stdout
         assert (tmp_path / "guards" / "n1" / f"{rollout}.1" / "confirmed").exists()
         assert not (tmp_path / "guards" / "n1" / f"{rollout}.1" / "backup").exists()
@@ -156,41 +174,59 @@ def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "is_killed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["cut off", "killed"]
 )
-def test_cut_off_node_restores_itself(tmp_path: Path, is_killed: bool) -> None:
+def test_cut_off_nodes_restore_themselves(tmp_path: Path, is_killed: bool) -> None:
     with environment(tmp_path) as made:
         before = made.configuration()
+        own = f"{made.net}/{{{{ node.name }}}}"
+        sshd = made.sshds["n3"].directory
+        apply = {
+            "n1": f"ip route replace $(cat {made.net}/n1/route)",
+            "n3": f"/usr/sbin/sshd -f {sshd}/sshd_config -E {sshd}/sshd.log",
+        }
+        cut = {"n1": f"ip route del {made.gateway('n1')}", "n3": f"kill $(cat {sshd}/sshd.pid)"}
+        for name, command in apply.items():
+            (made.net / f"{name}.apply").write_text(command)
         spec = plan(
             "route",
+            canary={"select": "canary=true", "max_parallel": 2},
             maintain={
                 "playbook": "change.yml",
-                "vars": {"net": str(made.net), "gateway": made.gateway},
+                "vars": {"net": str(made.net), "cut": cut},
                 "timeout": "60s",
                 "expected": "10s",
             },
             guard={
-                "paths": [str(made.net / "route"), str(made.net / "new")],
-                "commands": [f"ip route replace $(cat {made.net}/route)"],
+                "paths": [f"{own}/route", f"{own}/new"],
+                "commands": [f"sh {own}.apply"],
                 "after": f"{AFTER_S}s",
-                "confirm": [{"reachable": {}}, {"node": {"tcp": f"{made.subnet}.2:{PORT}"}}],
+                "confirm": [{"reachable": {}}, {"node": {"tcp": f"{{{{ node.address }}}}:{PORT}"}}],
             },
         )
-        rollout = made.submit(spec, {"change.yml": DROP_ROUTE})
+        rollout = made.submit(spec, {"change.yml": CUT_OFF})
         made.vote(rollout, "start")
-        cut = made.net.parent / "cut-at"
-        made.wait_until(cut.exists, "the node drops its route")
+        cuts = [made.net / f"{name}.cut-at" for name in CUT]
+        made.wait_until(lambda: all(each.exists() for each in cuts), "the nodes cut themselves off")
         if is_killed:
             made.kill_daemon()
-        restored = tmp_path / "guards" / "n1" / f"{rollout}.1" / "restored"
-        made.wait_until(restored.exists, "the node restores itself")
-        assert restored.stat().st_mtime - cut.stat().st_mtime <= LIMIT_S
+        records = [tmp_path / "guards" / name / f"{rollout}.1" / "restored" for name in CUT]
+        made.wait_until(lambda: all(each.exists() for each in records), "the nodes restore themselves")
+        for at, restored in zip(cuts, records, strict=True):
+            assert restored.stat().st_mtime - at.stat().st_mtime <= LIMIT_S
         if is_killed:
             made.start_daemon()
-        made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "failed", "the daemon finds that")
-        nodes = made.nodes(rollout)
-        failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
-        assert failure["code"] == "restored-itself"
-        assert f"n1 restored itself because the daemon was silent: {made.net}/new" in failure["message"]
+
+        def are_failed() -> bool:
+            nodes = made.nodes(rollout)
+            return all(nodes[name]["phase"] == "failed" for name in CUT)
+
+        made.wait_until(are_failed, "the daemon finds that")
+        for name in CUT:
+            failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/{name}")["failure"]
+            assert failure["code"] == "restored-itself"
+            said = f"{name} restored itself because the daemon was silent: {made.net}/{name}/new"
+            assert said in failure["message"]
         assert made.configuration() == before
-        assert (nodes["n2"]["phase"], nodes["n2"]["attempt"]) == ("pending", 0)
+        waiting = made.nodes(rollout)["n2"]
+        assert (waiting["phase"], waiting["attempt"]) == ("pending", 0)
         assert made.status(rollout)["state"] == "paused"
         assert made.run_processes() == []

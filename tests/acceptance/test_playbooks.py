@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,34 @@ cd {services} || exit 1
 case $1 in
 is-active) for last; do :; done; [ -e "$last" ] && echo active || {{ echo inactive; exit 3; }} ;;
 restart | start) touch "$2"; echo "$1 $2" >> log ;;
+stop) rm -f "$2"; echo "$1 $2" >> log ;;
 *) exit 1 ;;
 esac
+"""
+
+MODPROBE = """#!/bin/sh
+# A kernel that loads the installed version of one driver.
+cd {gpu} || exit 1
+case $1 in
+-r) [ ! -s users ] && rm -f loaded.$2 ;;
+*) cp root/usr/lib/gpu/version loaded.$1 ;;
+esac
+"""
+
+NVIDIA_SMI = """#!/bin/sh
+cd {gpu} || exit 1
+case $1 in
+version) cat loaded.nvidia ;;
+users) cat users ;;
+esac
+"""
+
+CONTROL = """\
+Package: gpu-driver
+Version: {version}
+Architecture: all
+Maintainer: tests <tests@example.org>
+Description: a driver
 """
 
 
@@ -54,7 +81,7 @@ class Node:
             command.write_text(text.format(kernel=self.kernel, services=self.services))
             command.chmod(0o755)
 
-    def play(self, playbook: str, **variables: Any) -> dict[str, int]:
+    def play(self, playbook: str, *options: str, **variables: Any) -> dict[str, int]:
         """Run a playbook and return the counts of its one node; `failures` holds what failed."""
         host = {
             "ansible_connection": "local",
@@ -66,7 +93,7 @@ class Node:
         done = subprocess.run(
             [
                 Path(sys.executable).with_name("ansible-playbook"),
-                *("-i", inventory, "-e", json.dumps(variables), PLAYBOOKS / playbook),
+                *("-i", inventory, "-e", json.dumps(variables), *options, PLAYBOOKS / playbook),
             ],
             capture_output=True,
             text=True,
@@ -160,23 +187,102 @@ def test_every_playbook_has_its_two_companions_and_parses() -> None:
 def test_network_is_configured_verified_and_restored(node: Node) -> None:
     applied, etc = node.directory / "applied", node.directory / "etc"
     etc.mkdir()
-    (etc / "old").write_text("auto eth0\n")
+    (etc / "old").write_text("network: {version: 2}\n")
     (etc / "old").chmod(0o640)
-    files = {str(etc / "old"): "auto eth1\n", str(etc / "new"): "auto eth2\n"}
+    files = {
+        str(etc / "old"): "network: {version: 2, renderer: networkd}\n",
+        str(etc / "new"): "network: {ethernets: {}}\n",
+    }
     where = {
         "network_files": files,
-        "network_backend": "ifupdown",
+        "network_backend": "netplan",
         "network_command": f"sh -c 'echo x >> {applied}'",
         "network_prior_file": str(node.directory / "prior.json"),
     }
     assert node.play("network.yml", **where)["failed"] == 0
     assert {path: Path(path).read_text() for path in files} == files
+    assert all(Path(path).stat().st_mode & 0o777 == 0o600 for path in files), "netplan refuses others"
     assert node.play("network-verify.yml", **where)["failed"] == 0
     assert node.play("network.yml", **where)["changed"] == 0
     assert applied.read_text() == "x\n"
     assert node.play("network-undo.yml", **where)["failed"] == 0
-    assert (etc / "old").read_text() == "auto eth0\n"
+    assert (etc / "old").read_text() == "network: {version: 2}\n"
     assert (etc / "old").stat().st_mode & 0o777 == 0o640
     assert not (etc / "new").exists()
     assert applied.read_text() == "x\nx\n"
     assert node.play("network-verify.yml", **where)["failed"] == 1
+
+
+class Gpu:
+    """A GPU of a node whose driver is a real package, in a root directory of its own."""
+
+    def __init__(self, node: Node) -> None:
+        self.directory = node.directory / "gpu"
+        self.root = self.directory / "root"
+        for name in ("updates", "info"):
+            (self.root / "var" / "lib" / "dpkg" / name).mkdir(parents=True)
+        (self.root / "var" / "lib" / "dpkg" / "status").touch()
+        for name, text in (("modprobe", MODPROBE), ("nvidia-smi", NVIDIA_SMI)):
+            command = self.directory / name
+            command.write_text(text.format(gpu=self.directory))
+            command.chmod(0o755)
+        self.users = self.directory / "users"
+        self.users.touch()
+        self.variables = {
+            "gpu_driver_services": ["dcgm"],
+            "gpu_driver_drain_s": 0,
+            "gpu_driver_record": str(self.directory / "record.json"),
+            "gpu_driver_install": f"dpkg --root={self.root} --force-not-root --force-bad-path -i",
+            "gpu_driver_modprobe": str(self.directory / "modprobe"),
+            "gpu_driver_query": f"{self.directory}/nvidia-smi version",
+            "gpu_driver_users": f"{self.directory}/nvidia-smi users",
+            "systemctl_command": str(node.directory / "systemctl"),
+        }
+
+    def stage(self, version: str) -> dict[str, str]:
+        """Build the driver's package; return the variables that name it."""
+        tree, package = self.directory / version, self.directory / f"driver-{version}.deb"
+        for path, text in (
+            ("usr/lib/gpu/version", f"{version}\n"),
+            ("DEBIAN/control", CONTROL.format(version=version)),
+        ):
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_text(text)
+        subprocess.run(["dpkg-deb", "--build", tree, package], check=True, capture_output=True)
+        return {"gpu_driver_package": str(package), "gpu_driver_version": version}
+
+    @property
+    def loaded(self) -> str:
+        return (self.directory / "loaded.nvidia").read_text().strip()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg")
+def test_gpu_driver_is_drained_installed_verified_and_put_back(node: Node) -> None:
+    gpu = Gpu(node)
+    old, new = (gpu.variables | gpu.stage(version) for version in ("550.54.15", "570.86.10"))
+    services = node.services / "log"
+    verify, undo = (str(PLAYBOOKS / f"gpu-driver-{name}.yml") for name in ("verify", "undo"))
+
+    assert node.play("gpu-driver.yml", **old)["failed"] == 0, node.said
+    assert gpu.loaded == "550.54.15"
+    assert (node.services / "dcgm").exists()
+
+    gpu.users.write_text("4711, train.py\n")
+    assert node.play("gpu-driver.yml", **new)["failed"] == 1
+    assert "processes still use the GPU: 4711, train.py" in node.said
+    assert gpu.loaded == "550.54.15"
+    gpu.users.write_text("")
+    services.unlink()
+
+    assert node.play("gpu-driver.yml", **new)["failed"] == 0, node.said
+    assert gpu.loaded == "570.86.10"
+    assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"]
+    again = node.play("gpu-driver.yml", "--check", verify, **new)
+    assert (again["failed"], again["changed"]) == (0, 0)
+    services.unlink()
+
+    assert node.play("gpu-driver-undo.yml", undo, verify, **new)["failed"] == 1
+    assert "in effect is 550.54.15, not 570.86.10" in node.said
+    assert gpu.loaded == "550.54.15"
+    assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"], "the second undo does nothing"

@@ -39,7 +39,7 @@ _CONFIG = """\
 Port {port}
 {listen}
 HostKey {dir}/host_key
-PidFile none
+PidFile {dir}/sshd.pid
 AuthorizedKeysFile {dir}/authorized_keys
 AuthenticationMethods publickey
 PermitRootLogin prohibit-password
@@ -53,21 +53,26 @@ MaxSessions 200
 LogLevel INFO
 SetEnv {mark}={dir} SHLVL=2
 Subsystem sftp internal-sftp
+{options}
 """
 
 
 class Sshd:
     """One sshd: `start(directory)`, then `port`, `connection()`, `known_hosts`, then `stop()`.
 
-    `prefix` is a command that starts it, such as one that enters a network namespace.
+    `prefix` is a command that starts it, such as one that enters a network namespace.  `options` are more
+    lines of its configuration.
     """
 
     python = sys.executable
     """The Python of every node; pytest sets one that costs less (tests/conftest.py)."""
 
-    def __init__(self, addresses: Sequence[str] = ("127.0.0.1",), prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, addresses: Sequence[str] = ("127.0.0.1",), prefix: Sequence[str] = (), options: str = ""
+    ) -> None:
         self.port = 0
         self._prefix = prefix
+        self._options = options
         self.addresses = tuple(addresses)
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self.directory = Path()
@@ -146,7 +151,8 @@ class Sshd:
     def _try_start(self, port: int) -> bool:
         config = self.directory / "sshd_config"
         listen = "\n".join(f"ListenAddress {address}" for address in self.addresses)
-        config.write_text(_CONFIG.format(port=port, listen=listen, dir=self.directory, mark=MARK))
+        values = {"dir": self.directory, "mark": MARK, "options": self._options}
+        config.write_text(_CONFIG.format(port=port, listen=listen, **values))
         with self.log_file.open("wb") as log:
             process = subprocess.Popen(
                 [*self._prefix, SSHD, "-D", "-e", "-f", str(config)],
