@@ -27,7 +27,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import fork_plugins  # type: ignore[import-not-found]  # siblings, without the package around them
@@ -159,14 +160,20 @@ def become_ansible(
     initial: dict[str, str],
     plugins: fork_plugins.PluginCache,
 ) -> None:
-    """Run the command in this process, as the script `binary` would; raises SystemExit at its end."""
+    """Run the command in this process, as the script `binary` would, and end as it would."""
+    known = frozenset(sys.modules)
     try:
         _prepare_fork(arguments, environment, initial)
         plugins.install()
     except Exception:  # noqa: BLE001 - another version of Ansible may have anything else here
         wrapper.execute_program(binary, arguments, environment)
     cli: Any = sys.modules["ansible.cli.playbook"]
-    cli.PlaybookCLI.cli_executor(sys.argv)
+    try:
+        cli.PlaybookCLI.cli_executor(sys.argv)
+    except SystemExit as end:
+        if isinstance(end.code, int) and not has_foreign_modules(known):
+            exit_at_once(end.code)
+        raise
 
 
 def _prepare_fork(arguments: list[bytes], environment: list[bytes], initial: dict[str, str]) -> None:
@@ -188,6 +195,28 @@ def renew_constants(changed: set[str]) -> None:
     for name, definition in constants.config.get_configuration_definitions().items():
         if any(entry.get("name") in changed for entry in definition.get("env") or ()):
             setattr(constants, name, constants.config.get_config_value(name, variables=vars(constants)))
+
+
+def has_foreign_modules(known: Set[str]) -> bool:
+    """Return whether code of others was imported: neither of Ansible, Python nor rolloutd."""
+    own = os.path.dirname(str(sys.modules["ansible"].__file__)) + "/", fork_plugins.HERE + "/"  # noqa: PTH120
+    return any(
+        not str(getattr(sys.modules[name], "__file__", "")).startswith((*own, "<ansible_synthetic"))
+        for name in sys.modules.keys() - known
+        if name.partition(".")[0] not in sys.stdlib_module_names
+    )
+
+
+def exit_at_once(code: int) -> None:
+    """End as Python does, but do not free what was imported: that would first copy the server's memory.
+
+    Objects of Ansible itself need no finalizer.  Those of other code may, as a file that is not closed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def show_as(arguments: list[str], environment: Mapping[str, str]) -> str:
