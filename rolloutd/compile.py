@@ -330,6 +330,7 @@ def _compile_prepare_stage(
         may_change=tuple(item.get("may_change", ())),
         select=None if where is None else parse_selector(where),
         force=item["name"] in prepare.get("force", ()),
+        force_nodes=tuple(prepare.get("force_nodes", ())),
     )
 
 

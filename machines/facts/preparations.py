@@ -73,6 +73,11 @@ class RolloutPreparations:
         """How many pending nodes have a stage left."""
         return len(self._places)
 
+    def unprepared_after(self, wave: str) -> int:
+        """Return how many pending nodes of the waves after this one have a stage left."""
+        number = self._waves[wave]
+        return sum(position[0] > number for _, position in self._places.values())
+
     def is_prepared(self, node: str) -> bool:
         return node not in self._places
 
@@ -87,6 +92,11 @@ class RolloutPreparations:
     def spent_s(self, now: float) -> float:
         """Return the seconds that the latest attempt of each stage took on all nodes together."""
         return self._spent_s + sum(duration_s(self.rows[key], now) for key in self.active)
+
+    def node_spent_s(self, node: str, now: float) -> float:
+        """Return the seconds that the latest attempt of each stage took on this node."""
+        rows = (self.rows.get((node, name)) for name in self.stages)
+        return sum(duration_s(row, now) for row in rows if row is not None)
 
     def record(self, row: Preparation) -> None:
         replaced = self.rows.get((row.node, row.stage))

@@ -63,7 +63,8 @@ class PrepareStage:
     `playbook_digest` is over the playbook and what it imports.  `manifest_file` names the manifest inside the
     source; `method` is the adapter that brings its artifacts; `built_by` is the build stage that makes it, ""
     if `manifest` was known at submit.  `tolerate` is how many nodes may fail.  `may_change` are globs over
-    the keys of a node's snapshot.  `force`: run also where the node's checkpoint says that it is done.
+    the keys of a node's snapshot.  `force`: run also where the node's checkpoint says that it is done, on
+    `force_nodes` or, if that is empty, on all.
     """
 
     name: str
@@ -86,9 +87,13 @@ class PrepareStage:
     may_change: tuple[str, ...] = ()
     select: Selector | None = None
     force: bool = False
+    force_nodes: tuple[str, ...] = ()
 
     def applies_to(self, node: Node) -> bool:
         return self.select is None or self.select.matches(selector_labels(node))
+
+    def is_forced_on(self, node: str) -> bool:
+        return self.force and (not self.force_nodes or node in self.force_nodes)
 
     def artifacts_for(self, node: Node) -> tuple[ManifestEntry, ...]:
         """Return the artifacts whose selectors match the node."""

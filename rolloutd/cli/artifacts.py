@@ -157,7 +157,8 @@ def checkpoints(call: Invocation) -> int:
 def _prepare_row(each: Preparation) -> tuple[str, ...]:
     sent = format_size(each["bytes"]) if each["bytes"] else ""
     took = format_duration(each["seconds"]) if each["attempt"] else ""
-    return each["node"], each["stage"], each["state"], sent, took, each["content"][:SHORT_HASH], each["text"]
+    stage = f"{each['stage']} (forced)" if each["forced"] else each["stage"]
+    return each["node"], stage, each["state"], sent, took, each["content"][:SHORT_HASH], each["text"]
 
 
 def _report_row(artifact: ReportedArtifact) -> tuple[str, ...]:

@@ -78,6 +78,13 @@ def register(commands: CommandGroup) -> None:
         help="run this prepare stage also on nodes where it is done",
     )
     parser.add_argument(
+        "--node",
+        metavar="NODE",
+        action="append",
+        default=[],
+        help="with --force-stage: only on this node (all nodes)",
+    )
+    parser.add_argument(
         "--override-verdict",
         metavar="VERDICT",
         action="append",
@@ -149,9 +156,11 @@ def submit(call: Invocation) -> int:
     args = call.args
     if args.override_verdict and args.reason is None:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
+    if args.node and not args.force_stage:
+        raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --node needs --force-stage; give one")
     body = _request_body(call) | {"again": args.again, "supersede": args.supersede}
     if args.force_stage:
-        body |= {"force_stages": args.force_stage}
+        body |= {"force_stages": args.force_stage, "force_nodes": args.node}
     if args.override_verdict:
         body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
     answer = _post_plan(call, "submit", body)

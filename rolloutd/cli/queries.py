@@ -34,6 +34,7 @@ from rolloutd.text import pluralize
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, PilotEvidence, Pool, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
+    from rolloutd.control.wire_preparation import Prepared
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""
@@ -215,6 +216,11 @@ def print_rollout(rollout: Rollout) -> None:
     )
 
 
+def format_prepared(prepared: Prepared) -> str:
+    """Return how many of the nodes behind a gate are prepared."""
+    return f"{prepared['done']} of the {pluralize(prepared['total'], 'node')} after it prepared"
+
+
 def print_preparation(rollout: Rollout) -> None:
     """Print how many nodes are prepared, and what preparation kept out of the slots."""
     prepared, minutes = rollout["prepared"], rollout["minutes"]
@@ -223,6 +229,9 @@ def print_preparation(rollout: Rollout) -> None:
     percent = 100.0 * prepared["done"] / prepared["total"] if prepared["total"] else 100.0
     counts = f"{prepared['done']} of {pluralize(prepared['total'], 'node')} prepared"
     print_line(f"{progress_bar(percent)} {format_percent(percent)}   {counts}")
+    for forced in rollout["forced_stages"]:
+        nodes = _shorten(forced["nodes"]) if forced["nodes"] else "all nodes"
+        print_line(sanitize(f"prepare stage {forced['stage']} is forced on {nodes}"))
     slot, prepare = (format_duration(60.0 * minutes[key]) for key in ("slot", "prepare"))
     whole = format_duration(60.0 * (minutes["slot"] + minutes["prepare"]))
     print_line(f"{slot} in slots and {prepare} of preparation, which in slots would have been {whole}")
@@ -255,6 +264,8 @@ def print_gates(rollout: Rollout) -> None:
     """Print the gates with their votes: who, when, why."""
     for gate in rollout["gates"]:
         print_line(f"  {sanitize(format_gate(gate))}")
+        if gate["prepared"] is not None:
+            print_line(f"    {format_prepared(gate['prepared'])}")
         if gate["waived"]:
             print_line(f"    pilot waived: {sanitize(gate['waived'])}")
         if gate["evidence"] is not None and gate["state"] != "open":
@@ -352,7 +363,7 @@ def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
     )
 
 
-_NODE_WIDE = ("ATTEMPT", "ISOLATED", "POOLS")
+_NODE_WIDE = ("ATTEMPT", "ISOLATED", "IN SLOT", "PREPARATION", "POOLS")
 _STATUS_WIDE = ("OWNER", "BY", "SUBMITTED", "WORK LEFT", "VOTES MISSING", "DIGEST")
 
 
@@ -371,7 +382,8 @@ def print_table_or_wide(
 
 
 def _node_wide(node: Node) -> tuple[str, ...]:
-    return str(node["attempt"]), "yes" if node["isolated"] else "no", ",".join(node["pools"])
+    slot, prepare = (format_duration(60.0 * node["minutes"][key]) for key in ("slot", "prepare"))
+    return str(node["attempt"]), "yes" if node["isolated"] else "no", slot, prepare, ",".join(node["pools"])
 
 
 def _status_wide(rollout: Rollout) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
-from rolloutd.planfile.prepare_source import resolve_prepare
+from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_prepare
 from rolloutd.planfile.rules import prepare_items
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import PinnedSource, SourceStore
@@ -71,7 +71,7 @@ async def resolve_plan(
     file: str,
     text: bytes,
     upload: str | None,
-    force_stages: tuple[str, ...] = (),
+    force: ForcedStages = NOT_FORCED,
 ) -> ResolvedPlan:
     """Resolve a plan against the current inventory; raises InvalidFile, SourceFailed or Refused."""
     plan_file = planfile.read(text, file)
@@ -83,10 +83,11 @@ async def resolve_plan(
     if diagnostics := await asyncio.to_thread(playbook_diagnostics, plan_file, tree):
         raise InvalidFile(diagnostics)
     _require_known_owner(plan_file, state)
-    plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force_stages)
+    plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force)
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     targets = _resolve_targets(state, plan, plan_file)
     _require_pilot_among_targets(plan_file, plan, targets)
+    _require_forced_nodes_among_targets(plan_file, force, targets)
     _require_filled_places(state, plan_file, plan, targets)
     names = sorted(target.node for target in targets)
     pin = {"kind": pinned.kind, "pin": pinned.pin}
@@ -118,13 +119,10 @@ async def submit(
     again: bool = False,
     supersede: bool = False,
     overrides: Overrides = NO_OVERRIDES,
-    force_stages: tuple[str, ...] = (),
+    force: ForcedStages = NOT_FORCED,
 ) -> tuple[str, bool]:
-    """Open a rollout that waits at its start gate; return its id and whether it existed already.
-
-    `force_stages` names prepare stages that run also on nodes where they are done.
-    """
-    resolved = await resolve_plan(state, sources, file, text, upload, force_stages)
+    """Open a rollout that waits at its start gate; return its id and whether it existed already."""
+    resolved = await resolve_plan(state, sources, file, text, upload, force)
     _require_coverage(state, resolved)
     async with state.submit_lock:
         known_invalid = await matching_verdicts(state, draft_of(resolved))
@@ -198,6 +196,19 @@ def _require_pilot_among_targets(plan_file: PlanFile, plan: Plan, targets: Seque
             found=pilot,
             allowed=f"one of the {pluralize(len(targets), 'target')} of this plan",
             message="the pilot is not a target",
+        )
+        raise InvalidFile((mistake,))
+
+
+def _require_forced_nodes_among_targets(
+    plan_file: PlanFile, force: ForcedStages, targets: Sequence[Target]
+) -> None:
+    if unknown := sorted(set(force.nodes) - {target.node for target in targets}):
+        mistake = plan_file.diagnostic(
+            ("spec", "targets"),
+            found=", ".join(unknown),
+            allowed=f"some of the {pluralize(len(targets), 'target')} of this plan",
+            message="the nodes of the forced stage are not targets",
         )
         raise InvalidFile((mistake,))
 

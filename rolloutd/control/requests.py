@@ -106,12 +106,13 @@ class SubmitPlan(PlanWithUpload):
     """A plan to submit; `again` opens a new rollout of the same plan, `supersede` ends the live one.
 
     `override_verdicts` are ids of verdicts that the submit disregards, for the `reason`.
-    `force_stages` names prepare stages that run also on nodes where they are done.
+    `force_stages` names prepare stages that run also where they are done: on `force_nodes`, else on all.
     """
 
     again: bool = False
     supersede: bool = False
     force_stages: Names = []
+    force_nodes: Names = []
     override_verdicts: Names = []
     reason: Reason | None = None
 

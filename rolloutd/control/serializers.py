@@ -23,10 +23,10 @@ from machines.model.timefmt import format_rfc3339
 from machines.model.verdict import Verdict
 from machines.rules import gates
 from machines.scheduler import decide
-from machines.scheduler.progress import rollout_progress
+from machines.scheduler.progress import rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
-from rolloutd.control import coverage, wire, wire_configuration, wire_plans
+from rolloutd.control import coverage, wire, wire_configuration, wire_plans, wire_preparation
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
@@ -144,11 +144,16 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "prepared": None
         if progress.prepared is None
         else {"done": progress.prepared, "total": progress.total - progress.skipped},
+        "forced_stages": [
+            {"stage": stage.name, "nodes": list(stage.force_nodes)}
+            for stage in current.prepare_stages
+            if stage.force
+        ],
         "minutes": minutes(progress.slot_s, progress.prepare_s),
     }
 
 
-def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
+def minutes(slot_s: float, prepare_s: float) -> wire_preparation.Minutes:
     return {"slot": round(slot_s / 60.0, 2), "prepare": round(prepare_s / 60.0, 2)}
 
 
@@ -257,7 +262,19 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
         "digest": each.digest_at(view.gate),
         "evidence": _pilot_evidence(each) if view.gate is GateName.START else None,
         "waived": _pilot_waiver(each) if view.gate is GateName.START else None,
+        "prepared": _prepared_after(index, each, view),
     }
+
+
+def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire_preparation.Prepared | None:
+    """Return how many of the nodes that a gate to continue opens for are prepared."""
+    known = index.preparations(each.id)
+    if known is None or view.gate is not GateName.CONTINUE or view.state == "open":
+        return None
+    names = [wave.name for wave in each.plan.waves]
+    later = names[names.index(view.wave) + 1 :]
+    total = sum(len(index.pending(each.id, wave)) for wave in later)
+    return {"done": total - known.unprepared_after(view.wave), "total": total}
 
 
 def _pilot_evidence(each: Rollout) -> wire.PilotEvidence | None:
@@ -302,6 +319,7 @@ def runs(status: RunnerStatus) -> wire.Runs:
 def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reason | None) -> wire.Node:
     """Return a node of a rollout; `blocker` is why it does not move."""
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    now, known = state.now(), resolved.index.preparations(target.rollout)
     return {
         "node": target.node,
         "team": target.team,
@@ -316,6 +334,9 @@ def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reaso
         "percent": round(live.percent, 1) if live.step else None,
         "reason": reason(blocker),
         "admitted_at": format_optional_timestamp(target.admitted_at),
+        "minutes": minutes(
+            slot_s(target, now), 0.0 if known is None else known.node_spent_s(target.node, now)
+        ),
     }
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from rolloutd.control.wire_preparation import ForcedStage, Minutes, Prepared
+
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
 GateState = Literal["not-asked", "waiting", "open", "rejected"]
 
@@ -117,7 +119,7 @@ class Gate(TypedDict):
     """A gate; `wave` is the wave that a `continue` gate follows, `missing` the votes it still needs.
 
     `digest` is what a vote here is for.  At `start`, `evidence` is what the pilot showed, and `waived` why
-    the plan needs no pilot.
+    the plan needs no pilot.  At `continue`, `prepared` are the pending nodes of the waves after it.
     """
 
     gate: str
@@ -130,6 +132,7 @@ class Gate(TypedDict):
     digest: str
     evidence: PilotEvidence | None
     waived: str | None
+    prepared: Prepared | None
 
 
 # -- rollouts -----------------------------------------------------------------
@@ -185,20 +188,6 @@ class Source(TypedDict):
     text: str
 
 
-class Prepared(TypedDict):
-    """Of `total` nodes `done` have no prepare stage left."""
-
-    done: int
-    total: int
-
-
-class Minutes(TypedDict):
-    """Minutes in a slot, and minutes of preparation in service, each of the latest attempts."""
-
-    slot: float
-    prepare: float
-
-
 class Rollout(TypedDict):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
@@ -234,6 +223,7 @@ class Rollout(TypedDict):
     owner: str
     expected_s: float
     prepared: Prepared | None
+    forced_stages: list[ForcedStage]
     minutes: Minutes
 
 
@@ -299,6 +289,7 @@ class Node(TypedDict):
     percent: float | None
     reason: Reason | None
     admitted_at: str | None
+    minutes: Minutes
 
 
 class Nodes(TypedDict):

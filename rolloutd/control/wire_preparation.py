@@ -5,11 +5,32 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 
+class Prepared(TypedDict):
+    """Of `total` nodes `done` have no prepare stage left."""
+
+    done: int
+    total: int
+
+
+class Minutes(TypedDict):
+    """Minutes in a slot, and minutes of preparation in service, each of the latest attempts."""
+
+    slot: float
+    prepare: float
+
+
+class ForcedStage(TypedDict):
+    """A prepare stage that runs also where it is done: on `nodes`, on all if that is empty."""
+
+    stage: str
+    nodes: list[str]
+
+
 class Preparation(TypedDict):
     """One prepare stage on one node, or a build on its host.
 
     `content` is the digest of what the stage does there, "" while a build is awaited; `bytes` were sent.
-    `seconds` are those of its latest attempt.
+    `seconds` are those of its latest attempt.  A `forced` stage runs also where it is done.
     """
 
     node: str
@@ -20,6 +41,7 @@ class Preparation(TypedDict):
     text: str
     attempt: int
     seconds: float
+    forced: bool
 
 
 class Preparations(TypedDict):

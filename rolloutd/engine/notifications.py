@@ -1,4 +1,4 @@
-"""Notifications: a gate waits, a node failed, a rollout ended, a rollout is stalled.
+"""Notifications: a gate waits, a node failed, preparation stopped, a rollout ended or is stalled.
 
 Events are read from the audit by sequence number, waiting gates from the core.  A slow channel loses
 notifications only when its queue is full.  No channel delays a rollout: each has a bounded queue and a task
@@ -20,8 +20,10 @@ from machines.model.plan import GateName
 from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.rules import gates
+from machines.rules.preparing import preparation_blocker
 from machines.scheduler import decide
 from machines.scheduler.progress import exceptions_reason
+from machines.states import Trigger
 from rolloutd import reason_text
 from rolloutd.audit_names import with_current_names
 from rolloutd.engine.state import State
@@ -35,10 +37,12 @@ log = logging.getLogger("rolloutd.engine.notifications")
 
 GATE_WAITS = "gate-waits"
 NODE_FAILED = "node-failed"
+DISTURBED = "disturbed"
+PREPARE_FAILED = "prepare-failed"
 ROLLOUT_ENDED = "rollout-ended"
 NOTHING_MOVED = "nothing-moved"
 AUDIT_HEAD = "audit-head"
-NOTIFY_EVENTS = (GATE_WAITS, NODE_FAILED, ROLLOUT_ENDED, NOTHING_MOVED)
+NOTIFY_EVENTS = (GATE_WAITS, NODE_FAILED, DISTURBED, PREPARE_FAILED, ROLLOUT_ENDED, NOTHING_MOVED)
 """The events of a dispatcher that is given none; the audit's head is sent only where it is asked for."""
 
 COALESCE_S = 1.0
@@ -119,6 +123,7 @@ class NotificationDispatcher:
         self._events = frozenset(events)
         self._stall_after_s = stall_after_s
         self._last_seq = state.changes.latest_seq
+        self._stopped_preparations: set[str] = set()
         self._waiting_gates: set[tuple[str, str, str]] = set()
         self._last_progress_at: dict[str, float] = {}
         self._stalled_rollouts: set[str] = set()
@@ -157,6 +162,7 @@ class NotificationDispatcher:
         for notification in [
             *await self._notifications_from_audit(),
             *self._notifications_for_gates(),
+            *self._notifications_for_preparations(),
             *self._notifications_for_stalls(),
         ]:
             for channel in self._channels:
@@ -179,6 +185,10 @@ class NotificationDispatcher:
     def _notifications_for_entry(self, entry: Mapping[str, Any]) -> Iterator[Notification]:
         rollout, fields = entry["rollout"], entry["fields"]
         match entry["event"]:
+            case "PhaseMoved" if fields["trigger"] == Trigger.DISTURBED and DISTURBED in self._events:
+                failure = fields["failure"]
+                text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
+                yield Notification(f"{entry['node']} was disturbed in service by {rollout}", text)
             case "PhaseMoved" if fields["target"] == "failed" and NODE_FAILED in self._events:
                 failure = fields["failure"]
                 text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
@@ -214,6 +224,21 @@ class NotificationDispatcher:
                     text = f"{missing}\nrolloutctl approve {rollout.id} {gate} --reason ..."
                     yield Notification(f"{rollout.id} waits at {gate}{after}", text)
         self._waiting_gates = waiting
+
+    def _notifications_for_preparations(self) -> Iterator[Notification]:
+        """Yield a notification for each rollout whose preparation stopped since the last call."""
+        if PREPARE_FAILED not in self._events:
+            return
+        stopped = set()
+        for rollout in self._state.index.rollouts.values():
+            reason = None if rollout.closed else preparation_blocker(self._state.index, rollout)
+            if reason is None:
+                continue
+            stopped.add(rollout.id)
+            if rollout.id not in self._stopped_preparations:
+                text = f"{reason_text.describe(reason)}\nrolloutctl prepare {rollout.id}"
+                yield Notification(f"the preparation of {rollout.id} has stopped", text)
+        self._stopped_preparations = stopped
 
     def _notifications_for_stalls(self) -> Iterator[Notification]:
         """Yield a notification for each stalled rollout, once per stall."""

@@ -41,8 +41,8 @@ OPTIONAL_POLICY_KEYS = (
 
 
 PREPARE_CHANGE_KEYS = ("stages", "cleanup", "resolved")
-PREPARE_POLICY_KEYS = ("windows", "tolerate", "force")
-"""The parts of `prepare`: `resolved` and `force` are added at submit, the one from the source."""
+PREPARE_POLICY_KEYS = ("windows", "tolerate", "force", "force_nodes")
+"""The parts of `prepare`: `resolved` and what is forced are added at submit, the one from the source."""
 
 
 def plan_content(document: PlanDocument) -> dict[str, JSON]:

@@ -5,7 +5,7 @@ It becomes part of the plan's content, so people vote for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,24 @@ from rolloutd.planfile.rules import prepare_items
 JSON = Any
 
 
-def resolve_prepare(plan: PlanFile, tree: Path, force: tuple[str, ...] = ()) -> PlanFile:
+@dataclass(frozen=True, slots=True)
+class ForcedStages:
+    """Prepare stages that run also where they are done: on these nodes, on all if none is named."""
+
+    stages: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+NOT_FORCED = ForcedStages()
+
+
+def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED) -> PlanFile:
     """Return the plan with its manifests and the digests of its prepare playbooks; reads files.
 
-    `force` names stages that run also where they are done.  Raises InvalidFile.
+    Raises InvalidFile.
     """
     prepare = plan.content["spec"].get("prepare")
-    _require_known_stages(plan, prepare, force)
+    _require_known_stages(plan, prepare, force.stages)
     if prepare is None:
         return plan
     resolved: dict[str, JSON] = {}
@@ -43,7 +54,9 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: tuple[str, ...] = ()) -> 
             if kind == "build":
                 built.add(stage["manifest"])
             resolved[stage["name"]] = found
-    forced = {"force": sorted(force)} if force else {}
+    forced = {"force": sorted(force.stages)} if force.stages else {}
+    if force.nodes:
+        forced["force_nodes"] = sorted(force.nodes)
     spec = {**plan.content["spec"], "prepare": {**prepare, "resolved": resolved, **forced}}
     return replace(plan, content={**plan.content, "spec": spec})
 

@@ -70,7 +70,15 @@ SourceName = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelValue = Annotated[str, Field(max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 ExternalUser = Annotated[str, Field(min_length=1, max_length=253)]
-NotifyEvent = Literal["gate-waits", "node-failed", "rollout-ended", "nothing-moved", "audit-head"]
+NotifyEvent = Literal[
+    "gate-waits",
+    "node-failed",
+    "disturbed",
+    "prepare-failed",
+    "rollout-ended",
+    "nothing-moved",
+    "audit-head",
+]
 
 
 class _SourceKeys(Params):
@@ -256,7 +264,14 @@ class Notify(Params):
 
     urls_file: FilePath = Field(description="File with one apprise URL per line; only the daemon reads it.")
     events: list[NotifyEvent] = Field(
-        default=["gate-waits", "node-failed", "rollout-ended", "nothing-moved"],
+        default=[
+            "gate-waits",
+            "node-failed",
+            "disturbed",
+            "prepare-failed",
+            "rollout-ended",
+            "nothing-moved",
+        ],
         max_length=MAX_ITEMS,
         description="Events that cause a notification.",
     )

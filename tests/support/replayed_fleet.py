@@ -296,6 +296,7 @@ class ReplayedFleet:
             "owner": "infra",
             "expected_s": 240.0,
             "prepared": None,
+            "forced_stages": [],
             "minutes": {"slot": 0.0, "prepare": 0.0},
         }
 
@@ -355,6 +356,7 @@ class ReplayedFleet:
             "digest": DIGEST,
             "evidence": self.pilot_evidence if gate == "start" else None,
             "waived": None,
+            "prepared": None,
         }
 
     def node(self, name: str) -> JSON:
@@ -382,6 +384,7 @@ class ReplayedFleet:
             **shown,
             "since": format_rfc3339(node["since"]),
             "admitted_at": format_rfc3339(node["admitted_at"]),
+            "minutes": {"slot": 0.0, "prepare": 0.0},
             "step": live["step"] if live else None,
             "percent": live["percent"] if live else None,
             "reason": reason,

@@ -326,6 +326,9 @@ def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
         missing = f"votes missing: {summaries.missing_votes(pending)}"
     lines = [justify([*glyph, *title, *badge], [(f" {digest} ", "digest")], width)]
     lines += [[("  ", ""), (text, "dim")] for text in wrap_text(missing, width - 4, 2)]
+    if (prepared := gate["prepared"]) is not None:
+        total = formatting.pluralize(prepared["total"], "node")
+        lines.append([("  ", ""), (f"{prepared['done']:,} of the {total} after it prepared", "dim")])
     lines += vote_lines(gate, MAX_VOTES_SHOWN)
     if not pending.needs_my_vote and gate["state"] != "open":
         permission = permissions.vote_permission(page.console.model, pending.rollout, gate)

@@ -17,6 +17,7 @@ from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
+from rolloutd.planfile.prepare_source import ForcedStages
 
 IMPACT_RUN_PREFIX = "impact"
 """Begins the names of the runs; a rollout's id ends in a hyphen and five characters."""
@@ -90,7 +91,7 @@ async def submit_plan(services: Services, request: Request) -> Created | wire_pl
         again=body.again,
         supersede=body.supersede,
         overrides=submit.Overrides(tuple(body.override_verdicts), body.reason or ""),
-        force_stages=tuple(body.force_stages),
+        force=ForcedStages(tuple(body.force_stages), tuple(body.force_nodes)),
     )
     resolved = await resolve_rollout(services.state, rollout)
     current = rollout_progress(resolved.index, rollout, services.state.now())

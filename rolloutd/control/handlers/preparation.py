@@ -101,13 +101,14 @@ def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire_prepar
             # What was done with another content, before the last build, is to be done again.
             is_current = row is not None and (row.state not in PREPARED or row.content == content)
             if is_current or target.phase is Phase.PENDING:
-                yield _preparation(target.node, stage.name, row if is_current else None, content, now)
+                is_forced, shown = stage.is_forced_on(target.node), row if is_current else None
+                yield _preparation(target.node, stage.name, shown, content, now, is_forced=is_forced)
         if (cleanup := known.rows.get((target.node, CLEANUP))) is not None:
             yield _preparation(target.node, CLEANUP, cleanup, "", now)
 
 
 def _preparation(
-    node: str, stage: str, row: Preparation | None, content: str, now: float
+    node: str, stage: str, row: Preparation | None, content: str, now: float, *, is_forced: bool = False
 ) -> wire_preparation.Preparation:
     if row is None:
         row = Preparation("", node, stage, 0, PreparationState.WAITING, content, 0.0, 0.0)
@@ -120,6 +121,7 @@ def _preparation(
         "text": row.text,
         "attempt": row.attempt,
         "seconds": round(duration_s(row, now), 1),
+        "forced": is_forced,
     }
 
 

@@ -204,4 +204,4 @@ def _is_done(checkpoint: Checkpoint, job: PrepareJob, content: str, *, is_resume
     if checkpoint.content != content:
         return False
     by_this_rollout = checkpoint.rollout == job.rollout.id
-    return by_this_rollout if job.stage.force or is_resumed else True
+    return by_this_rollout if job.stage.is_forced_on(job.row.node) or is_resumed else True

@@ -28,6 +28,7 @@ GATE = {
     "digest": "f" * 64,
     "evidence": None,
     "waived": None,
+    "prepared": None,
 }
 ROLLOUT: dict[str, Any] = {
     "rollout": "somaxconn-abcde",
@@ -78,6 +79,7 @@ ROLLOUT: dict[str, Any] = {
     "not_probed": ["client traffic"],
     "not_isolated": [],
     "prepared": None,
+    "forced_stages": [],
     "minutes": {"slot": 0.0, "prepare": 0.0},
 }
 

@@ -144,6 +144,7 @@ def test_nodes_as_json_is_a_list(daemon: CannedDaemon, capsys: pytest.CaptureFix
         "wave": "canary",
         "outcome": None,
         "attempt": 0,
+        "minutes": {"slot": 0.0, "prepare": 0.0},
         "isolated": False,
         "since": None,
         "step": None,

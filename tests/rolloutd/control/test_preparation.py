@@ -81,6 +81,12 @@ async def test_status_and_prepare_show_how_far_the_nodes_are(
         shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
         assert shown["prepared"] == {"done": 1, "total": 4}
         assert shown["minutes"] == {"slot": 0.0, "prepare": 3.5}
+        gates = {each["gate"]: each["prepared"] for each in shown["gates"]}
+        # The canaries p1 and s1 are before it.
+        assert gates == {"start": None, "continue": {"done": 0, "total": 2}, "proceed": None}
+        nodes = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
+        minutes = {each["node"]: each["minutes"]["prepare"] for each in nodes}
+        assert minutes == {"p1": 2.0, "p2": 0.5, "s1": 0.0, "s2": 0.0}
         listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/prepare"))["preparations"]
         assert {(each["node"], each["stage"], each["state"]) for each in listed} == {
             ("localhost", "build", "done"),
@@ -93,7 +99,9 @@ async def test_status_and_prepare_show_how_far_the_nodes_are(
         assert await run_cli(inside, "prepare", rollout) == 0
         assert "p2" in capsys.readouterr().out
         assert await run_cli(inside, "status", rollout) == 0
-        assert "25 %   1 of 4 nodes prepared" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "25 %   1 of 4 nodes prepared" in printed
+        assert "    0 of the 2 nodes after it prepared" in printed
 
 
 INSTALLING = PLAN.replace("  soak:", "  prepare: [{install: {playbook: site.yml}}]\n  soak:")

@@ -20,9 +20,11 @@ from machines.scheduler.preparing import may_begin
 from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
+from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.stager import FakeStager
 from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
@@ -150,6 +152,27 @@ async def test_disturbing_install_is_caught_on_first_canary(
         assert sorted(fleet.runs[2:]) == ["p2.install.1", "s1.install.1", "s2.install.1"]
 
 
+async def test_disturbance_and_failed_stage_are_notified_once(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        people = FakeNotifier()
+        dispatcher = NotificationDispatcher(inside.state, [people], ["disturbed", "prepare-failed"])
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(dispatcher.run())
+            disturbed = await inside.start(text=plan_with("one"))
+            await prepare_all(inside, Fleet(disturb={"boot-id": "b2"}))
+            failed = await inside.start(text=plan_with("one").replace("name: sysctl", "name: other"))
+            await prepare_all(inside, Fleet(cut={"one"}))
+            for _ in range(5):
+                inside.clock.advance(10.0)
+                for _ in range(200):
+                    await asyncio.sleep(0)
+            task.cancel()
+        text = "\n".join(f"{title}\n{text}" for title, text in people.sent)
+        assert text.count(f"p1 was disturbed in service by {disturbed}\nprepare.one: boot-id: b1 -> b2") == 1
+        assert text.count(f"the preparation of {failed} has stopped\nprepare stage one failed on") == 1
+        assert "failed in" not in text
+
+
 async def test_retry_after_cut_connection_starts_at_third_stage(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=plan_with(*STAGES))
@@ -182,6 +205,25 @@ async def test_same_content_starts_no_run_and_forced_stage_exactly_one(tmp_path:
         await inside.start(text=plan_with("one", "two"), supersede=True, force_stages=["two"])
         await prepare_all(inside, fleet)
         assert sorted(fleet.runs) == [f"{node}.two.1" for node in ("p1", "p2", "s1", "s2")]
+
+
+async def test_stage_forced_on_one_node_runs_only_there(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        fleet = Fleet()
+        await inside.start(text=plan_with("one", "two"))
+        await prepare_all(inside, fleet)
+        fleet.runs.clear()
+        more = {"supersede": True, "force_stages": ["two"]}
+        with pytest.raises(ApiError) as refused:
+            await inside.submit(text=plan_with("one", "two"), **more, force_nodes=["p1", "p9"])
+        assert refused.value.body["errors"][0]["found"] == "p9"
+        rollout = await inside.start(text=plan_with("one", "two"), **more, force_nodes=["s2"])
+        await prepare_all(inside, fleet)
+        assert fleet.runs == ["s2.two.1"]
+        shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert shown["forced_stages"] == [{"stage": "two", "nodes": ["s2"]}]
+        listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/prepare"))["preparations"]
+        assert [(each["node"], each["stage"]) for each in listed if each["forced"]] == [("s2", "two")]
 
 
 async def test_cancelled_rollout_removes_what_it_brought(tmp_path: Path) -> None:

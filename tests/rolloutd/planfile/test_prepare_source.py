@@ -11,7 +11,7 @@ from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile, digest, read
 from rolloutd.planfile.playbook_digest import playbook_digest
-from rolloutd.planfile.prepare_source import resolve_prepare
+from rolloutd.planfile.prepare_source import ForcedStages, resolve_prepare
 from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
 
 PIN = {"kind": "tree", "pin": "00" * 32}
@@ -108,10 +108,10 @@ def test_manifest_that_nothing_made_is_refused(tree: Path) -> None:
 
 def test_forced_stage_is_part_of_policy_and_must_exist(tree: Path) -> None:
     plan = plan_with("[{stage: {}}]")
-    forced = resolve_prepare(plan, tree, ("stage",))
+    forced = resolve_prepare(plan, tree, ForcedStages(("stage",)))
     assert [stage.force for stage in compile_plan(forced.content, teams={}).prepare] == [True]
     before = digest(resolve_prepare(plan, tree).content, PIN, ["n1"])
     after = digest(forced.content, PIN, ["n1"])
     assert [part for part in before if before[part] != after[part]] == ["policy", "whole"]
     with pytest.raises(InvalidFile, match="no such stage"):
-        resolve_prepare(plan, tree, ("copy",))
+        resolve_prepare(plan, tree, ForcedStages(("copy",)))
