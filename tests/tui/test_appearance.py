@@ -90,6 +90,7 @@ async def test_every_page_fits_every_size(socket_dir: Path, size: tuple[int, int
             await pilot.press(*keys)
             await pilot.pause()
             assert all(len(line) <= size[0] for line in screen_text(app).splitlines())
+            assert all(each.size.width <= size[0] for each in app.screen.query(VirtualList)), keys
 
 
 async def test_ascii_mode_draws_only_ascii(socket_dir: Path) -> None:

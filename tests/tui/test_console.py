@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,7 @@ async def test_node_that_fails_again_is_another_failure(socket_dir: Path) -> Non
     ("key", "question", "call", "extra"),
     [
         ("r", "Retry sea001-01?", "nodes/sea001-01/retry", {}),
-        ("s", "Skip sea001-01?", "nodes/sea001-01/skip", {"put_back": "return"}),
+        ("s", "done with exceptions", "nodes/sea001-01/skip", {"put_back": "return"}),
         ("b", "Rollback sea001-01?", "nodes/sea001-01/rollback", {}),
     ],
 )
@@ -408,6 +409,21 @@ async def test_failure_stands_above_its_gate_with_its_log(socket_dir: Path) -> N
         assert text.index("sea001-01") < text.index("log line 20") < text.index("proceed of kernel")
         await pilot.press("r")
         await wait_for_text(pilot, "Retry sea001-01?")
+
+
+async def test_cause_of_a_failure_is_visible_on_a_small_screen(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    message = (
+        'task "Set the values that differ" failed on sea001-01: non-zero return code (1): sysctl: setting'
+    )
+    fleet.move("sea001-01", "failed", failure=f'{message} key "net.core.somaxconn": ENOENT')
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "FAILED 1", "ENOENT", "IN FLIGHT 2")
+        app.open_node(fleet.id, "sea001-01")
+        shown = await wait_for_text(pilot, "FAILED attempt 1", "ENOENT", "11 tasks, 3 changed")
+        step = next(line for line in shown.splitlines() if "11 tasks, 3 changed" in line)
+        assert re.search(r"\d:\d\d \d\d:\d\d:\d\d$", step.rstrip())
 
 
 async def test_cancelled_rollout_shows_who_and_why(socket_dir: Path) -> None:

@@ -254,6 +254,15 @@ def test_closed_rollout_is_dropped_unless_tracked() -> None:
     assert not other.rollouts
 
 
+def test_rollout_that_ends_is_requested_for_its_exceptions() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    fleet.write("RolloutEnded", rollout=True, at=fleet.at)
+    model.fetch_requests.clear()
+    model.apply_stream_lines(stream_lines(fleet))
+    assert ("rollout", fleet.id) in model.fetch_requests
+
+
 def test_nodes_stay_for_the_last_tracked_rollouts() -> None:
     fleet = pending_fleet()
     model = model_of(fleet)

@@ -399,7 +399,13 @@ RETRY = _node_operation(
     "failed",
 )
 SKIP = _node_operation(
-    "skip", "is skipped", "This rollout leaves it out.", "failed", "pending", fields=(_ISOLATION_FIELD,)
+    "skip",
+    "is skipped",
+    "The rollout leaves it out and ends as done with exceptions. After a failure, part of the change may be"
+    " on the node.",
+    "failed",
+    "pending",
+    fields=(_ISOLATION_FIELD,),
 )
 ROLL_BACK = _node_operation(
     "rollback",

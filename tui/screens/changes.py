@@ -56,7 +56,7 @@ class ChangesPage(Page):
 
 def _change_items(change: wire_changes.Change) -> Iterator[Item]:
     key = f"{change['plan']} {change['change'][:SHORT_HASH]}"
-    yield heading(key.upper(), f"{change['percent']:g}%")
+    yield heading(key, formatting.format_percent(change["percent"]).lstrip())
     counts = Counter(node["state"] for node in change["nodes"])
     counted: Line = [("  ", "")]
     for state, number in counts.items():
@@ -67,7 +67,7 @@ def _change_items(change: wire_changes.Change) -> Iterator[Item]:
         row: Line = [
             ("  ", ""),
             (fit(group["group"], 32), "bold"),
-            (f"{group['percent']:>5g}%  ", ""),
+            (f"{formatting.format_percent(group['percent'])}  ", ""),
             (done, "dim"),
         ]
         yield f"{key} {group['group']}", static_line(row)

@@ -36,9 +36,6 @@ from tui.widgets.virtual_list import Banner, VirtualList
 MAX_LOG_LINES = 20_000
 """Lines kept, a few megabytes."""
 
-FULL_HEAD_WIDTH = 60
-"""Cells from which the head also has team, wave and attempt."""
-
 MAX_NAMED_HOLDERS = 3
 
 STEP_GLYPHS = {
@@ -56,8 +53,10 @@ class NodePage(TwoPanes, RolloutScreen):
     panes = ("log", "steps")
     filter_label = "show log lines that contain"
     DEFAULT_CSS = """
-    NodePage #steps { height: 2fr; width: 2fr; }
-    NodePage #logs { height: 3fr; width: 3fr; }
+    NodePage #steps { height: 2fr; width: 100%; }
+    NodePage #logs { height: 3fr; width: 100%; }
+    NodePage.-wide #steps { width: 2fr; }
+    NodePage.-wide #logs { width: 3fr; }
     NodePage #log { height: 1fr; }
     """
 
@@ -201,8 +200,11 @@ class NodePage(TwoPanes, RolloutScreen):
             ("  out of service" if node.isolated else "", "warn"),
         ]
         attempt = f"  attempt {node.attempt}" if node.attempt else ""
-        right: Line = [(f" team {node.team or '-'}  wave {node.wave}{attempt} ", "dim")]
-        first = justify(first, right if width >= FULL_HEAD_WIDTH else [], width)
+        team = f" team {node.team or '-'}"
+        for right in (f"{team}  wave {node.wave}{attempt} ", f"{team}{attempt} ", f"{attempt} ", ""):
+            if lines.line_width(first) + len(right) <= width:
+                break
+        first = justify(first, [(right, "dim")] if right else [], width)
         return [first, [(" ", ""), *self._describe_node(node)]]
 
     def _describe_node(self, node: NodeState) -> Line:

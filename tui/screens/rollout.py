@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from textual.geometry import Size
 from textual.widget import Widget
 
 from rolloutd.control import event_text
@@ -60,6 +61,9 @@ MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 32
 MAX_TAIL_LINES = 10
 """Log lines of the first failed node."""
 
+MAX_FAILURE_LINES = 4
+"""Lines for the message of the first failed node."""
+
 MIN_TAIL_LINES, ROWS_BELOW_TAIL = 2, 8
 
 AUDIT_PAGE_SIZE = 1_000
@@ -72,6 +76,9 @@ MAX_URGENT_RANK = 1
 
 MIN_BAR_WIDTH = 5
 """A shorter bar says less than the figures after it."""
+
+ROLLBACK_STEP = "run.rollback"
+"""The step of a node in flight whose tasks undo the change."""
 
 LATE_FACTOR = 1.5
 """A node in flight is late after so many times the usual duration."""
@@ -310,7 +317,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def _current_items(self, rollout: RolloutState) -> Iterator[Item]:
         pane = self.query_one("#now", VirtualList).size
         # A failure stands above its gate: a user reads what failed before approving it.
-        yield from self._failed_items(rollout, pane.height)
+        yield from self._failed_items(rollout, pane)
         pending = find_pending_gate(self, rollout)
         if pending is not None:
             for number, line in enumerate(gate_lines(self, pending, max(20, pane.width - 2))):
@@ -335,7 +342,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
                 for number, line in enumerate(vote_lines(gate, MAX_VOTES_SHOWN)):
                     yield f"vote:{gate['gate']}:{gate['wave']}:{number}", static_line(line)
 
-    def _failed_items(self, rollout: RolloutState, height: int) -> Iterator[Item]:
+    def _failed_items(self, rollout: RolloutState, pane: Size) -> Iterator[Item]:
         failed = self.console.node_summary(rollout).failed
         if not failed:
             return
@@ -343,10 +350,15 @@ class RolloutPage(TwoPanes, RolloutScreen):
         width = lines.column_width((node.node for node in failed), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
         yield heading("FAILED", f"{len(failed)}: r retry, s skip, b roll back")
         for number, node in enumerate(failed):
-            yield f"node:{node.node}", _failed_row(node, width)
-            if number == 0:
+            if number:
+                yield f"node:{node.node}", _failed_row(node, width)
+            else:
+                name_width = min(width, max(MIN_NAME_WIDTH, pane.width // 3))
+                failure = _failure_lines(node, name_width, max(20, pane.width - 2))
+                for row, text in enumerate(failure):
+                    yield "" if row else f"node:{node.node}", static_line(text)
                 # On a small screen the gate and the nodes in flight must stay visible below.
-                for line in self._log_tail[-max(MIN_TAIL_LINES, height - ROWS_BELOW_TAIL) :]:
+                for line in self._log_tail[-max(MIN_TAIL_LINES, pane.height - ROWS_BELOW_TAIL) :]:
                     yield "", static_line([("   ", ""), *log_line(line)])
 
     def _waiting_items(self, rollout: RolloutState) -> Iterator[Item]:
@@ -432,6 +444,8 @@ def in_flight_row(
         (f" of ~{formatting.format_clock(expected_s)} ", "dim"),
     ]
     task = lines.sanitize(in_flight.task) or event_text.step_label(in_flight.step) or "…"
+    if in_flight.task and in_flight.step == ROLLBACK_STEP:
+        task = f"rollback: {task}"
 
     def draw(width: int) -> Line:
         left: Line = [
@@ -450,12 +464,27 @@ def in_flight_row(
 
 
 def _failed_row(node: NodeState, name_width: int) -> Callable[[int], Line]:
-    attempt = f" (attempt {node.attempt})" if node.attempt > 1 else ""
     return lambda width: [
         (" ✗ ", "bad"),
         (fit(node.node, min(name_width, max(MIN_NAME_WIDTH, width // 3))), "bold"),
-        (f" {lines.sanitize(node.failure or 'it failed')}{attempt}", "bad"),
+        (f" {lines.sanitize(_failure_text(node))}", "bad"),
     ]
+
+
+def _failure_text(node: NodeState) -> str:
+    return (node.failure or "it failed") + (f" (attempt {node.attempt})" if node.attempt > 1 else "")
+
+
+def _failure_lines(node: NodeState, name_width: int, width: int) -> Iterator[Line]:
+    """Yield the failure of the first failed node in full: its cause is at the end of its message."""
+    indent = name_width + 4
+    for number, text in enumerate(
+        lines.wrap_text(_failure_text(node), max(20, width - indent), MAX_FAILURE_LINES)
+    ):
+        name: Line = (
+            [(" " * indent, "")] if number else [(" ✗ ", "bad"), (fit(node.node, name_width) + " ", "bold")]
+        )
+        yield [*name, (text, "bad")]
 
 
 def _group_row(group: WaitingGroup, text: str) -> Callable[[int], Line]:

@@ -315,6 +315,9 @@ class Model:
         if entry["event"] in _GATE_EVENTS and known.id in self.reviews:
             # A vote changes what the user's own approval still gives.
             self._add_fetch_request("review", known.id, is_urgent=True)
+        if known.is_closed and known.id in self._tracked_rollouts:
+            # The status omits it, and its reason names the nodes without the change.
+            self._add_fetch_request("rollout", known.id)
         known.version += 1
 
     def _apply_to_node(self, known: RolloutState, entry: Mapping[str, Any]) -> None:

@@ -166,7 +166,8 @@ def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[st
     match rollout.state:
         case "done":
             changed = f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current"
-            return sentence or changed, ""
+            skipped = rollout.counts["skipped"]
+            return sentence or (f"{changed}, {skipped} skipped" if skipped else changed), ""
         case "cancelled":
             finish = f"{moving} in flight will finish" if rollout.in_flight else ""
             return "; ".join(filter(None, [sentence, finish])), ""
