@@ -253,7 +253,7 @@ def _work_s(
 ) -> tuple[float, float] | None:
     """Return the least and the most seconds to the end if nothing blocks: the slowest pool, limits, soaks.
 
-    It is never 0 while something is left.
+    It is never 0 while something is left, and in whole seconds: each surface shows the same number.
     """
     counters = index.counters(rollout.id)
     rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
@@ -266,7 +266,7 @@ def _work_s(
     soak_s = _remaining_soak_s(index, rollout, wave_progress, now)
     typical_s = counters.expected_s(rollout.plan.expected_s, TYPICAL_PERCENTILE)
     low_s, high_s = (math.ceil(rounds) * each + soak_s for each in (typical_s, index.expected_s(rollout.id)))
-    return max(1.0, low_s), max(1.0, high_s)
+    return max(1.0, round(low_s)), max(1.0, round(high_s))
 
 
 def _rounds(index: Index, rollout: Rollout, spec: WaveDef) -> int:

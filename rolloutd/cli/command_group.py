@@ -19,6 +19,9 @@ from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.text import nearest_name
 
+MAX_LISTED_CHOICES = 12
+"""An error with more words hides its problem; only rolloutctl itself has more commands."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -236,7 +239,10 @@ def _suggest_command(message: str) -> str:
     mistyped = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
     if mistyped is None:
         return ""
-    near = nearest_name(mistyped[1], (word.strip(" '\"") for word in mistyped[2].split(",")))
+    known = [word.strip(" '\"") for word in mistyped[2].split(",")]
+    near = nearest_name(mistyped[1], known)
+    if near is None and len(known) > MAX_LISTED_CHOICES:
+        return f"'{mistyped[1]}' is unknown; list the commands with rolloutctl help"
     return f"'{mistyped[1]}' is unknown; did you mean '{near}'?" if near else ""
 
 
@@ -244,6 +250,8 @@ def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
     unknown = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
     if unknown is None:
         return ""
+    if unknown[1] == "--output" and "-o" in _known_options(parser):
+        return "--output is unknown; use -o"  # kubectl has both; here audit export writes to --output
     # Without the dashes, which make short options alike.
     known = sorted(option.lstrip("-") for option in _known_options(parser))
     near = nearest_name(unknown[1].lstrip("-"), known)

@@ -65,7 +65,8 @@ def _render_rollout(rollout: Rollout) -> Iterator[Text | Progress]:
     title.append(f"  {state}", style=_STYLES.get(state, "bold cyan"))
     if rollout["wave"]:
         title.append(f"  wave {rollout['wave']}")
-    title.append(format_remaining(rollout), style="dim")
+    if remaining := format_remaining(rollout):
+        title.append(f", {remaining}", style="dim")
     yield title
     yield _pool_bars(rollout)
     for node in rollout["in_flight"][:MAX_IN_FLIGHT]:

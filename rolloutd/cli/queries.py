@@ -188,8 +188,8 @@ def print_rollout(rollout: Rollout) -> None:
     plan = colorize(sanitize(rollout["plan"]), "bold")
     print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_DIGEST_CHARS]}")
     print_line(f"source {sanitize(rollout['source']['text'])}")
-    wave = f", wave {rollout['wave']}" if rollout["wave"] else ""
-    print_line(f"{colorize(rollout['state'])}{wave}{format_remaining(rollout)}")
+    wave = f"wave {rollout['wave']}" if rollout["wave"] else ""
+    print_line(", ".join(filter(None, (colorize(rollout["state"]), wave, format_remaining(rollout)))))
     print_line(
         f"{progress_bar(rollout['percent'])} {format_percent(rollout['percent'])}   {_format_counts(rollout)}"
     )
@@ -234,15 +234,15 @@ def print_preparation(rollout: Rollout) -> None:
         print_line(sanitize(f"prepare stage {forced['stage']} is forced on {nodes}"))
     slot, prepare = (format_duration(60.0 * minutes[key]) for key in ("slot", "prepare"))
     whole = format_duration(60.0 * (minutes["slot"] + minutes["prepare"]))
-    print_line(f"{slot} in slots and {prepare} of preparation, which in slots would have been {whole}")
+    print_line(f"{slot} in slots and {prepare} of preparation; without preparation {whole} in slots")
 
 
 def format_remaining(rollout: Rollout) -> str:
-    """Return what machines and people have left to do: `, 4m to 6m of work and 2 votes left`."""
+    """Return what machines and people have left to do: `4m to 6m of work and 2 votes left`."""
     work, votes = rollout["work"], rollout["votes_missing"]
     parts = [f"{timestamps.format_range(work['low_s'], work['high_s'])} of work"] if work else []
     parts += [pluralize(votes, "vote")] if votes else []
-    return f", {' and '.join(parts)} left" if parts else ""
+    return f"{' and '.join(parts)} left" if parts else ""
 
 
 def print_traffic_probes(shown: Rollout | Preview) -> None:
@@ -328,7 +328,7 @@ def _format_counts(rollout: Rollout) -> str:
         ("in flight", len(rollout["in_flight"])),
         ("pending", rollout["pending"]),
         ("failed", rollout["failed"]),
-        ("skipped", rollout["skipped"]),
+        ("skipped or rolled back", rollout["skipped"]),
         ("drifted", rollout.get("drifted", 0)),
     ):
         if number:

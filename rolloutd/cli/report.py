@@ -16,7 +16,9 @@ from rolloutd.cli import exits
 from rolloutd.cli.audit import read_entries
 from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
 from rolloutd.cli.output import print_line
+from rolloutd.cli.queries import format_remaining
 from rolloutd.cli.timestamps import format_local
+from rolloutd.cli.voting import format_gate
 from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path
 
@@ -39,9 +41,14 @@ PHASE_WORDS = {
 OUTCOME_WORDS = {
     "changed": "changed",
     "already-current": "had the change already",
-    "skipped": "left out by a person",
+    "skipped": "left out",
     "left": "no longer in the inventory",
-    "rolled-back": "changed back by a person's order",
+    "rolled-back": "changed back",
+}
+FAILED_WHILE = {
+    "pending": "before its change",
+    "done": "after its change",
+    **{phase: f"while {PHASE_WORDS[phase]}" for phase in ("isolating", "maintaining", "verifying", "failed")},
 }
 
 DECISIONS = frozenset(
@@ -93,6 +100,10 @@ def render_rollout(client: Client, name: str, *, refresh_s: int = 0) -> str:
         decisions=[each for each in entries if each["event"] in DECISIONS],
         timeline=Timeline.from_entries(entries, nodes),
         head=client.get(api_path("audit", "head")),
+        remaining=format_remaining(rollout),
+        waiting=[format_gate(gate) for gate in rollout["gates"] if gate["state"] == "waiting"],
+        phase_words=PHASE_WORDS,
+        failed_while=FAILED_WHILE,
         refresh_s=refresh_s,
         describe=event_text.describe_entry,
         actor=event_text.actor_name,

@@ -133,7 +133,7 @@ class _StateCollector(Collector):
         info.add_metric([], {"version": self._version})
         yield info
         yield _make_gauge("epoch", "The daemon's term; it grows with every start.", state.index.epoch)
-        yield _make_gauge("started_timestamp_seconds", "When this daemon took up its work.", self._started_at)
+        yield _make_gauge("started_timestamp_seconds", "When this daemon started.", self._started_at)
         yield _make_gauge(
             "troubles", "What hinders the daemon; `rolloutctl status` says it.", len(state.problems())
         )
@@ -211,6 +211,9 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
     percent = _make_labelled_gauge(
         "rollout_percent", "Percentage of nodes that carry the change, of those not skipped.", "rollout"
     )
+    prepared = _make_labelled_gauge(
+        "prepared_nodes", "Prepared nodes of a live rollout; absent without prepare stages.", "rollout"
+    )
     last_progress = _make_labelled_gauge(
         "last_progress_timestamp_seconds", "When a node of the rollout last changed its phase.", "rollout"
     )
@@ -220,11 +223,13 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
             nodes.add_metric([rollout.id, phase.value], tally.phases[phase])
         states.add_metric([rollout.id, current.state.value], 1)
         percent.add_metric([rollout.id], current.percent)
+        if current.prepared is not None:
+            prepared.add_metric([rollout.id], current.prepared)
         if current.reason is not None:
             reasons.add_metric([rollout.id, current.reason.code], 1)
         latest = max((target.since for target in index.targets(rollout.id)), default=rollout.submitted_at)
         last_progress.add_metric([rollout.id], max(latest, rollout.submitted_at))
-    yield from (nodes, states, percent, reasons, last_progress)
+    yield from (nodes, states, percent, prepared, reasons, last_progress)
 
 
 def _collect_pools(index: Index, live: Sequence[Rollout]) -> Iterator[Metric]:

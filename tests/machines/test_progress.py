@@ -216,7 +216,7 @@ def test_rollout_done_with_exceptions_names_them() -> None:
     assert seen.state is RolloutState.DONE
     assert seen.reason is not None
     assert describe(seen.reason) == (
-        "done with exceptions: 1 changed, 1 skipped (n2 by root: its disk is broken)"
+        "done with exceptions: 1 changed, 1 skipped (n2, by root: its disk is broken)"
     )
     transition_reason = explain_node(index, "R", "n2", T0 + 1.0)
-    assert describe(transition_reason) == "n2 is done: skipped by root: its disk is broken"
+    assert describe(transition_reason) == "n2 is done: skipped (by root: its disk is broken)"

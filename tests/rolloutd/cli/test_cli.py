@@ -50,6 +50,8 @@ def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.
     ("words", "hint"),
     [
         (["statsu"], "did you mean 'status'"),
+        (["frobnicate"], "rolloutctl: 'frobnicate' is unknown; list the commands with rolloutctl help\n"),
+        (["status", "--output", "json"], "use -o"),
         (["plan", "validte", "x"], "did you mean 'validate'"),
         (["approve", "r", "strat", "--reason", "x"], "did you mean 'start'"),
         (["pause", "r"], "--reason"),

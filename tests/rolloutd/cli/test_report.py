@@ -45,7 +45,7 @@ ENTRIES = [
 def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
     with serve_canned(tmp_path / "s") as daemon:
         node = {"node": "n1", "team": "web", "phase": "failed", "outcome": None, "reason": None}
-        daemon.answer("GET", f"rollouts/{ROLLOUT_ID}", {**ROLLOUT, "owner": "infra"})
+        daemon.answer("GET", f"rollouts/{ROLLOUT_ID}", {**ROLLOUT, "prepared": {"done": 6, "total": 12}})
         daemon.answer("GET", f"rollouts/{ROLLOUT_ID}/nodes", {"nodes": [{**node, "since": None}]})
         source = {"kind": "git", "pin": "abc"}
         daemon.answer("GET", f"rollouts/{ROLLOUT_ID}/plan", {"source": source, "content": {}, "digest": "d"})
@@ -78,6 +78,12 @@ def test_page_says_what_who_why_and_how_far(daemon: CannedDaemon) -> None:
     for words in (
         "paused: n3 failed while maintaining",
         "58 %: 7 of 12 nodes changed",
+        "6 of 12 nodes prepared.",
+        "4m to 6m20s of work and 2 votes left.",
+        "proceed after fleet is waiting: 1 vote of infra",
+        "Not probed: client traffic.",
+        "Source: commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git",
+        "<script> (while being changed)",
         "failed; a person must decide",
         "paused the rollout: lunch",
         f"Audit entry 6, hash {'f' * 64}",
@@ -90,7 +96,8 @@ def test_page_loads_nothing_and_runs_nothing(daemon: CannedDaemon) -> None:
     page = Page(text)
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in page.tags)
     assert not [attributes for _, attributes in page.tags if attributes.keys() & {"src", "href", "onload"}]
-    assert not re.search(r"url\(|https?:|@import", text)
+    without_source = text.replace(ROLLOUT["source"]["text"], "")
+    assert not re.search(r"url\(|https?:|@import", without_source)
     assert "<b>alice</b>" in page.text, "what people and nodes write is text, not HTML"
 
 
