@@ -255,7 +255,11 @@ def _exceptions(params: Params) -> str:
     parts = [f"{params['changed']} changed"]
     named = params["nodes"]
     for outcome in dict.fromkeys(each["outcome"] for each in named):
-        nodes = [f"{each['node']}{_by(each['detail'])}" for each in named if each["outcome"] == outcome]
+        nodes = [
+            ", ".join(filter(None, (each["node"], each["detail"])))
+            for each in named
+            if each["outcome"] == outcome
+        ]
         parts.append(f"{len(nodes)} {outcome} ({'; '.join(nodes)})")
     if (unnamed := params["skipped"] - len(named)) > 0:
         parts.append(f"and {unnamed} more")
@@ -264,7 +268,7 @@ def _exceptions(params: Params) -> str:
 
 def _by(detail: str | None) -> str:
     """Return who took a node out of a rollout and why, as the command recorded it."""
-    return f" {detail}" if detail else ""
+    return f" ({detail})" if detail else ""
 
 
 def _detail(text: str | None) -> str:

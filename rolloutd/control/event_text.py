@@ -122,7 +122,9 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "DriftRecorded": lambda f: (
         f"drifted: check mode would change {_join_names(f['tasks'])}" if f["tasks"] else "has no drift"
     ),
-    "NodeOrdered": lambda f: f"ordered: {f['order'] or 'over'}: {f['reason']}",
+    "NodeOrdered": lambda f: (
+        f"ordered: {f['order']}: {f['reason']}" if f["order"] else f"the order ended: {f['reason']}"
+    ),
     "NodeAdvanced": _with_reason("advanced"),
     "TeamRulesChanged": lambda f: (
         f"set the rules of team {f['team']}: {pluralize(len(f['windows']), 'window')}, "

@@ -18,7 +18,8 @@ def describe_change(rollout: HandoverRollout) -> str:
     parts = ["opened"] if rollout["opened"] else []
     parts += [f"{pluralize(rollout['changed'], 'node')} changed"] if rollout["changed"] else []
     parts += [f"{', '.join(rollout['failed'])} failed"] if rollout["failed"] else []
-    parts += ["ended"] if rollout["ended"] else []
+    if rollout["ended"]:
+        parts.append("ended" if rollout["reason"] is None else rollout["reason"]["text"])
     return ", ".join(parts) or "no change"
 
 

@@ -137,6 +137,8 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
         names = {each.id: each.plan.name for each in state.index.rollouts.values()}
         known_names = [name for pair in (names | await _closed_names(state)).items() for name in pair]
         action = suggest_name(rollout_id, known_names, "list them with rolloutctl rollouts")
+        if rollout_id in state.index.nodes:
+            action = "it is a node: name its rollout first, then the node"
         raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
     targets = tuple(await state.store.load_targets(rollout_id))
     facts = state.index.snapshot()

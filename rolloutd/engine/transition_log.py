@@ -113,7 +113,7 @@ def _describe_fleet_event(event: Event) -> str:
         case RequestDenied():
             return f"{event.actor.name} was refused {event.call}: {event.why}"
         case DaemonStarted():
-            return f"rolloutd {event.version} took up its work, epoch {event.epoch}"
+            return f"rolloutd {event.version} started, epoch {event.epoch}"
         case RunOutputPruned():
             runs = pluralize(event.runs, "run")
             return (

@@ -181,7 +181,7 @@ def _check_node(node: nodes.Node) -> None:
                 f"unknown test '{node.name}'", "the tests " + ", ".join(sorted(_ALLOWED_TESTS))
             )
         case nodes.Getattr() if node.attr.startswith("_"):
-            raise TemplateInvalid(f"'{node.attr}' is not looked at")
+            raise TemplateInvalid(f"'{node.attr}' is not allowed: its name begins with an underscore")
         case nodes.Getattr() | nodes.Getitem() if (
             isinstance(node.node, nodes.Name) and node.node.name == "node"
         ):

@@ -95,7 +95,7 @@ def check_files_unchanged(path: Path, opened: FileIdentities) -> None:
     raise StoreFailed(
         f"nothing was written: {path} was moved, removed or replaced; restore it and the daemon resumes"
         f" by itself. What it held is in /proc/{os.getpid()}/fd as long as this daemon lives;"
-        " only a restart takes up what is there now"
+        " only a restart opens the file that is there now"
     )
 
 
@@ -105,7 +105,7 @@ def _identify_file(path: str) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:  # an OSError would end the writer task
-        raise StoreFailed(f"nothing was written: {path} cannot be looked at ({error})") from error
+        raise StoreFailed(f"nothing was written: {path} cannot be inspected ({error})") from error
     return status.st_dev, status.st_ino
 
 

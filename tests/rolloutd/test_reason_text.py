@@ -138,11 +138,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
             "changed": 11,
             "skipped": 3,
             "nodes": (
-                {"node": "n7", "outcome": "skipped", "detail": "by root: returned"},
+                {"node": "n7", "outcome": "skipped", "detail": "returned by root"},
                 {"node": "n8", "outcome": "rolled-back", "detail": None},
             ),
         },
-        "done with exceptions: 11 changed, 1 skipped (n7 by root: returned), 1 rolled-back (n8), and 1 more",
+        "done with exceptions: 11 changed, 1 skipped (n7, returned by root), 1 rolled-back (n8), and 1 more",
     ),
     ReasonCode.FREEZE: (
         "team/a",

@@ -407,7 +407,7 @@ class Driver:
         assert by is not None
         events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
         if action.succeeded and target.phase is Phase.FAILED:
-            text = f"by {by.name}: {action.text}"
+            text = f"{action.text} by {by.name}"
             events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=text))
         if action.succeeded:
             events += [

@@ -9,6 +9,7 @@ from machines.model.events import GateOpened, StepAction, StepRecorded
 from machines.model.plan import GateName
 from machines.model.timefmt import format_rfc3339
 from machines.states import Outcome, Trigger
+from rolloutd.control.handover_text import describe_change
 from rolloutd.ports import Ok
 from tests.contracts.fakes.runner import FakeRun
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
@@ -110,4 +111,5 @@ async def test_handover_has_rollouts_closed_since_then_only(tmp_path: Path) -> N
         at = inside.clock.now()
         (closed,) = (await hand_over(inside, at))["rollouts"]
         assert (closed["state"], closed["ended"], closed["gates"]) == ("cancelled", True, [])
+        assert describe_change(closed) == "opened, cancelled by olga: wrong"
         assert (await hand_over(inside, at + 1))["rollouts"] == []

@@ -364,6 +364,7 @@ async def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
         for user, method, path, suggestion in (
             ("nora", "get", "/v1/rollouts/sysctk", "did you mean sysctl?"),
             ("nora", "get", f"/v1/rollouts/{rollout}/nodes/p11/why", "did you mean p1?"),
+            ("nora", "get", "/v1/rollouts/p1", "it is a node: name its rollout first"),
             ("nora", "get", "/v1/teams/paymants", "did you mean payments?"),
             ("nora", "get", "/v1/rollouts/zebra", "list them with rolloutctl rollouts"),
             ("adam", "post", "/v1/freezes team/paymants", "did you mean team/payments?"),

@@ -212,7 +212,7 @@ async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_pa
         await write(store, HELD)
     home.unlink()
     home.symlink_to(home)  # a look at it fails in another way
-    with pytest.raises(StoreFailed, match=r"cannot be looked at"):
+    with pytest.raises(StoreFailed, match=r"cannot be inspected"):
         await write(store, HELD)
     home.unlink()
     away.rename(home)
