@@ -1,31 +1,32 @@
-"""Preparation of real nodes: artifacts over ssh, checkpoints, and a disturbance that is noticed."""
+"""Preparation of real nodes without a default route: artifacts, checkpoints, disturbances."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rolloutd.control.client import api_path
-from rolloutd.planfile.manifest import format_manifest
-from tests.support.daemon_environment import (
-    CHANGE_PLAYBOOK,
-    DaemonEnvironment,
-    daemon_environment,
-    fleet_labels,
-    plan,
-)
+from tests.support.daemon_environment import CHANGE_PLAYBOOK, plan
+from tests.support.private_nodes import SERVICE_PORT, PrivateNodes, private_nodes
 
-NODES = 3
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.long,  # about twelve runs of Ansible, and a restart of a node
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"
+    ),
+]
 
-DOMAIN_NAME = Path("/proc/sys/kernel/domainname")
-"""A kernel parameter that nothing on this machine depends on."""
-
-# The nodes are this machine, on which other tests listen and mount.
-OTHERS = ["port/*", "process/*", "mount/*", "route/*", "address/*", "package-lock/*"]
+# The nodes share this machine's kernel and package database.
+SHARED = ["module/*", "sysctl/kernel.*", "sysctl/fs.*", "sysctl/vm.*", "package-lock/*"]
 
 INSTALL = """\
 - hosts: all
@@ -34,98 +35,116 @@ INSTALL = """\
   fact_path: "{{ rolloutd_fact_path }}"
   tasks:
     - name: install
-      ansible.builtin.shell: |
-        cat {{ ansible_local.rolloutd.stages['app/stage'].artifacts.app.path }} > {{ installed }}
-        echo x >> {{ installed }}.runs
-      changed_when: true
+      ansible.builtin.raw: |
+        cat {{ ansible_local.rolloutd.stages['sound/stage'].artifacts.app.path }} > {{ private }}/installed
+        echo x >> {{ private }}/runs
 """
+
+OPENED_PORT = 9090
 
 DISTURB = """\
 - hosts: all
   gather_facts: false
   tasks:
-    - name: disturb
-      ansible.builtin.shell: |
-        echo {{ inventory_hostname }} >> {{ disturbed }}
-        echo disturbed > /proc/sys/kernel/domainname
-      changed_when: true
+    - ansible.builtin.raw: touch {{ private }}/touched
 """
 
+# What each playbook does to a node in service, and what the daemon says of it.
+DISTURBANCES = {
+    "restart": (
+        """\
+    - ansible.builtin.raw: |
+        kill $(cat {{ private }}/service.pid); rm {{ private }}/service.pid
+        until test -e {{ private }}/service.pid; do sleep 0.02; done
+""",
+        rf"process/tcp/{SERVICE_PORT}: (python\S*) pid \d+, since tick \d+ -> \1 pid \d+, since tick \d+",
+    ),
+    "port": (
+        f"""\
+    - ansible.builtin.raw: |
+        setsid {sys.executable} -SE {{{{ private }}}}/service {OPENED_PORT} {{{{ private }}}}/opened.pid \\
+            > /dev/null 2>&1 < /dev/null &
+        until test -e {{{{ private }}}}/opened.pid; do sleep 0.02; done
+""",
+        rf"port/tcp/{OPENED_PORT}: absent -> 127\.0\.0\.1; process/tcp/{OPENED_PORT}: absent -> python.*",
+    ),
+    "sysctl": (
+        "    - ansible.builtin.raw: echo 99 > /proc/sys/net/ipv4/ip_default_ttl\n",
+        r"sysctl/net\.ipv4\.ip_default_ttl: 64 -> 99",
+    ),
+    "reboot": (
+        '    - ansible.builtin.reboot: {reboot_command: "{{ private }}/reboot"}\n',
+        r"boot-id: [0-9a-f-]{36} -> [0-9a-f-]{36}",
+    ),
+}
 
-@pytest.mark.long  # nine runs of Ansible
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes a kernel parameter")
-def test_nodes_are_prepared_once_and_a_disturbance_stops_all(tmp_path: Path) -> None:
+
+def test_prepared_rollout_passes_and_each_disturbance_stops_at_first_node(tmp_path: Path) -> None:
+    labels = {
+        f"{case}{number}": {
+            "team": case,
+            "rack": "r1",
+            "role": "worker",
+            "canary": "false",
+            "rolloutd_fact_path": str(tmp_path / "private" / f"{case}{number}" / "facts"),
+        }
+        for case in ("sound", *DISTURBANCES)
+        for number in (1, 2)
+    }
+    with private_nodes(tmp_path, labels) as env:
+        assert env.routes() == ""
+        sound_rollout(env)
+        disturbed = {
+            case: env.submit(disturbing_plan(case), {f"{case}.yml": DISTURB + tasks})
+            for case, (tasks, _) in DISTURBANCES.items()
+        }
+        for rollout in disturbed.values():
+            env.vote(rollout, "start")
+        for case, rollout in disturbed.items():
+            env.wait_until(partial(is_failed, env, rollout), f"{case} is noticed")
+            nodes = env.nodes(rollout)
+            params = nodes[f"{case}1"]["reason"]["params"]
+            assert params["step"] == "prepare.install"
+            assert re.fullmatch(DISTURBANCES[case][1], params["message"]), params["message"]
+            status = env.status(rollout)
+            assert (status["state"], status["reason"]["code"]) == ("paused", "disturbed")
+            assert (env.private(f"{case}1") / "touched").exists()
+            assert not (env.private(f"{case}2") / "touched").exists()
+            assert nodes[f"{case}2"]["phase"] == "pending"
+
+
+def is_failed(env: PrivateNodes, rollout: str) -> bool:
+    return bool(env.status(rollout)["failed"])
+
+
+def sound_rollout(env: PrivateNodes) -> None:
+    """Roll out twice: the second one sends nothing and starts no install."""
     content = os.urandom(300_000)
-    labels = fleet_labels(NODES, 1, 1)
-    for name, each in labels.items():
-        each["rolloutd_fact_path"] = str(tmp_path / "facts" / name)
-        each["disturbed"] = str(tmp_path / "disturbed")
-        each["installed"] = str(tmp_path / f"installed-{name}")
-    with daemon_environment(tmp_path, labels) as env:
-        tree = tmp_path / "tree"
-        tree.mkdir()
-        (tree / "app.bin").write_bytes(content)
-        entry = {
-            "name": "app",
-            "version": "1",
-            "path": "app.bin",
-            "size": len(content),
-            "sha256": hashlib.sha256(content).hexdigest(),
-        }
-        playbooks = {
-            "change.yml": CHANGE_PLAYBOOK,
-            "install.yml": INSTALL,
-            "disturb.yml": DISTURB,
-            "artifacts.yml": format_manifest([entry]),
-        }
-        to = str(tmp_path / "cache/{{ node.name }}")
-        stages: list[dict[str, Any]] = [
-            {"stage": {"to": to, "may_change": OTHERS}},
-            {"install": {"playbook": "install.yml", "may_change": OTHERS}},
-        ]
-        variables = {"vars": {"log_file": str(env.log_file)}}
-        spec = {
-            "prepare": stages,
-            "max_parallel": 3,
-            "soak": "0s",
-            "maintain": {"playbook": "change.yml", **variables},
-        }
-        first = finish(env, plan("app", **spec), playbooks)
-        for name in labels:
-            assert Path(f"{tmp_path}/installed-{name}").read_bytes() == content + b""
-        assert carried(env, first) == [(entry["sha256"], entry["sha256"], sorted(labels))]
-        before = DOMAIN_NAME.read_text().strip()
-        finish(env, plan("app", **spec), playbooks, again=True)
-        assert [Path(f"{tmp_path}/installed-{name}.runs").read_text() for name in labels] == ["x\n"] * NODES
-        stages.append({"install": {"name": "disturb", "playbook": "disturb.yml", "may_change": OTHERS}})
-        third = env.submit(plan("app", **spec), playbooks)
-        try:
-            env.vote(third, "start")
-            env.wait_until(lambda: env.status(third)["failed"], "the disturbance is noticed")
-        finally:
-            DOMAIN_NAME.write_text(before)
-        change = f"sysctl/kernel.domainname: {before} -> disturbed"
-        assert env.nodes(third)["n1"]["reason"]["params"] == {"step": "prepare.disturb", "message": change}
-        assert {node["phase"] for name, node in env.nodes(third).items() if name != "n1"} == {"pending"}
-        assert (tmp_path / "disturbed").read_text() == "n1\n"
+    nodes = ("sound1", "sound2")
+    manifest = env.write_artifacts({"app-1.0.bin": content})
+    digest = hashlib.sha256(content).hexdigest()
+    cache = f"{env.directory}/private/{{{{ node.name }}}}/cache"
+    stage = {"stage": {"manifest": manifest, "to": cache, "may_change": SHARED}}
+    wanted = plan_of("sound", [stage, {"install": {"playbook": "install.yml", "may_change": SHARED}}])
+    playbooks = {"change.yml": CHANGE_PLAYBOOK, "install.yml": INSTALL}
+    first = env.submit(wanted, playbooks)
+    assert env.finish(first)["done"] == len(nodes)
+    again = env.submit(wanted, playbooks, again=True)
+    assert env.finish(again)["done"] == len(nodes)
+    for node in nodes:
+        assert (env.private(node) / "installed").read_bytes() == content
+        assert (env.private(node) / "runs").read_text() == "x\n"
+    report = env.client.get(api_path("rollouts", again, "artifacts"))["artifacts"]
+    assert [(e["expected"], e["found"], sorted(e["nodes"])) for e in report] == [(digest, digest, [*nodes])]
+    rows = env.client.get(api_path("rollouts", again, "prepare"))["preparations"]
+    assert {(row["state"], row["bytes"]) for row in rows} == {("skipped", 0)}
 
 
-def carried(env: DaemonEnvironment, rollout: str) -> list[tuple[str, str, list[str]]]:
-    """Return the digests that the nodes carry: expected, found, and the nodes."""
-    answer = env.client.get(api_path("rollouts", rollout, "artifacts"))
-    return [(each["expected"], each["found"], sorted(each["nodes"])) for each in answer["artifacts"]]
+def disturbing_plan(case: str) -> dict[str, Any]:
+    return plan_of(case, [{"install": {"playbook": f"{case}.yml", "may_change": SHARED}}])
 
 
-def finish(env: DaemonEnvironment, wanted: dict[str, Any], playbooks: dict[str, str], **more: Any) -> str:
-    """Submit a plan, vote where votes are asked for, and return the rollout once it is done."""
-    rollout = env.submit(wanted, playbooks, **more)
-
-    def is_done() -> bool:
-        status = env.status(rollout)
-        for gate in status["gates"]:
-            if gate["state"] == "waiting" and status["state"] != "done":
-                env.vote(rollout, gate["gate"])
-        return bool(status["state"] == "done")
-
-    env.wait_until(is_done, f"{rollout} is done", 100.0)
-    return rollout
+def plan_of(case: str, stages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a plan over the nodes of a case."""
+    maintain = {"playbook": "change.yml", "vars": {"log_file": "{{ private }}/log"}}
+    return plan(case, targets=f"team={case}", prepare=stages, soak="0s", maintain=maintain)

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from rolloutd.cli.main import main as rolloutctl
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.source_archive import pack_tree
 from tests.support.forked_process import ForkedProcess, start_daemon
@@ -67,6 +68,7 @@ class DaemonEnvironment:
         self.sshds: dict[str, Sshd] = {}
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.forks_daemon = True
+        self.daemon_prefix: Sequence[str] = ()
         self.settings: dict[str, Any] = {}
         self.environment: dict[str, str] = {}
         self.client = Client(directory / "s")
@@ -114,7 +116,8 @@ class DaemonEnvironment:
         """Start the daemon and wait until it answers and has asked its inventory."""
         words = ["--config", str(self.directory / "config.yaml")]
         environment = {**os.environ, **self.environment}
-        self.process = start_daemon(words, self.directory / "daemon.log", environment, fork=self.forks_daemon)
+        log, prefix = self.directory / "daemon.log", self.daemon_prefix
+        self.process = start_daemon(words, log, environment, fork=self.forks_daemon, prefix=prefix)
         self.wait_until(self._is_ready, "the daemon answers")
 
     def kill_daemon(self, number: int = signal.SIGKILL) -> None:
@@ -176,6 +179,15 @@ class DaemonEnvironment:
         body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload, **more}
         return str(self.client.post("/v1/plans/submit", body)["rollout"])
 
+    def write_artifacts(self, files: Mapping[str, bytes]) -> str:
+        """Write artifacts and their manifest into the plans' tree; return the manifest's path."""
+        directory = self.directory / "tree" / "files"
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (directory / name).write_bytes(content)
+        assert rolloutctl(["artifacts", "manifest", str(directory)]) == 0
+        return "files/artifacts.yml"
+
     def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
         """Vote yes until the gate is open: one vote fills one need of each kind."""
         self.client.post(
@@ -190,6 +202,20 @@ class DaemonEnvironment:
     def nodes(self, rollout: str) -> dict[str, dict[str, Any]]:
         """Return the rollout's nodes by name."""
         return {n["node"]: n for n in self.client.get(api_path("rollouts", rollout, "nodes"))["nodes"]}
+
+    def finish(self, rollout: str, limit_s: float = WAIT_LIMIT_S) -> dict[str, Any]:
+        """Vote where votes are asked for until the rollout is done; return its status."""
+
+        def ended() -> dict[str, Any] | None:
+            status = self.status(rollout)
+            assert status["state"] != "paused", status["reason"]
+            for gate in status["gates"]:
+                if gate["state"] == "waiting":
+                    self.vote(rollout, gate["gate"])
+            return status if status["state"] == "done" else None
+
+        found: dict[str, Any] = self.wait_until(ended, f"{rollout} is done", limit_s)
+        return found
 
     def wait_for_gate(self, rollout: str, gate: str) -> None:
         """Wait until the gate asks for votes."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DAEMON, ADMIN, CLI = "rolloutd.__main__", "rolloutd.admin.__main__", "rolloutd.cli.main"
@@ -72,14 +72,22 @@ class ForkedProcess:
 
 
 def start_daemon(
-    words: list[str], log: Path, environment: Mapping[str, str], *, fork: bool = True
+    words: list[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    fork: bool = True,
+    prefix: Sequence[str] = (),
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start a daemon; as a new process where `environment` preloads a library, which a fork lacks."""
-    if fork and "LD_PRELOAD" not in environment:
+    """Start a daemon; as a new process where `environment` preloads a library, which a fork lacks.
+
+    `prefix` is a command that starts it, such as one that enters a network namespace.
+    """
+    if fork and not prefix and "LD_PRELOAD" not in environment:
         return ForkedProcess(DAEMON, words, log, log, environment)
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "rolloutd", *words],
+            [*prefix, sys.executable, "-m", "rolloutd", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
