@@ -1,18 +1,20 @@
-"""Measures a rollout of "copy 20 MiB, unpack, restart": with a prepare stage, and as one playbook.
+"""Measures preparation on real nodes: sshd, all on this machine.
 
-Both rollouts run on the same real nodes (sshd, all on this machine), one pool of each team with one slot.
-Prints the wall time and the slot-seconds, which a node is out of service.
+1. A rollout of "copy 20 MiB, unpack, restart", with a prepare stage, and as one playbook: the wall time and
+   the slot-seconds, which a node is out of service.  One pool of each team has one slot.
+2. A fleet that gets 5 MiB at a limited rate: the rate on the nodes' disks, and the daemon's CPU and wall time
+   for each node of a second rollout, which skips all stages.
 
-    python -m bench.prepare [--nodes 24] [--teams 4] [--mib 20]
+    python -m bench.prepare [--nodes 24] [--teams 4] [--mib 20] [--fleet 200] [--rate-mib 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
-import shutil
 import tarfile
 import tempfile
 import time
@@ -20,8 +22,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rolloutd.planfile.manifest import format_manifest
 from tests.support.daemon_environment import DaemonEnvironment, daemon_environment, fleet_labels, plan
+from tests.support.prepared_fleet import prepared_fleet
 
 RESTART = """\
     - name: restart
@@ -36,7 +38,7 @@ WHOLE = f"""\
     - name: directory
       ansible.builtin.file: {{path: "{{{{ unpacked }}}}", state: directory}}
     - name: copy and unpack
-      ansible.builtin.unarchive: {{src: app.tar, dest: "{{{{ unpacked }}}}"}}
+      ansible.builtin.unarchive: {{src: files/app-1.0.tar, dest: "{{{{ unpacked }}}}"}}
 {RESTART}"""
 
 CONFIGURE = f"""\
@@ -51,15 +53,11 @@ OTHERS = ["port/*", "process/*", "mount/*", "route/*", "address/*", "module/*"]
 
 def measure(directory: Path, nodes: int, teams: int, mib: int) -> dict[str, Any]:
     """Return wall time and slot-seconds of both rollouts."""
-    tree = directory / "tree"
-    tree.mkdir()
     (directory / "app.bin").write_bytes(os.urandom(mib << 20))
-    with tarfile.open(tree / "app.tar", "w") as archive:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(directory / "app.bin", "app.bin")
-    content = (tree / "app.tar").read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    entry = {"name": "app", "version": "1", "kind": "archive", "path": "app.tar", "unpack": True}
-    manifest = format_manifest([{**entry, "sha256": digest, "size": len(content)}])
+    content = packed.getvalue()
     labels = fleet_labels(nodes, teams, 1)
     for name, each in labels.items():
         home = directory / "homes" / name
@@ -67,14 +65,13 @@ def measure(directory: Path, nodes: int, teams: int, mib: int) -> dict[str, Any]
         each |= {"home": str(home), "rolloutd_fact_path": str(home / "facts")}
     cache = f"{directory}/homes/{{{{ node.name }}}}/cache"
     with daemon_environment(directory, labels) as env:
-        playbooks = {"whole.yml": WHOLE, "configure.yml": CONFIGURE, "artifacts.yml": manifest}
+        manifest = env.write_artifacts({"app-1.0.tar": content}, unpack=True)
+        playbooks = {"whole.yml": WHOLE, "configure.yml": CONFIGURE}
         common: dict[str, Any] = {"max_parallel": teams, "soak": "0s"}
         whole = {"playbook": "whole.yml", "vars": {"unpacked": "{{ home }}/unpacked"}}
-        configure = {
-            "playbook": "configure.yml",
-            "vars": {"unpacked": f"{{{{ home }}}}/cache/{digest}/unpacked"},
-        }
-        stage = {"stage": {"to": cache, "may_change": OTHERS}}
+        unpacked = f"{{{{ home }}}}/cache/{hashlib.sha256(content).hexdigest()}/unpacked"
+        configure = {"playbook": "configure.yml", "vars": {"unpacked": unpacked}}
+        stage = {"stage": {"manifest": manifest, "to": cache, "may_change": OTHERS}}
         return {
             "whole": run(env, plan("whole", maintain=whole, **common), playbooks),
             "prepared": run(env, plan("prepared", prepare=[stage], maintain=configure, **common), playbooks),
@@ -83,18 +80,25 @@ def measure(directory: Path, nodes: int, teams: int, mib: int) -> dict[str, Any]
 
 def run(env: DaemonEnvironment, wanted: dict[str, Any], playbooks: dict[str, str]) -> dict[str, float]:
     rollout, began = env.submit(wanted, playbooks), time.monotonic()
-
-    def is_done() -> bool:
-        status = env.status(rollout)
-        for gate in status["gates"]:
-            if gate["state"] == "waiting":
-                env.vote(rollout, gate["gate"])
-        return bool(status["state"] == "done")
-
-    env.wait_until(is_done, f"{rollout} is done", 1500.0)
+    env.finish(rollout, 1500.0)
     wall = time.monotonic() - began
     slots = (seconds(node["since"]) - seconds(node["admitted_at"]) for node in env.nodes(rollout).values())
     return {"wall_s": round(wall, 1), "slot_s": round(sum(slots), 1)}
+
+
+def measure_fleet(directory: Path, nodes: int, rate_mib: int) -> dict[str, Any]:
+    """Return the rate of a first rollout, and what a node costs in a second one."""
+    with prepared_fleet(directory, nodes, size=5 << 20, rate=f"{rate_mib}MiB/s") as fleet:
+        first, again = fleet.prepare(), fleet.prepare(supersede=True, again=True)
+    return {
+        "nodes": nodes,
+        "limit_mib_s": rate_mib,
+        "rate_mib_s": round(first.rate_bps() / (1 << 20), 2),
+        "first_s": round(first.wall_s, 1),
+        "first_cpu_ms": round(1000 * first.cpu_s / nodes, 1),
+        "again_ms": round(1000 * again.wall_s / nodes, 1),
+        "again_cpu_ms": round(1000 * again.cpu_s / nodes, 1),
+    }
 
 
 def seconds(timestamp: str) -> float:
@@ -107,15 +111,21 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=24)
     parser.add_argument("--teams", type=int, default=4)
     parser.add_argument("--mib", type=int, default=20)
+    parser.add_argument("--fleet", type=int, default=200)
+    parser.add_argument("--rate-mib", type=int, default=20)
     args = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="rolloutd-prepare-"))
-    try:
-        found = measure(directory, args.nodes, args.teams, args.mib)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="rolloutd-prepare-") as directory:
+        found = measure(Path(directory), args.nodes, args.teams, args.mib) if args.nodes else {}
+    with tempfile.TemporaryDirectory(prefix="rolloutd-prepare-") as directory:
+        fleet = measure_fleet(Path(directory), args.fleet, args.rate_mib) if args.fleet else {}
     for name, each in found.items():
         print(f"{name}: {each['wall_s']} s, {each['slot_s'] / 60:.1f} slot-minutes, {args.nodes} nodes")
-    print(json.dumps({"bench": "prepare", "nodes": args.nodes, "mib": args.mib, **found}))
+    if fleet:
+        print(f"fleet of {fleet['nodes']}: {fleet['rate_mib_s']} of {fleet['limit_mib_s']} MiB/s, ", end="")
+        print(
+            f"then {fleet['again_cpu_ms']} ms of CPU and {fleet['again_ms']} ms for each node that has it all"
+        )
+    print(json.dumps({"bench": "prepare", "nodes": args.nodes, "mib": args.mib, **found, "fleet": fleet}))
 
 
 if __name__ == "__main__":

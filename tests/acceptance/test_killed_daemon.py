@@ -2,7 +2,7 @@
 
 The log that the playbooks write says what really ran: each node exactly once.
 ROLLOUTD_TEST_KILLS says how often the daemon is killed (50 in CI's own run of
-this file, fewer where it is run by itself).
+this file, fewer where it is run by itself); while it prepares nodes at most 20 times.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rolloutd.audit_chain import verify_chain
+from rolloutd.control.client import api_path
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
@@ -22,6 +24,7 @@ from tests.support.daemon_environment import (
     fleet_labels,
     plan,
 )
+from tests.support.prepared_fleet import SHARED_BY_NODES, closed_window
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]
 
@@ -34,6 +37,7 @@ MAX_RUN_PROCESSES = 3
 FORKED = "Ansible started as a fork"
 WORK_PER_KILL_S = 0.25  # five rounds of nodes then last about as long as all the lives and restarts
 NODES, TEAMS = 24, 6
+PREPARE_KILLS, PREPARED_NODES, INSTALLS = 20, 10, ("unpack", "install")
 
 
 def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
             made.kill_daemon()
             print(f"kill {number + 1}: {in_flight} runs in flight")
             made.start_daemon()
-        status = finish(made, rollout)
+        status = made.finish(rollout, 600)
         assert (status["percent"], status["done"], status["failed"]) == (100, NODES, 0)
         ran = sorted(span.node for span in made.spans())
         assert ran == sorted(made.labels), "each node exactly once"
@@ -70,6 +74,66 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
             assert crowded >= 5
             assert servers_killed >= 1
             assert any(FORKED in way for way in ways)
+
+
+def test_killed_while_it_prepares_no_stage_is_lost_or_doubled(tmp_path: Path) -> None:
+    draw, kills = random.Random(SEED), min(KILLS, PREPARE_KILLS)
+    labels = fleet_labels(PREPARED_NODES, 2, 1)
+    for name, each in labels.items():
+        each["rolloutd_fact_path"] = str(tmp_path / "facts" / name)
+    content = random.Random(SEED).randbytes(1 << 18)
+    with daemon_environment(tmp_path, labels, nodes_per_sshd=PREPARED_NODES) as made:
+        rollout = submit_prepared(made, content, work_s=kills * WORK_PER_KILL_S / 2)
+        made.vote(rollout, "start")
+        running = 0
+        for _ in range(kills):
+            time.sleep(draw.uniform(0.0, LONGEST_LIFE_S / 2))
+            running += any(row["state"] == "running" for row in preparations(made, rollout))
+            made.kill_daemon()
+            made.start_daemon()
+        made.wait_until(
+            lambda: made.status(rollout)["prepared"]["done"] == PREPARED_NODES, "all are prepared"
+        )
+        rows = preparations(made, rollout)
+        assert sorted((row["node"], row["stage"]) for row in rows) == sorted(
+            (name, stage) for name in labels for stage in ("stage", *INSTALLS)
+        )
+        assert {(row["state"], row["attempt"]) for row in rows} == {("done", 1)}
+        for name in INSTALLS:
+            ran = [line.split()[:2] for line in (tmp_path / name).read_text().splitlines()]
+            assert sorted(ran) == sorted([what, node] for what in ("begin", "end") for node in labels)
+        for name in labels:
+            (file,) = (tmp_path / "cache" / name).rglob("*.bin")
+            assert file.read_bytes() == content
+        assert verify_chain(tmp_path / "state" / "rolloutd.sqlite").ok
+        made.wait_until(lambda: made.run_processes() == [], "no process is left")
+        print(f"{kills} kills, {running} of them with stages under way: 0 lost, 0 doubled")
+        assert running >= kills / 2
+
+
+def submit_prepared(made: DaemonEnvironment, content: bytes, *, work_s: float) -> str:
+    """Submit a plan that brings an artifact and then runs two installs, and isolates no node."""
+    stages: list[dict[str, Any]] = [
+        {
+            "stage": {
+                "manifest": made.write_artifacts({"app-1.0.bin": content}),
+                "to": f"{made.directory}/cache/{{{{ node.name }}}}",
+                "rate": "512KiB/s",
+                "may_change": SHARED_BY_NODES,
+            }
+        }
+    ]
+    for name in INSTALLS:
+        variables = {"log_file": str(made.directory / name), "work_s": work_s}
+        install = {"name": name, "playbook": "install.yml", "vars": variables, "max_parallel": 4}
+        stages.append({"install": {**install, "may_change": SHARED_BY_NODES}})
+    playbooks = {"install.yml": CHANGE_PLAYBOOK, "change.yml": CHANGE_PLAYBOOK}
+    return made.submit(plan("prepared", prepare=stages, windows=[closed_window()]), playbooks)
+
+
+def preparations(made: DaemonEnvironment, rollout: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = made.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
+    return rows
 
 
 def submit(made: DaemonEnvironment, *, work_s: float) -> str:
@@ -98,18 +162,6 @@ def ways_of(run: Path) -> str:
     """Return what a run's log says about its start."""
     events = run / "events.jsonl"
     return events.read_text() if events.exists() else ""
-
-
-def finish(made: DaemonEnvironment, rollout: str) -> dict[str, object]:
-    """Let the rollout end, and return its status."""
-
-    def over() -> dict[str, object] | None:
-        status = vote_if_asked(made, rollout)
-        assert status["state"] != "paused", status["reason"]
-        return status if status["state"] == "done" else None
-
-    ended: dict[str, object] = made.wait_until(over, "the rollout ends", 600)
-    return ended
 
 
 def vote_if_asked(made: DaemonEnvironment, rollout: str) -> dict[str, object]:

@@ -24,6 +24,7 @@ import yaml
 
 from rolloutd.cli.main import main as rolloutctl
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.planfile.manifest import format_manifest
 from rolloutd.source_archive import pack_tree
 from tests.support.forked_process import ForkedProcess, start_daemon
 from tests.support.sshd import Sshd
@@ -69,6 +70,8 @@ class DaemonEnvironment:
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.forks_daemon = True
         self.daemon_prefix: Sequence[str] = ()
+        self.nodes_per_sshd = 1
+        """At most 16, each with an address of its own: sshd listens on no more."""
         self.settings: dict[str, Any] = {}
         self.environment: dict[str, str] = {}
         self.client = Client(directory / "s")
@@ -76,21 +79,31 @@ class DaemonEnvironment:
     # -- its life
 
     def start_nodes(self) -> None:
-        """Start one sshd per node, and write the inventory."""
+        """Start the servers of the nodes, and write the inventory."""
 
-        def start(name: str) -> tuple[str, Sshd]:
-            return name, self.make_sshd(name).start(self.directory / "nodes" / name)
+        names, size = list(self.labels), self.nodes_per_sshd
+        groups = [names[at : at + size] for at in range(0, len(names), size)]
+
+        def start(group: Sequence[str]) -> Sshd:
+            return self.make_sshd(group[0]).start(self.directory / "nodes" / group[0])
 
         with ThreadPoolExecutor(4) as pool:
-            self.sshds = dict(pool.map(start, self.labels))
-        lines = "".join(sshd.known_hosts.read_text() for sshd in self.sshds.values())
+            started = list(pool.map(start, groups))
+        self.sshds = {name: sshd for group, sshd in zip(groups, started, strict=True) for name in group}
+        lines = "".join(sshd.known_hosts.read_text() for sshd in started)
         (self.directory / "known_hosts").write_text(lines)
-        hosts = {name: {**self.sshds[name].connection(), **self.labels[name]} for name in self.labels}
+        hosts = {
+            name: {**sshd.connection(address), **self.labels[name]}
+            for group, sshd in zip(groups, started, strict=True)
+            for name, address in zip(group, sshd.addresses, strict=True)
+        }
         (self.directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
 
     def make_sshd(self, name: str) -> Sshd:
-        """Return the server of a node that is about to start."""
-        return Sshd()
+        """Return the server of a node, and of those after it that share it, that is about to start."""
+        number = list(self.labels).index(name)
+        shared = min(self.nodes_per_sshd, len(self.labels) - number)
+        return Sshd([f"127.0.0.{host}" for host in range(1, shared + 1)])
 
     def write_settings(self, **more: Any) -> None:
         """Write the daemon's settings; the current user is a member of every team."""
@@ -133,7 +146,7 @@ class DaemonEnvironment:
             self.kill_daemon()
         self._kill_runs()
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda sshd: sshd.stop(), self.sshds.values()))
+            list(pool.map(lambda sshd: sshd.stop(), set(self.sshds.values())))
         for sockets in self.shared_sockets():  # of nodes that were at work
             shutil.rmtree(sockets, ignore_errors=True)
 
@@ -144,6 +157,12 @@ class DaemonEnvironment:
     def resume_playbooks(self) -> None:
         """Let playbooks end their work."""
         self._pause_file.unlink()
+
+    def daemon_cpu_s(self) -> float:
+        """Return the CPU seconds of the daemon's own process."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill_fork_servers(self) -> int:
         """SIGKILL the processes that fork runs of this daemon; return their number."""
@@ -179,13 +198,19 @@ class DaemonEnvironment:
         body = {"file": "plan.yml", "text": yaml.safe_dump(dict(plan)), "upload": upload, **more}
         return str(self.client.post("/v1/plans/submit", body)["rollout"])
 
-    def write_artifacts(self, files: Mapping[str, bytes]) -> str:
-        """Write artifacts and their manifest into the plans' tree; return the manifest's path."""
+    def write_artifacts(self, files: Mapping[str, bytes], **fields: Any) -> str:
+        """Write artifacts and their manifest into the plans' tree; return the manifest's path.
+
+        `fields` are added to each artifact.
+        """
         directory = self.directory / "tree" / "files"
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (directory / name).write_bytes(content)
         assert rolloutctl(["artifacts", "manifest", str(directory)]) == 0
+        manifest = directory / "artifacts.yml"
+        records = yaml.safe_load(manifest.read_text())["artifacts"]
+        manifest.write_text(format_manifest([{**each, **fields} for each in records]))
         return "files/artifacts.yml"
 
     def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
@@ -307,10 +332,11 @@ def _is_fork_server(command: bytes, environ: bytes) -> bool:
 
 @contextmanager
 def daemon_environment(
-    directory: Path, labels: Mapping[str, Mapping[str, str]], **settings: Any
+    directory: Path, labels: Mapping[str, Mapping[str, str]], *, nodes_per_sshd: int = 1, **settings: Any
 ) -> Iterator[DaemonEnvironment]:
     """Start the nodes and a daemon over them; end everything."""
     made = DaemonEnvironment(directory, labels)
+    made.nodes_per_sshd = nodes_per_sshd
     try:
         made.start_nodes()
         made.write_settings(**settings)
