@@ -41,8 +41,9 @@ from machines.model.plan import GateName, Plan
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.ports import Checkpoint, GuardState
+from rolloutd.ports import GuardState
 from tests import oracle
+from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Checker:
         self._now = now
         self._monotonic = monotonic
         self.records = RecordJudge()
+        self.preparations = PrepareJudge(self.plans, self.report_violation)
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
         self._disputed: set[str] = set()
@@ -136,19 +138,6 @@ class Checker:
             self.report_violation(f"run {handle} begins although {node} is not isolated by {kind}")
         self.feed_oracle("maintain", rollout=rollout, node=node)
 
-    def on_prepare_run_started(
-        self, handle: str, node: str, checkpoints: Mapping[tuple[str, str], Checkpoint]
-    ) -> None:
-        """Hear that a prepare stage's playbook begins on a node: it must not repeat what is done."""
-        if handle in self._started_runs:
-            self.report_violation(f"run {handle} began twice")
-        self._started_runs[handle] = handle
-        rollout, stage = handle.partition(".")[0], handle.partition("~")[0].rsplit(".", 2)[1]
-        plan = self.plans[rollout]
-        done = checkpoints.get((plan.name, stage))
-        if done is not None and done.rollout == rollout:
-            self.report_violation(f"run {handle} repeats stage {stage}, which is done on {node}")
-
     def on_run_ended(self, node: str, rollout: str) -> None:
         """Hear that a playbook has no process left on a node."""
         self.feed_oracle("maintained", rollout=rollout, node=node)
@@ -194,6 +183,7 @@ class Checker:
     def on_commit(self, events: Sequence[Event]) -> None:
         """Hear what was committed."""
         self.records.on_commit(events)
+        self.preparations.on_commit(events)
         for event in events:
             self._on_event(event)
 

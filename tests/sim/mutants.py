@@ -16,6 +16,7 @@ from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
+from rolloutd.engine.preparation import node_stages
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
 
@@ -29,6 +30,7 @@ MUTANTS = (
         "self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S",
         "self._started_at - target.since",
     ),
+    Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
     Mutant(
         "forged-rows-not-blocked",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import lru_cache
 from typing import Any
@@ -136,8 +137,8 @@ def with_random_rollbacks(rollbacks: random.Random, spec: dict[str, Any]) -> dic
 
 PREPARE: dict[str, Any] = {
     "stages": [
-        {"stage": {"manifest": "artifacts.yml"}},
-        {"install": {"name": "unpack", "playbook": "unpack.yml"}},
+        {"stage": {"manifest": "artifacts.yml", "max_parallel": 3}},
+        {"install": {"name": "unpack", "playbook": "unpack.yml", "max_parallel": 2}},
         {"install": {"name": "install", "playbook": "install.yml", "vars": {"may_disturb": True}}},
     ]
 }
@@ -166,7 +167,9 @@ def with_random_preparation(preparation: random.Random, spec: dict[str, Any]) ->
     if preparation.random() >= 0.35:
         return spec
     tolerate = preparation.choice((0, 1, "50%"))
-    stages = PREPARE["stages"][: preparation.choice((1, 3, 3))]
+    stages = copy.deepcopy(PREPARE["stages"][: preparation.choice((1, 3, 3))])
+    if len(stages) > 1:
+        stages[1]["install"]["vars"] = {"release": preparation.choice((1, 2))}
     return {**spec, "prepare": {"stages": stages, "tolerate": tolerate}}
 
 

@@ -107,7 +107,7 @@ class Simulation:
         for machine in scenario.machines:
             self.world.machines[machine.name] = machine
         checker = self.world.checker
-        checker.nodes = self.world.machines
+        checker.nodes = checker.preparations.nodes = self.world.machines
         checker.on_settings(scenario.settings)
 
     # -- the whole of it

@@ -359,7 +359,7 @@ class SimWorld:
             self.loop.call_from_world(self.streams.latency.random() * 20.0, lambda: self._end_check(run))
             return
         if is_prepare_run(run.handle):
-            self.checker.on_prepare_run_started(run.handle, machine.name, machine.checkpoints)
+            self.checker.preparations.on_run_started(run.handle, machine.name)
         else:
             self.checker.on_run_started(
                 run.handle,
@@ -419,6 +419,7 @@ class SimWorld:
         if is_prepare_run(run.handle):
             if run.request.variables.get("may_disturb") and self.fault_plan.chance("install-disturbs", 0.1):
                 machine.service_starts += 1
+                self.checker.preparations.on_node_disturbed(run.handle, machine.name)
         else:
             if isinstance(result, Ok):
                 machine.version = str(run.request.variables.get("version", "?"))

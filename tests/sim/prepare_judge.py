@@ -1,0 +1,113 @@
+"""The judge of preparation: caps, stages that are done already, and disturbances that must stop all.
+
+It knows the committed rows, the plans, and what is on the nodes, but none of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from machines.model.events import Event, GateOpened, PhaseMoved, PreparationRecorded, VoteCast
+from machines.model.plan import GateName, Plan
+from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareStage
+
+if TYPE_CHECKING:
+    from tests.sim.world import SimNode
+
+_Row = tuple[str, str, str]
+"""Rollout, node and stage."""
+
+
+class PrepareJudge:
+    """What must hold of prepare stages."""
+
+    def __init__(self, plans: Mapping[str, Plan], report_violation: Callable[[str], None]) -> None:
+        self.nodes: Mapping[str, SimNode] = {}
+        self._plans = plans
+        self._report = report_violation
+        self._rows: dict[_Row, Preparation] = {}
+        self._started_runs: set[str] = set()
+        self._disturbed_by: dict[_Row, str] = {}
+        """The runs that disturbed their nodes, until a record says so."""
+        self._stopped: dict[str, set[str]] = {}
+        """The disturbed nodes of each rollout, until people said to proceed."""
+
+    def on_run_started(self, handle: str, node: str) -> None:
+        """Hear that a stage's playbook begins on a node: it must not repeat what is done."""
+        if handle in self._started_runs:
+            self._report(f"run {handle} began twice")
+        self._started_runs.add(handle)
+        rollout, stage = _place(handle)
+        done = self.nodes[node].checkpoints.get((self._plans[rollout].name, stage))
+        if done is not None and done.rollout == rollout:
+            self._report(f"run {handle} repeats stage {stage}, which is done on {node}")
+
+    def on_node_disturbed(self, handle: str, node: str) -> None:
+        """Hear that a stage's playbook changed what serves on a node."""
+        rollout, stage = _place(handle)
+        if stage != CLEANUP:
+            self._disturbed_by[rollout, node, stage] = handle
+
+    def on_commit(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case PreparationRecorded():
+                    self._on_row(event.preparation)
+                case PhaseMoved():
+                    self._stopped.get(event.rollout, set()).discard(event.node)
+                case VoteCast() if event.vote.gate is GateName.PROCEED:
+                    self._stopped.pop(event.rollout, None)
+                case GateOpened() if event.gate is GateName.PROCEED:
+                    self._stopped.pop(event.rollout, None)
+        for event in events:
+            if isinstance(event, PreparationRecorded):
+                self._note_disturbance(event.preparation)
+
+    def _on_row(self, row: Preparation) -> None:
+        key = (row.rollout, row.node, row.stage)
+        before, self._rows[key] = self._rows.get(key), row
+        stages = {each.name: each for each in self._plans[row.rollout].prepare}
+        stage = stages.get(row.stage)
+        if stage is None:  # the cleanup
+            return
+        name = f"stage {row.stage} of {row.node} in {row.rollout}"
+        is_new = before is None or before.state is not PreparationState.RUNNING
+        match row.state:
+            case PreparationState.RUNNING if is_new:
+                self._on_begun(name, row, stage)
+            case PreparationState.SKIPPED if self._content(row) != row.content:
+                self._report(f"{name} is skipped, and the node has other content or none")
+            case PreparationState.DONE if key in self._disturbed_by:
+                self._report(f"{name} is done, and nothing says that {self._disturbed_by[key]} disturbed")
+            case _:
+                pass
+
+    def _on_begun(self, name: str, row: Preparation, stage: PrepareStage) -> None:
+        running = [
+            each.node
+            for each in self._rows.values()
+            if (each.rollout, each.stage) == (row.rollout, row.stage)
+            and each.state is PreparationState.RUNNING
+        ]
+        if len(running) > stage.max_parallel:
+            self._report(f"{name} begins, and {len(running) - 1} others run it")
+        if self._stopped.get(row.rollout):
+            self._report(f"{name} begins, although {min(self._stopped[row.rollout])} was disturbed")
+        if row.content and self._content(row) == row.content and not stage.force:
+            self._report(f"{name} begins, although the node has it")
+
+    def _note_disturbance(self, row: Preparation) -> None:
+        if row.state is PreparationState.DISTURBED:
+            self._stopped.setdefault(row.rollout, set()).add(row.node)
+            self._disturbed_by.pop((row.rollout, row.node, row.stage), None)
+
+    def _content(self, row: Preparation) -> str:
+        """Return the content of the stage's checkpoint on the node."""
+        found = self.nodes[row.node].checkpoints.get((self._plans[row.rollout].name, row.stage))
+        return "" if found is None else found.content
+
+
+def _place(handle: str) -> tuple[str, str]:
+    """Return the rollout and the stage of a run."""
+    return handle.partition(".")[0], handle.partition("~")[0].rsplit(".", 2)[1]
