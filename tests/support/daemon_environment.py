@@ -235,7 +235,7 @@ class DaemonEnvironment:
             status = self.status(rollout)
             assert status["state"] != "paused", status["reason"]
             for gate in status["gates"]:
-                if gate["state"] == "waiting":
+                if gate["state"] == "waiting" and status["state"] != "done":
                     self.vote(rollout, gate["gate"])
             return status if status["state"] == "done" else None
 
