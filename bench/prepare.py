@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.daemon_environment import DaemonEnvironment, daemon_environment, fleet_labels, plan
-from tests.support.prepared_fleet import prepared_fleet
+from tests.support.prepared_fleet import SHARED_BY_NODES, prepared_fleet
 
 RESTART = """\
     - name: restart
@@ -47,9 +47,6 @@ CONFIGURE = f"""\
   tasks:
 {RESTART}"""
 
-# The nodes are one machine, on which this program and the other nodes work meanwhile.
-OTHERS = ["port/*", "process/*", "mount/*", "route/*", "address/*", "module/*"]
-
 
 def measure(directory: Path, nodes: int, teams: int, mib: int) -> dict[str, Any]:
     """Return wall time and slot-seconds of both rollouts."""
@@ -71,7 +68,7 @@ def measure(directory: Path, nodes: int, teams: int, mib: int) -> dict[str, Any]
         whole = {"playbook": "whole.yml", "vars": {"unpacked": "{{ home }}/unpacked"}}
         unpacked = f"{{{{ home }}}}/cache/{hashlib.sha256(content).hexdigest()}/unpacked"
         configure = {"playbook": "configure.yml", "vars": {"unpacked": unpacked}}
-        stage = {"stage": {"manifest": manifest, "to": cache, "may_change": OTHERS}}
+        stage = {"stage": {"manifest": manifest, "to": cache, "may_change": SHARED_BY_NODES}}
         return {
             "whole": run(env, plan("whole", maintain=whole, **common), playbooks),
             "prepared": run(env, plan("prepared", prepare=[stage], maintain=configure, **common), playbooks),

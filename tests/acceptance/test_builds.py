@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.control.client import api_path
-from tests.acceptance.test_preparation import OTHERS, carried, finish
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
@@ -16,6 +15,7 @@ from tests.support.daemon_environment import (
     fleet_labels,
     plan,
 )
+from tests.support.prepared_fleet import SHARED_BY_NODES
 
 # The manifest is written by a shell on the machine that builds.
 BUILD_HERE = """\
@@ -49,7 +49,8 @@ def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
     labels = {**fleet_labels(1, 1, 1), "builder1": {"team": "infra", "role": "builder"}}
     with daemon_environment(tmp_path, labels) as env:
         playbooks = {"change.yml": CHANGE_PLAYBOOK, "here.yml": BUILD_HERE, "there.yml": BUILD_THERE}
-        rollout = finish(env, building_plan(env), playbooks)
+        rollout = env.submit(building_plan(env), playbooks)
+        env.finish(rollout)
         by_stage = {
             each["stage"]: each
             for each in env.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
@@ -62,7 +63,7 @@ def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
         for name in ("here", "there"):
             digest = hashlib.sha256(f"built {name}\n".encode()).hexdigest()
             assert (tmp_path / "cache" / digest / f"app-{name}").read_text() == f"built {name}\n"
-            assert (digest, digest, ["n1"]) in carried(env, rollout)
+            assert (digest, digest, ["n1"]) in env.carried_artifacts(rollout)
             assert digest in amended
 
 
@@ -75,7 +76,7 @@ def building_plan(env: DaemonEnvironment) -> dict[str, Any]:
         prepare.append(
             {"build": {"name": name, "playbook": f"{name}.yml", "vars": variables, **host, **manifest}}
         )
-        to = {"to": str(env.directory / "cache"), "may_change": OTHERS}
+        to = {"to": str(env.directory / "cache"), "may_change": SHARED_BY_NODES}
         prepare.append({"stage": {"name": f"bring-{name}", **to, **manifest}})
     return plan(
         "app",

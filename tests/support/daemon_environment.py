@@ -242,6 +242,11 @@ class DaemonEnvironment:
         found: dict[str, Any] = self.wait_until(ended, f"{rollout} is done", limit_s)
         return found
 
+    def carried_artifacts(self, rollout: str) -> list[tuple[str, str, list[str]]]:
+        """Return the digests that the nodes carry: expected, found, and the nodes."""
+        answer = self.client.get(api_path("rollouts", rollout, "artifacts"))
+        return [(each["expected"], each["found"], sorted(each["nodes"])) for each in answer["artifacts"]]
+
     def wait_for_gate(self, rollout: str, gate: str) -> None:
         """Wait until the gate asks for votes."""
 
