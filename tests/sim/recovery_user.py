@@ -18,13 +18,16 @@ from tests.sim.people import ALL_USERS, OLGA, SimUser, SimUsers
 ISOLATED_WAIT_LIMIT_S = 3600.0
 """After this time the user skips a node that waits isolated: it may wait for a pool peer."""
 
+MAX_RETRY_COMMANDS = 6
+"""Commands to retry one node, after which it is skipped: a retry that is refused stays so."""
+
 
 class RecoveryUser:
     """Gives the commands that let every rollout end."""
 
     def __init__(self, users: SimUsers) -> None:
         self._users = users
-        self._retries: dict[tuple[str, str], int] = {}
+        self._retries: dict[tuple[str, str], list[int]] = {}
 
     async def recover(self) -> None:
         """After the last fault, give the commands that let every rollout end."""
@@ -52,8 +55,12 @@ class RecoveryUser:
             hold.node for hold in state.index.holds if hold.source == rollout_commands.LEFT_ISOLATED_SOURCE
         }
         for node in sorted(self._users.world.machines):
+            # A failed node of an open rollout is retried or skipped above.
             isolated = any(
-                t.isolated and t.phase not in IN_FLIGHT_PHASES for t in state.index.targets_on(node)
+                t.isolated
+                and t.phase not in IN_FLIGHT_PHASES
+                and (t.phase is not Phase.FAILED or state.index.rollout(t.rollout).closed)
+                for t in state.index.targets_on(node)
             )
             if isolated or node in left:
                 await self._users.return_node(node)
@@ -90,8 +97,10 @@ class RecoveryUser:
         if rollout.paused is not None:
             await self._users.command_rollout(rollout_commands.resume, name)
         await self._approve(state, rollout)
+        reason = rollbacks_reason(state.index, rollout)
+        is_rolling_back = reason is not None and reason.code is ReasonCode.ROLLING_BACK
         for target in list(state.index.targets(name)):
-            if target.phase is Phase.FAILED and target.order is None:
+            if target.phase is Phase.FAILED and target.order is None and not is_rolling_back:
                 await self._retry_or_skip(target)
             stuck = target.phase is Phase.PENDING and target.isolated
             if stuck and state.now() - target.since > ISOLATED_WAIT_LIMIT_S:
@@ -125,10 +134,12 @@ class RecoveryUser:
             await self._users.vote(who, name, Ballot(gate, True, "tidy", wave=wave_or_none))
 
     async def _retry_or_skip(self, target: Target) -> None:
-        """Try a failed node again, and after that leave it out."""
+        """Try two attempts of a failed node again, and after that leave it out."""
         key = (target.rollout, target.node)
-        self._retries[key] = self._retries.get(key, 0) + 1
-        await self._users.command_node(rollout_commands.retry if self._retries[key] <= 2 else _return, *key)
+        retried = self._retries.setdefault(key, [])
+        retried.append(target.attempt)  # again if the daemon was killed and nothing came of it
+        may_retry = len(set(retried)) <= 2 and len(retried) <= MAX_RETRY_COMMANDS
+        await self._users.command_node(rollout_commands.retry if may_retry else _return, *key)
 
 
 def _return(state: State, who: SimUser, rollout: Rollout, target: Target, reason: str) -> Events:

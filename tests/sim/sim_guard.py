@@ -38,7 +38,7 @@ class SimNodeGuard:
 
     async def restore(self, ctx: StepContext) -> GuardReport:
         """Restore the node, unless its change is confirmed."""
-        end = lambda: self._access.world.end_guard(self._find(ctx), GuardState.RESTORED)  # noqa: E731
+        end = lambda: self._access.world.end_guard(self._find(ctx), GuardState.RESTORED, "daemon")  # noqa: E731
         return await self._change(f"restore {ctx.host.name}", ctx, end)
 
     async def inspect(self, ctx: StepContext) -> GuardReport:
@@ -67,4 +67,4 @@ class SimNodeGuard:
         if guard is None:
             return GuardReport(GuardState.NONE)
         restored = ("/etc/net",) if guard.state is GuardState.RESTORED else ()
-        return GuardReport(guard.state, "timer" if restored else "", restored)
+        return GuardReport(guard.state, guard.by, restored)

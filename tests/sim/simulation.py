@@ -62,6 +62,8 @@ class SimResult:
     trace: list[str]
     steps: int = 0
     effects: list[str] = field(default_factory=list)
+    end: dict[str, str] = field(default_factory=dict)
+    """What every node has in the end, and how each of its rollouts ended for it."""
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Simulation:
         self.steps_to_crash = -1
         self.faults_stopped = False
         self._contents: dict[str, dict[str, Any]] = {}
+        self._end: dict[str, str] = {}
         self.restart_at = 0.0
         for machine in scenario.machines:
             self.world.machines[machine.name] = machine
@@ -133,7 +136,13 @@ class Simulation:
                 checker.report_violation(f"a callback failed: {failure}")
         effects = getattr(self._fault_plan, "labels", [])
         verdict = SimResult(
-            self.name, list(checker.violations), self.coverage, self.world.trace, self.loop.steps, effects
+            self.name,
+            list(checker.violations),
+            self.coverage,
+            self.world.trace,
+            self.loop.steps,
+            effects,
+            self._end,
         )
         self.world.is_finished = True
         with capture_errors(LogErrorHandler(lambda text: None)):
@@ -392,6 +401,9 @@ class Simulation:
             checker.report_violation(f"the audit does not account for {row}")
         for seq in report.unreadable:
             checker.report_violation(f"the audit cannot be replayed at entry {seq}")
+        targets = [each for rollout in self._contents for each in await life.store.load_targets(rollout)]
+        self._end = {name: machine.version for name, machine in self.world.machines.items()}
+        self._end |= {f"{t.node} of {t.rollout}": f"{t.phase} {t.outcome}" for t in targets}
         for rollout, acknowledged in self._users.votes.items():
             try:
                 stored = {vote.id for vote in (await life.store.load_rollout(rollout)).votes}

@@ -130,6 +130,8 @@ class SimGuard:
     after_s: float
     deadline: float
     state: GuardState = GuardState.ARMED
+    by: str = ""
+    """What restored the node: `timer` or `daemon`."""
 
 
 class SimWorld:
@@ -309,7 +311,7 @@ class SimWorld:
         if key not in self.guards:
             for guard in self.guards.values():
                 if guard.node == node and guard.state is GuardState.ARMED:
-                    self.end_guard(guard, GuardState.RESTORED)
+                    self.end_guard(guard, GuardState.RESTORED, "daemon")
             deadline = self.loop.time() + after_s
             guard = self.guards[key] = SimGuard(node, self.machines[node].version, after_s, deadline)
             self.loop.call_from_world(after_s, lambda: self._await_deadline(guard))
@@ -321,12 +323,13 @@ class SimWorld:
         elif guard.state is GuardState.ARMED:
             self.record(f"guard of {guard.node} restores")
             self.coverage.count("guard:timer")
-            self.end_guard(guard, GuardState.RESTORED)
+            self.end_guard(guard, GuardState.RESTORED, "timer")
 
-    def end_guard(self, guard: SimGuard | None, end: GuardState) -> None:
+    def end_guard(self, guard: SimGuard | None, end: GuardState, by: str = "") -> None:
         """Confirm or restore, whichever comes first; what is restored may be restored again."""
         if guard is None or (guard.state is not GuardState.ARMED and guard.state is not end):
             return
+        guard.by = by if guard.state is GuardState.ARMED else guard.by
         guard.state = end
         self.coverage.count(f"guard:{end}")
         if end is GuardState.RESTORED:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model import actions
-from machines.model.events import StepAction
+from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Guard, StepDef
 from machines.workflow.guard import may_be_armed
 from rolloutd.engine.drivers.isolation import ErrorCapture
@@ -117,9 +117,11 @@ class GuardSteps:
         await self._journal.finish(record, result)
 
     def _armed_guard(self) -> Guard | None:
+        return self._session.plan.guard if may_be_armed(self._attempt_records()) else None
+
+    def _attempt_records(self) -> list[StepRecord]:
         attempt = self._session.target.attempt
-        records = [record for record in self._journal.records if record.attempt == attempt]
-        return self._session.plan.guard if may_be_armed(records) else None
+        return [record for record in self._journal.records if record.attempt == attempt]
 
     async def _record(
         self,
@@ -128,6 +130,7 @@ class GuardSteps:
         operation: Operation,
         result_of: Callable[[str, GuardReport], StepResult],
     ) -> None:
+        was_begun = any(r.action is kind and r.number == action.number for r in self._attempt_records())
         record = self._journal.begin(action.spec.name, kind, action.number)
         await self._journal.write(record)
         answer = await self._ask(action.spec, operation, action.spec.timeout_s)
@@ -137,8 +140,9 @@ class GuardSteps:
                 await self._record_disarm(action.spec, _confirmed(self._session.node, answer))
             result = result_of(self._session.node, answer)
         else:
-            # The node restores itself whatever the daemon sees, so no error is the last word on that.
-            is_awaited = kind is StepAction.RESTORE
+            # The node restores itself whatever the daemon sees, so no error is the last word on that.  An arm
+            # whose answer another daemon lost may have armed it, whatever this one is answered.
+            is_awaited = kind is StepAction.RESTORE or (kind is StepAction.ARM and was_begun)
             result = Unknown(answer.text) if is_awaited else answer
         await self._journal.finish(record, result)
 
