@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,12 @@ from rolloutd import __version__
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
 from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
+from rolloutd.adapters.ssh.node_files import SshNodeFiles
 from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
@@ -35,6 +37,7 @@ from rolloutd.configuration import load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_anchor import AuditAnchor
+from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.daemon import Daemon
@@ -133,6 +136,7 @@ async def _run_services(
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     checkpoints = SshCheckpoints(shell)
+    stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
         runner,
         AdapterRegistry(ISOLATORS, kit),
@@ -140,9 +144,7 @@ async def _run_services(
         _make_tree_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
         SshNodeGuard(shell, clock, settings.ssh.guard_dir),
-        PreparationAdapters(
-            {"ssh": SshStager(shell), "url": UrlStager(shell)}, SshSnapshots(shell), checkpoints
-        ),
+        PreparationAdapters(stagers, SshSnapshots(shell), checkpoints),
     )
     inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(
@@ -158,8 +160,12 @@ async def _run_services(
     )
     watches = list(_make_watches(kit, settings))
     retention = RetentionCleaner(
-        state, RunArtifactStore(settings.state_dir / "runs"), [*sources.artifact_stores, tree_cache]
+        state,
+        RunArtifactStore(settings.state_dir / "runs"),
+        [*sources.artifact_stores, tree_cache, DirectoryStore(settings.state_dir / "artifacts")],
     )
+    files = SshNodeFiles(shell, settings.ansible.fence_dir, settings.ssh.guard_dir)
+    cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
     notifications = _make_notifications(state, channels)
     anchor = AuditAnchor(state, list(_make_anchors(kit, settings)), notifications.announce_audit_head)
     services = Services(
@@ -178,6 +184,7 @@ async def _run_services(
         daemon.accept_inventory,
         daemon.pin_identity,
         checkpoints,
+        cleaner,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -208,9 +215,10 @@ async def _run_services(
                 tasks.create_task(_ensure_socket(server, clock), name="socket"),
                 tasks.create_task(systemd_reporter.reload_on_request(), name="reload"),
                 tasks.create_task(notifications.run(), name="notify"),
-                tasks.create_task(_anchor_audit(daemon, anchor), name="anchor"),
+                tasks.create_task(_run_later(daemon, anchor.run), name="anchor"),
                 tasks.create_task(_serve_metrics(state, daemon), name="metrics"),
-                tasks.create_task(_prune(daemon, retention), name="prune"),
+                tasks.create_task(_run_later(daemon, retention.run), name="prune"),
+                tasks.create_task(_run_later(daemon, cleaner.run), name="clean"),
             ]
             try:
                 yield
@@ -249,16 +257,10 @@ def _make_runner(settings: Settings, shell: SshShell, tree_cache: TreeCache) -> 
     )
 
 
-async def _prune(daemon: Daemon, retention: RetentionCleaner) -> None:
-    # Retention can wait: first decide, so that nodes in flight continue.
+async def _run_later(daemon: Daemon, work: Callable[[], Awaitable[None]]) -> None:
+    # First decide, so that nodes in flight continue: what this waits for may be slow to answer.
     await daemon.first_iteration_done.wait()
-    await retention.run()
-
-
-async def _anchor_audit(daemon: Daemon, anchor: AuditAnchor) -> None:
-    # Nodes in flight go first: an anchor may be slow to answer.
-    await daemon.first_iteration_done.wait()
-    await anchor.run()
+    await work()
 
 
 async def _serve_metrics(state: State, daemon: Daemon) -> None:

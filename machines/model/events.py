@@ -381,6 +381,16 @@ class RunOutputPruned:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeCleaned:
+    """What ended rollouts left on a node is removed; `removed` are paths, `kept` counts what stays."""
+
+    node: str
+    removed: tuple[str, ...]
+    kept: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class IsolationReleased:
     """The isolator of this kind returns a node to service that it left isolated for a hold."""
 
@@ -455,7 +465,13 @@ RolloutEvent = (
 """Events that change a rollout's own row."""
 
 RecordOnlyEvent = (
-    RequestDenied | SettingsChanged | RunOutputPruned | IsolationReleased | InventoryAccepted | IdentityPinned
+    RequestDenied
+    | SettingsChanged
+    | RunOutputPruned
+    | NodeCleaned
+    | IsolationReleased
+    | InventoryAccepted
+    | IdentityPinned
 )
 """Events that change no fact: only the audit has them."""
 

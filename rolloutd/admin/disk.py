@@ -23,7 +23,7 @@ from rolloutd.store.audit_comparison import compare_with_audit
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
 
-ARTIFACT_DIRECTORIES = ("runs", "trees", "git")
+ARTIFACT_DIRECTORIES = ("runs", "trees", "git", "artifacts")
 """Directories next to the database that grow; the settings' `keep` limits them."""
 
 

@@ -127,6 +127,12 @@ class ReasonBody(RequestBody):
     reason: Reason
 
 
+class CleanBody(ReasonBody):
+    """Why a node is cleaned; with `dry_run` nothing is removed."""
+
+    dry_run: bool = False
+
+
 class AcceptInventory(ReasonBody):
     """The inventory source whose held answer shall take effect."""
 

@@ -77,6 +77,15 @@ async def isolation_owner(state: State, who: Identity, path_params: Mapping[str,
         )
 
 
+async def cleaner(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
+    """Allow members of the team of the node in the path, or of the rollout's owner, and admins."""
+    node = state.index.nodes.get(path_params["s"])
+    if node is None:
+        await plan_owner(state, who, {"r": path_params["s"]})
+    else:
+        rollout_commands.require_member(who, node.team, f"clean {node.name}")
+
+
 async def own_team(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
     """Allow members of the team in the path, and admins."""
     rollout_commands.require_member(who, path_params["t"], f"set the rules of {path_params['t']}")
@@ -128,6 +137,12 @@ PLAN_OR_NODE_OWNER = Access(
 )
 ISOLATION_OWNER = Access("members of the team that owns the plan, and admins", isolation_owner, team="no")
 NODE_TEAM = Access("members of the node's team, and admins", team_member, team="own", owner="own")
+CLEANER = Access(
+    "members of the team that owns the node or the plan, and admins",
+    cleaner,
+    team="own",
+    owner="own",
+)
 HOLD_OWNER = Access("the owner of the hold, and admins", team_member, team="own", owner="own")
 FREEZE_SCOPE = Access("admins; members of a team for its own scope", team_member, team="own", owner="own")
 ADMIN = Access("admins", admin, team="no", owner="no")

@@ -15,6 +15,7 @@ from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams
 from rolloutd.engine.background.drift_checks import DriftChecker
+from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.ports import JSON, AuditReport, Checkpoints, Runner, SourceStore
@@ -64,6 +65,7 @@ class Services:
     accept_inventory: InventoryCommand = _change_nothing
     pin_identity: InventoryCommand = _change_nothing
     checkpoints: Checkpoints | None = None
+    cleaner: NodeCleaner | None = None
 
 
 @dataclass(frozen=True, slots=True)

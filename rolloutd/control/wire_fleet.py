@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 # -- slots, holds and freezes -------------------------------------------------
 
@@ -212,3 +212,24 @@ class SettingsSummary(TypedDict):
     admins: list[str]
     teams: list[TeamSummary]
     pools: list[PoolKeySummary]
+
+
+class LeftFile(TypedDict):
+    """A fence, guard, checkpoint or artifact on a node; `found` would be removed, `reason` is why it is kept.
+
+    With `what: node` the node as a whole is not clean.
+    """
+
+    node: str
+    what: str
+    path: str
+    result: Literal["removed", "kept", "found"]
+    reason: str | None
+
+
+class CleanLine(TypedDict):
+    """What ended rollouts left on one node, or a heartbeat."""
+
+    kind: Literal["node", "heartbeat"]
+    node: NotRequired[str]
+    files: NotRequired[list[LeftFile]]

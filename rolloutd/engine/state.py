@@ -173,6 +173,8 @@ class State:
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""
+    nodes_being_cleaned: set[str] = field(default_factory=set)
+    """Nodes on which nothing else may begin: what ended rollouts left there is being removed."""
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)

@@ -21,6 +21,7 @@ from machines.model.events import (
     HoldTaken,
     IsolationReleased,
     MismatchSettled,
+    NodeCleaned,
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
@@ -143,6 +144,8 @@ def _describe_lock_event(event: Event) -> str:
         case FreezeLifted():
             text = f"freeze {event.freeze} of {event.scope} lifted by {event.actor.name}"
             return _with_reason(text, event.reason)
+        case NodeCleaned():
+            return f"{event.node}: removed what ended rollouts left: {', '.join(event.removed) or 'nothing'}"
         case IsolationReleased():
             return f"{event.node}: returned to service by {event.kind}: no hold is left"
         case SoakRestarted():

@@ -7,6 +7,7 @@ fake and its real adapters pass the same contract suite.  Instants are epoch sec
 from rolloutd.ports.artifacts import Artifact, ArtifactStore
 from rolloutd.ports.clocks import Clock, Scheduler
 from rolloutd.ports.context import AdapterContext, InventorySnapshot
+from rolloutd.ports.node_files import NodeFile, NodeFiles
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
     DEFAULT_STALE_AFTER_S,
@@ -107,6 +108,8 @@ __all__ = [
     "IsolationStatus",
     "Isolator",
     "NodeConfigurations",
+    "NodeFile",
+    "NodeFiles",
     "NodeGuard",
     "NodeSnapshots",
     "Notifier",

@@ -187,6 +187,18 @@ class Store(Protocol):
     async def list_rollout_records(self) -> Sequence[RolloutRecord]:
         """Return all rollouts, including deleted ones."""
 
+    async def list_uncleaned_nodes(self, ended_after: float, ended_before: float) -> Sequence[str]:
+        """Return the nodes whose last rollout ended in this period, and that were not cleaned since.
+
+        It omits nodes on which no rollout did anything, and those of a rollout that has not ended.
+        """
+
+    async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
+        """Return whether the node has the change of each rollout, and no later one of the same plan.
+
+        It omits rollouts that the database does not have; a deleted one has no change in effect.
+        """
+
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         """Return the latest rollout of the same content that is neither cancelled nor deleted."""
 

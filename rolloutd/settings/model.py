@@ -241,6 +241,12 @@ class Keep(Params):
         " `null` keeps them for ever.",
         alias="trees",
     )
+    on_nodes_s: PositiveDuration | None = duration_field(
+        "30d",
+        "Fences, guards, checkpoints and artifacts on a node, after its last rollout has ended; `null`: until"
+        " `rolloutctl clean`.",
+        alias="on_nodes",
+    )
 
 
 class ServiceAccount(Params):

@@ -57,7 +57,7 @@ MAX_AUDIT_ROWS = 10_000
 # of it runs, and, once cancelled, until its preparation is cleaned up (RolloutPreparations.needs_cleanup).  A
 # `left` hold has the id `rollout/node`.  The subquery reads the holds once, not once per rollout: after years
 # there are thousands.
-_IS_LIVE = """
+IS_LIVE = """
 deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     SELECT 1 FROM target
     WHERE target.rollout = rollout.id
@@ -90,7 +90,7 @@ FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id
 _SELECT_CLOSED = f"""
 SELECT id, name, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at, cancelled_by,
        cancelled_reason, cancelled_at, ended_at
-FROM rollout WHERE deleted_at IS NULL AND NOT ({_IS_LIVE}) ORDER BY number DESC LIMIT ?"""  # noqa: S608  # two constants
+FROM rollout WHERE deleted_at IS NULL AND NOT ({IS_LIVE}) ORDER BY number DESC LIMIT ?"""  # noqa: S608  # two constants
 
 _SELECT_VOTE = """
 SELECT rollout, id, gate, digest, actor, yes, reason, at, teams, wave, shown, nodes, more, until, withdrawn_at
@@ -107,7 +107,7 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
     connection.execute("BEGIN")
     try:
         (epoch,) = connection.execute("SELECT epoch FROM term").fetchone()
-        rollouts = _load_rollouts(connection, _IS_LIVE, (), compile_plan)
+        rollouts = _load_rollouts(connection, IS_LIVE, (), compile_plan)
         targets = [target for rollout in rollouts for target in load_targets(connection, rollout.id)]
         nodes = connection.execute(
             "SELECT name, kind, sources, labels, conflicts, identity FROM node"
@@ -236,7 +236,7 @@ def load_closed_rollouts(connection: sqlite3.Connection, limit: int) -> tuple[Cl
 
 def load_rollout_records(connection: sqlite3.Connection) -> tuple[RolloutRecord, ...]:
     sql = f"""
-    SELECT id, source, iif({_IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)),
+    SELECT id, source, iif({IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)),
            deleted_at IS NOT NULL
     FROM rollout ORDER BY number"""  # noqa: S608  # a constant
     rows = connection.execute(sql)

@@ -36,7 +36,7 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store import configuration_queries, database, queries
+from rolloutd.store import cleaning_queries, configuration_queries, database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
@@ -154,6 +154,12 @@ class SqliteStore:
 
     async def list_rollout_records(self) -> Sequence[RolloutRecord]:
         return await self._read(queries.load_rollout_records)
+
+    async def list_uncleaned_nodes(self, ended_after: float, ended_before: float) -> Sequence[str]:
+        return await self._read(cleaning_queries.list_uncleaned_nodes, ended_after, ended_before)
+
+    async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
+        return await self._read(cleaning_queries.find_changes_in_effect, node, rollouts)
 
     async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
         return await self._read(queries.load_content, rollout)

@@ -223,6 +223,11 @@ async def holding(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **REASON})
 
 
+async def cleaning(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    ask = await holding(scene, role, own)
+    return ApiCall(f"/v1/clean/{ask.body['node']}", REASON)
+
+
 async def releasing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     ask = await holding(scene, role, own)
     await scene.do(role if own and role in MINE else "admin", "PUT", ask.path, ask.body)
@@ -292,6 +297,7 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_R}/pause"): plain(f"{_R}/pause", REASON),
     ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", REASON),
     ("POST", f"{_R}/drift"): plain(f"{_R}/drift", {}),
+    ("POST", "/v1/clean/{s}"): cleaning,
     ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", REASON),
     ("DELETE", _R): after(cancelled, _R),
     ("POST", f"{_N}/advance"): advancing,

@@ -27,6 +27,7 @@ from machines.model.events import (
     GateOpened,
     HoldReleased,
     HoldTaken,
+    NodeCleaned,
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
@@ -605,6 +606,29 @@ async def test_later_changes_of_a_plan_are_found_by_node(store: Store) -> None:
     await write(store, *events, *moves_to_done("n1"), *moves_to_done("n2", "r2"), *moves_to_done("n1", "r3"))
     assert await store.find_later_changes("r1") == {"n1": "r3"}
     assert await store.find_later_changes("r3") == {}
+
+
+async def test_nodes_to_clean_are_those_whose_last_rollout_ended(store: Store) -> None:
+    opened = (rollout_opened("r1"), rollout_opened("r2"))
+    await write(store, *opened, *moves_to_done("n1"), *moves_to_done("n2"), RolloutEnded("r1", 100.0))
+    assert not await store.list_uncleaned_nodes(0.0, 200.0)  # r2 has the same nodes and is not over
+    cancelled = RolloutCancelled("r2", ALICE, "over", 110.0)
+    await write(store, *moves_to_done("n2", "r2"), cancelled)
+    assert [*await store.list_uncleaned_nodes(0.0, 105.0)] == ["n1"]
+    assert [*await store.list_uncleaned_nodes(105.0, 200.0)] == ["n2"]
+    assert not await store.list_uncleaned_nodes(0.0, 99.0)
+    await write(store, NodeCleaned("n2", (), 0, 120.0), at=120.0)
+    assert [*await store.list_uncleaned_nodes(0.0, 200.0)] == ["n1"]
+
+
+async def test_changes_in_effect_are_the_latest_of_a_plan(store: Store) -> None:
+    later = replace(rollout_opened("r3"), name="plan-r1")
+    await write(store, rollout_opened("r1"), rollout_opened("r2"), later, *moves_to_done("n1"))
+    assert await store.find_changes_in_effect("n1", ["r1", "r2", "r9"]) == {"r1": True, "r2": False}
+    await write(store, *moves_to_done("n1", "r3"))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+    await write(store, RolloutEnded("r3", 100.0), RolloutDeleted("r3", ALICE, 101.0))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
 
 
 # -- restarts ---------------------------------------------------------------------------

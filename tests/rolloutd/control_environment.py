@@ -34,11 +34,14 @@ from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.drift_checks import DriftChecker
+from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.ports import Checkpoints, Store
 from rolloutd.settings import Settings
+from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.node_files import FakeNodeFiles
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import FakeSourceStore
 from tests.contracts.fakes.store import MemoryStore
@@ -283,6 +286,9 @@ async def control_environment(
     names: CachedNameService | None = None,
     group: str | None = None,
     checkpoints: Checkpoints | None = None,
+    cleaner: Callable[[State], NodeCleaner] = lambda state: NodeCleaner(
+        state, FakeNodeFiles(), FakeCheckpoints(), ()
+    ),
     **changed: Any,
 ) -> AsyncIterator[ControlEnvironment]:
     """Serve a fleet of four nodes, two teams and two racks on a socket.
@@ -319,7 +325,7 @@ async def control_environment(
 
     drift = DriftChecker(state, tree, check_mode)
     services = Services(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe)
-    services = replace(services, checkpoints=checkpoints)
+    services = replace(services, checkpoints=checkpoints, cleaner=cleaner(state))
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)

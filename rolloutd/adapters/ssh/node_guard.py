@@ -24,8 +24,14 @@ _TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @cache
-def _script() -> str:
+def guard_script() -> str:
+    """Return the script on the node; its first lines list its operations."""
     return files(__package__).joinpath("node_guard.sh").read_text()
+
+
+def guard_directory(directory: str, node: str) -> str:
+    """Return the directory of a node's guards, below `guard_dir` of the settings."""
+    return f"{directory}/{_TOKEN.sub('_', node)}"
 
 
 class SshNodeGuard:
@@ -79,8 +85,8 @@ class SshNodeGuard:
 
         Raises TimeoutError if it may have done its work nevertheless.
         """
-        node, token = (_TOKEN.sub("_", part) for part in (ctx.host.name, f"{ctx.rollout}.{ctx.attempt}"))
-        body = _script()
+        token = _TOKEN.sub("_", f"{ctx.rollout}.{ctx.attempt}")
+        body = guard_script()
         values = {"body": body, "paths": "", "commands": "", **texts}
         script = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
         timeout_s = max(MIN_TIMEOUT_S, ctx.deadline - self._clock.now())
@@ -90,7 +96,7 @@ class SshNodeGuard:
             ctx.host,
             f'{script}eval "$body"\n',
             operation,
-            f"{self._directory}/{node}",
+            guard_directory(self._directory, ctx.host.name),
             token,
             *arguments,
             timeout_s=timeout_s,

@@ -355,6 +355,26 @@ restore() {
     done
 }
 
+# Removes the guards that have ended, and what orders guards, unless one is armed: `clean [dry-run]`.
+clean() {
+    [ -d "$node_dir" ] || return 0
+    exec 9> "$node_dir/lock" || fail "$node_dir cannot be written; let the login become root"
+    flock -w "$LOCK_WAIT_S" 9 || fail "a guard is being armed on the node"
+    armed=
+    for guard in "$node_dir"/*/; do
+        guard=${guard%/}
+        [ -d "$guard" ] || continue
+        case $(state) in
+        armed | restoring) armed=yes && echo "armed $guard" ;;
+        *)
+            [ -n "$1" ] || remove || fail "$guard cannot be removed"
+            echo "ended $guard"
+            ;;
+        esac
+    done
+    [ -n "$1" ] || [ -n "$armed" ] || { rm -f -- "$node_dir/newest" "$node_dir/lock" && rmdir -- "$node_dir"; }
+}
+
 operation=$1 node_dir=$2 token=$3
 shift 3
 guard=$node_dir/$token
@@ -372,6 +392,10 @@ renew | disarm | restore)
 inspect)
     require_sight
     report
+    ;;
+clean)
+    require_sight
+    clean "$1"
     ;;
 expire) expire "$@" ;;
 boot)

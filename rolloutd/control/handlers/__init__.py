@@ -5,6 +5,7 @@ from __future__ import annotations
 from rolloutd.control.handlers import (
     audit,
     changes,
+    cleaning,
     commands,
     configuration,
     drift,
@@ -23,6 +24,7 @@ ROUTES: tuple[Route, ...] = (
     *plans.routes,
     *commands.routes,
     *drift.routes,
+    *cleaning.routes,
     *teams.routes,
     *changes.routes,
     *configuration.routes,

@@ -35,7 +35,8 @@ MIN_TREE_AGE_S = 3600.0
 class RetentionCleaner:
     """Removes runs and trees that are older than the settings' `keep`.
 
-    `trees` are stores by the name of a tree, and stores that no rollout names: copies that can be made again.
+    `trees` are stores by the name of a tree or a rollout, and stores that no rollout names: copies that can
+    be made again.
     """
 
     def __init__(self, state: State, runs: ArtifactStore, trees: Sequence[ArtifactStore]) -> None:
@@ -89,11 +90,9 @@ class RetentionCleaner:
         if keep_s is None:
             return
         now = self._state.now()
-        used = {
-            f"{each.source['kind']}-{each.source['pin']}"
-            for each in rollouts
-            if not each.deleted and not _is_expired(each.ended_at, keep_s, now)
-        }
+        unexpired = [e for e in rollouts if not e.deleted and not _is_expired(e.ended_at, keep_s, now)]
+        used = {f"{each.source['kind']}-{each.source['pin']}" for each in unexpired}
+        used |= {each.id for each in unexpired}
         untouched_since = now - max(float(keep_s), MIN_TREE_AGE_S)
         for store in self._trees:
             trees = await store.list_artifacts()

@@ -48,9 +48,10 @@ class Preparer:
         self._active: Counter[tuple[str, str]] = Counter()
 
     def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[Prepare]) -> None:
-        """Start the stages that are not under way yet, of nodes whose secrets are known."""
+        """Start the stages that are not under way yet, of nodes that are ready for them."""
         for each in wanted:
-            if each.node != BUILD_NODE and self._state.awaited_sources(each.node):
+            is_barred = each.node in self._state.nodes_being_cleaned
+            if is_barred or (each.node != BUILD_NODE and self._state.awaited_sources(each.node)):
                 continue
             key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
             stage = self._stage(each.rollout, each.stage)

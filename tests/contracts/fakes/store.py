@@ -52,6 +52,9 @@ from tests.contracts.fakes.memory_state import MemoryState
 Compile = Callable[[Mapping[str, Any]], Plan]
 
 
+_HAS_CHANGE = (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+
+
 class MemoryStore:
     """A store without a file."""
 
@@ -224,6 +227,29 @@ class MemoryStore:
             for rollout in self.memory.rollouts.values()
         )
 
+    async def list_uncleaned_nodes(self, ended_after: float, ended_before: float) -> Sequence[str]:
+        ends: dict[str, float] = {}
+        for each in await self.list_rollout_records():
+            at = float("inf") if each.ended_at is None else each.ended_at
+            for target in self._targets(each.id) if at >= ended_after else ():
+                rows = self.memory.all(Preparation)
+                is_prepared = any((row.rollout, row.node) == (each.id, target.node) for row in rows)
+                if target.attempt or is_prepared or at == float("inf"):
+                    ends[target.node] = max(at, ends.get(target.node, 0.0))
+        read = map(json.loads, (entry.text for entry in self.memory.entries))
+        cleaned = {each["node"]: each["at"] for each in read if each["event"] == "NodeCleaned"}
+        return [node for node, at in sorted(ends.items()) if cleaned.get(node, -1.0) < at <= ended_before]
+
+    async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
+        in_effect: dict[str, str] = {}
+        opened = self.memory.rows[RolloutOpened].values()
+        for event in opened:
+            target = self.memory.get(Target, event.rollout, node)
+            if target and target.outcome in _HAS_CHANGE and not self.memory.is_deleted(event.rollout):
+                in_effect[event.name] = event.rollout
+        names = {event.rollout: event.name for event in opened}
+        return {each: in_effect.get(names[each]) == each for each in rollouts if each in names}
+
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         for event in reversed(self.memory.rows[RolloutOpened].values()):
             name = event.rollout
@@ -237,8 +263,7 @@ class MemoryStore:
         return frozenset(
             target.node
             for target in self.memory.all(Target)
-            if self.memory.opened(target.rollout).digest.change == change
-            and target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
+            if self.memory.opened(target.rollout).digest.change == change and target.outcome in _HAS_CHANGE
         )
 
     async def find_later_changes(self, rollout: str) -> Mapping[str, str]:

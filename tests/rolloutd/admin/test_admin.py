@@ -110,7 +110,7 @@ def test_the_doctor_says_what_the_shelves_take(state_root: Path, ctl: Ctl) -> No
     run = state_root / "state" / "runs" / "r.n1.1.configure.1"
     run.mkdir(parents=True)
     (run / "output").write_bytes(bytes(3 * 2**20))
-    assert "runs 3 MiB, trees 0 MiB, git 0 MiB" in ctl("doctor").stdout
+    assert "runs 3 MiB, trees 0 MiB, git 0 MiB, artifacts 0 MiB" in ctl("doctor").stdout
 
 
 def test_the_doctor_works_before_the_first_start(state_root: Path, ctl: Ctl) -> None:

@@ -113,6 +113,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ("POST", "/v1/rollouts/{r}/resume"): ("adam", f"/v1/rollouts/{r}/resume", REASON),
         ("POST", "/v1/rollouts/{r}/cancel"): ("olga", f"/v1/rollouts/{other}/cancel", REASON),
         ("DELETE", "/v1/rollouts/{r}"): ("olga", f"/v1/rollouts/{other}", None),
+        ("POST", "/v1/clean/{s}"): ("paul", "/v1/clean/p1", REASON),
         ("PUT", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1", **REASON}),
         ("DELETE", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1"}),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/retry"): ("olga", f"{n}/retry", REASON),

@@ -128,14 +128,14 @@ async def test_trees_go_when_no_rollout_needs_them_and_nobody_pinned_them_lately
         rollout = await inside.start()
         _, source = await inside.state.store.load_plan(rollout)
         used = f"{source['kind']}-{source['pin']}"
-        made.trees.artifacts |= {used: 0.0, "tree-tried": inside.clock.now()}
+        made.trees.artifacts |= {used: 0.0, rollout: 0.0, "tree-tried": inside.clock.now()}
         await made.after(29)
-        assert set(made.trees.artifacts) == {used, "tree-tried"}
+        assert set(made.trees.artifacts) == {used, rollout, "tree-tried"}
         await made.after(2)
-        assert set(made.trees.artifacts) == {used}
+        assert set(made.trees.artifacts) == {used, rollout}
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
         await made.after(29)
-        assert set(made.trees.artifacts) == {used}
+        assert set(made.trees.artifacts) == {used, rollout}
         await made.after(2)
         assert not made.trees.artifacts
 
