@@ -93,8 +93,11 @@ class Projection(Index):
     def apply(self, event: events.Event) -> None:
         """Apply one event; raises IllegalTransition or UnexpectedRow, and then nothing has changed.
 
-        An event of a rollout that was closed before the start, or is deleted, concerns the store alone.
+        Events of verdicts, and of a rollout that is deleted or was closed before the start, concern the store
+        alone.
         """
+        if isinstance(event, events.VerdictEvent):
+            return
         if isinstance(event, events.DaemonStarted):
             self._epoch = event.epoch
         rollout = rollout_of(event)
