@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
+from machines.model.decision import Decision
 from machines.model.events import GateOpened, PhaseMoved, RolloutOpened
 from machines.model.limits import Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
@@ -95,10 +96,18 @@ def submit(index: Projection, rollout: str, wanted: Plan) -> None:
 
 def apply_decision(index: Projection, now: float) -> int:
     """Admit what may start; return how many did."""
-    starts = decide(index, now).admissions
+    starts = advance_and_decide(index, now).admissions
     for start in starts:
         move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
     return len(starts)
+
+
+def advance_and_decide(index: Projection, now: float) -> Decision:
+    """Do what the daemon does in each turn."""
+    index.advance(now)
+    decision = decide(index, now)
+    index.back_off(decision.backoffs)
+    return decision
 
 
 def move(index: Projection, target: Target, trigger: Trigger, now: float) -> None:
@@ -129,7 +138,7 @@ def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list
         turn += 7
         move(index, target, ways[target.phase], now)
         began = perf_counter()
-        decision = decide(index, now)
+        decision = advance_and_decide(index, now)
         times.append((perf_counter() - began) * 1000)
         for node in decision.nodes_to_observe:
             index.record_observations([Observation(node, NodeHealth.UP, now)], now)

@@ -18,7 +18,7 @@ from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
-from machines.model.decision import DueRollbacks
+from machines.model.decision import BackOff, DueRollbacks
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation, pools_of
 from machines.model.plan import Plan
@@ -71,6 +71,11 @@ class Index(FleetFacts):
         self._preparations, self._preparing = self._own(self._preparations), self._own(self._preparing)
         self._counters, self._pending = self._own(self._counters), self._own(self._pending)
         self._needing_driver, self._isolations = self._own(self._needing_driver), self._own(self._isolations)
+
+    def back_off(self, backoffs: Iterable[BackOff]) -> None:
+        """Skip the groups in which a decision could start nothing, until something activates them."""
+        for each in backoffs:
+            self.scheduling_queue.back_off(each.group, each.until)
 
     def needing_driver(self) -> list[Target]:
         """Return every target in flight or with a person's order."""
@@ -201,8 +206,17 @@ class Index(FleetFacts):
     def budget(self, pool: Pool) -> int:
         return self._pool_index.budget(self, pool)
 
+    def at(self, now: float) -> Self:
+        """Return the facts at an instant: these, unless time alone has changed something since."""
+        is_due = self._pool_index.is_due(now) or self.scheduling_queue.is_due(now)
+        if self.now <= now and not is_due:
+            return self
+        made = self.fork()
+        made.advance(now)
+        return made
+
     def advance(self, now: float) -> None:
-        """Let observations and holds expire."""
+        """Let observations, holds and backoffs expire; only the daemon does this, no question."""
         backwards = now < self.now
         self.now = now
         if backwards:

@@ -21,24 +21,15 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from machines.facts.sharing import Forkable
+from machines.model.decision import QueueGroup
 from machines.model.rollout import Target
 
 QueuePosition = tuple[bool, int, str]
 """Order of a wave's pending nodes: those that are still isolated hold a slot already and go first, then by
 position.
 """
-
-
-class QueueGroup(NamedTuple):
-    """What the pending nodes of a group share."""
-
-    rollout: str
-    wave: str
-    team: str | None
-    pools: tuple[str, ...]
 
 
 def queue_position(target: Target) -> QueuePosition:
@@ -150,6 +141,10 @@ class SchedulingQueue(Forkable):
     def rollouts_waiting_for(self, pool: str) -> list[str]:
         """Return the rollouts with a node that waits for a slot of the pool."""
         return sorted({group.rollout for group in self._groups_by_pool.get(pool, ())})
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a backoff is over at the instant (epoch seconds)."""
+        return bool(self._wakeups) and self._wakeups[0][0] <= now
 
     def advance(self, now: float) -> None:
         """Activate the groups whose backoff is over."""

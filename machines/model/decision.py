@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
@@ -108,6 +109,23 @@ class OpenGate:
     wave: str
 
 
+class QueueGroup(NamedTuple):
+    """What the pending nodes of a group share."""
+
+    rollout: str
+    wave: str
+    team: str | None
+    pools: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Skip a queue group until something activates it, or until the instant (epoch seconds)."""
+
+    group: QueueGroup
+    until: float
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What to do now, and why everything else waits.
@@ -115,7 +133,7 @@ class Decision:
     `pilots_to_document`: rollouts whose pilot is done and whose evidence must be attached.
     `nodes_to_observe`: peers whose observation is too old to admit a node of their pool.  `reasons` are keyed
     by rollout id, `rollout/wave`, pool id, or `rollout|pool`.  `wake_at`: when time alone may next change the
-    decision (epoch seconds).
+    decision (epoch seconds).  `backoffs`: the queue groups of which no node can start, whatever else starts.
     """
 
     admissions: tuple[Admit, ...] = ()
@@ -135,6 +153,7 @@ class Decision:
     expired_holds: tuple[Hold, ...] = ()
     expired_freezes: tuple[Freeze, ...] = ()
     soak_restarts: tuple[RestartSoak, ...] = ()
+    backoffs: tuple[BackOff, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     wake_at: float | None = None
 

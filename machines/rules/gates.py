@@ -138,7 +138,7 @@ def is_voting_open(index: Index, rollout: Rollout, gate: GateName, wave: str) ->
 
 def voting_blocker(index: Index, rollout: Rollout, gate: GateName, wave: str, now: float) -> Reason | None:
     """Return why no vote is accepted at the gate now, None when votes are."""
-    index.advance(now)
+    index = index.at(now)
     if rollout.closed:
         return Reason(ReasonCode.CLOSED, rollout.id, {"cancelled": rollout.cancelled is not None})
     if was_opened(rollout, gate, wave) or is_voting_open(index, rollout, gate, wave):

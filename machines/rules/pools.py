@@ -22,7 +22,7 @@ MAX_NAMED_NODES: Final = 3
 
 def slot_holders(index: Index, pool: str, now: float) -> tuple[Unavailability, ...]:
     """Return the nodes that take slots of the pool, those known to be down first."""
-    index.advance(now)
+    index = index.at(now)
     found = index.pool(pool)
     return tuple(_by_precedence(index, (*found.down, *found.unknown)))
 
@@ -35,7 +35,7 @@ def slot_blocker(
     A node that is down already takes no second slot.  `reserved` are the slots that the decision being made
     has given away.
     """
-    index.advance(now)
+    index = index.at(now)
     found = pool_without_slot(index, target, reserved)
     if found is None:
         return None

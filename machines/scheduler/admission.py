@@ -16,17 +16,19 @@ from typing import Final
 from machines.facts import dry_runs
 from machines.facts.availability import observed_unavailability
 from machines.facts.index import Index
-from machines.facts.scheduling_queue import QueueGroup, QueuePosition
+from machines.facts.scheduling_queue import QueuePosition
 from machines.model import traffic
 from machines.model.decision import (
     AbortIsolation,
     Admit,
+    BackOff,
     CheckIfCurrent,
     DeferMaintenance,
     DryRun,
     OpenGate,
     Prepare,
     ProbeTraffic,
+    QueueGroup,
     Requeue,
     RestartSoak,
     RollBack,
@@ -71,6 +73,7 @@ class DecisionBuilder:
     expired_holds: list[Hold] = field(default_factory=list)
     expired_freezes: list[Freeze] = field(default_factory=list)
     soak_restarts: list[RestartSoak] = field(default_factory=list)
+    backoffs: list[BackOff] = field(default_factory=list)
     unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
     wake_at: float = math.inf
@@ -99,7 +102,7 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
                 heappush(queue, (positions[cursor.offset], number, group, cursor))
                 continue
         if not cursor.stays_active:
-            index.scheduling_queue.back_off(group, cursor.retry_at)
+            builder.backoffs.append(BackOff(group, cursor.retry_at))
     wave_admission.admit_deferred()
 
 

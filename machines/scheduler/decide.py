@@ -1,8 +1,8 @@
 """The decision: what to do now, and why the rest waits.
 
 `decide` walks the rollouts in the order of their submission, and each one's pending nodes in order
-(admission.py).  `explain_node` asks the same rules about one node.  Deciding changes nothing: the daemon
-commits what it carries out, and asking again gives what is left.
+(admission.py).  `explain_node` asks the same rules about one node.  Both are functions of the facts and the
+time.  The daemon commits what it carries out, and asking again gives what is left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ QUARANTINE_SKIP_S: Final = 24 * 3600.0
 
 def decide(index: Index, now: float) -> Decision:
     """Return what to do at `now` (epoch seconds), and why the rest waits."""
-    index.advance(now)
+    index = index.at(now)
     builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
     expiry.collect_expired(index, now, builder)
     for rollout in index.rollouts.values():
@@ -67,7 +67,7 @@ def decide(index: Index, now: float) -> Decision:
     if builder.dry_reason is None:
         _collect_isolation_aborts(index, now, builder)
         _observe_peers(index, now, builder)
-    builder.wake_by(index.next_change())
+    builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
     builder.reasons.update(pools.full_pool_reasons(index))
     return Decision(
         admissions=tuple(builder.admissions),
@@ -87,6 +87,7 @@ def decide(index: Index, now: float) -> Decision:
         expired_holds=tuple(builder.expired_holds),
         expired_freezes=tuple(builder.expired_freezes),
         soak_restarts=tuple(builder.soak_restarts),
+        backoffs=tuple(builder.backoffs),
         reasons=builder.reasons,
         wake_at=None if math.isinf(builder.wake_at) else builder.wake_at,
     )
@@ -94,13 +95,13 @@ def decide(index: Index, now: float) -> Decision:
 
 def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     """Return the reason for a node's state; raises KeyError for a node that is not a target."""
-    index.advance(now)
+    index = index.at(now)
     return _explain(index, rollout_id, (index.target(rollout_id, node),), now)[node]
 
 
 def explain_rollout_nodes(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
     """Return the reason for the state of every node of a rollout."""
-    index.advance(now)
+    index = index.at(now)
     return _explain(index, rollout_id, index.targets(rollout_id), now)
 
 
@@ -121,7 +122,7 @@ def _explain(index: Index, rollout_id: str, targets: Iterable[Target], now: floa
         reason = _pending_reason(index, rollout, target, shared, progress, now)
         if reason is None:
             decision = decision or decide(index, now)
-            reason = _queued_reason(index, target, decision)
+            reason = _queued_reason(index, target, decision, now)
         found[target.node] = index.dry_run_results.annotate(target, reason)
     return found
 
@@ -156,7 +157,7 @@ def _pending_reason(
 
 def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
     """Return why a whole rollout waits; None while one of its nodes is in flight or may start."""
-    index.advance(now)
+    index = index.at(now)
     rollout = index.rollout(rollout_id)
     reason = start_blockers.rollout_blocker(index, rollout, now)
     if reason is not None:
@@ -302,13 +303,13 @@ def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:
 # -- explaining ------------------------------------------------------------------
 
 
-def _queued_reason(index: Index, target: Target, decision: Decision) -> Reason:
+def _queued_reason(index: Index, target: Target, decision: Decision, now: float) -> Reason:
     """Return the reason of a node that no rule blocks: it starts, is probed, or waits for another node."""
     if target.maybe_current:
         remedy = Remedy(RemedyKind.WAIT_FOR_COMPLIANCE)
         return Reason(ReasonCode.CHECKING_COMPLIANCE, target.node, since=target.since, remedy=remedy)
     if Admit(target.rollout, target.node) in decision.admissions:
-        return Reason(ReasonCode.STARTING, target.node, since=index.now)
+        return Reason(ReasonCode.STARTING, target.node, since=now)
     if ProbeTraffic(target.rollout, target.node) in decision.traffic_probes:
         return traffic.probe_pending_reason(target)
     own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}

@@ -105,7 +105,7 @@ class RolloutProgress:
 
 def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgress:
     """Return a rollout's progress; raises KeyError."""
-    index.advance(now)
+    index = index.at(now)
     rollout, counters = index.rollout(rollout_id), index.counters(rollout_id)
     wave_progress = waves.wave_progress(index, rollout, now)
     state = _state(index, rollout, wave_progress, now)
@@ -168,7 +168,7 @@ def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
 
     A node that another rollout has taken out of service is left out: its checks say nothing about this one.
     """
-    index.advance(now)
+    index = index.at(now)
     found: list[Target] = []
     for rollout in index.rollouts.values():
         if rollout.closed:

@@ -18,7 +18,7 @@ from rolloutd.settings import Settings
 
 def locks(state: State) -> wire_fleet.Locks:
     now = state.now()
-    index = state.index
+    index = state.index.at(now)
     return {
         "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids(), key=natural_sort_key)],
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],

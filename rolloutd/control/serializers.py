@@ -343,10 +343,11 @@ def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reaso
 def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
     """Return the nodes of a rollout in their order, each with the reason why it does not move."""
     targets = sorted(resolved.index.targets(resolved.rollout.id), key=lambda target: target.position)
-    blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, state.now())
+    now = state.now()
+    blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, now)
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
-        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.runner_status)
+        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
         for each in targets
     )
     return [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)]
@@ -354,9 +355,10 @@ def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
 
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
     """Return why a node does not move; None if it moves or is done."""
-    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, state.now())
+    now = state.now()
+    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now)
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
-    return node_reason(resolved.index, target, blocker, live, state.runner_status)
+    return node_reason(resolved.index, target, blocker, live, state.runner_status, now)
 
 
 _ENDS = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
@@ -364,7 +366,12 @@ _ENDS = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
 
 
 def node_reason(
-    index: Index, target: Target, blocker: Reason | None, live: StepProgress, runner: RunnerStatus
+    index: Index,
+    target: Target,
+    blocker: Reason | None,
+    live: StepProgress,
+    runner: RunnerStatus,
+    now: float,
 ) -> Reason | None:
     """Return why the node waits; None for a node that moves or is done.
 
@@ -376,7 +383,7 @@ def node_reason(
         found = blocker
     else:
         found = _in_flight_reason(index, target, live, runner) if target.phase in IN_FLIGHT_PHASES else None
-    if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > index.now:
+    if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > now:
         return found
     # The instant has passed, and what was due then is under way.
     return replace(found, remedy=replace(found.remedy, until=None))

@@ -182,6 +182,8 @@ class ControlServer:
                     await route.access.check(self._services.state, identity, dict(request.match_info))
                     parsed = await self._read_request(route, request, identity)
                     with self._limits.limiting(identity.uid, is_heavy=route.is_heavy):
+                        # Questions about facts that are due fork them; most need none so.
+                        self._services.state.index.advance(self._services.state.now())
                         result = await route.handler(self._services, parsed)
         except NotAllowed as exc:
             await self._record_denial(identity, f"{route.method} {request.path}", str(exc))

@@ -215,7 +215,10 @@ class Daemon:
         async with self._state.exclusive_commit() as commit:
             now = self._state.now()
             began = asyncio.get_running_loop().time()
+            self._state.index.advance(now)
             decision = decide(self._state.index, now)
+            # Before anything is awaited: what changes after the decision activates groups again.
+            self._state.index.back_off(decision.backoffs)
             self._decision_duration_s = asyncio.get_running_loop().time() - began
             await self._commit_expiries(commit, decision, now)
             if now >= self._soak_note_until:

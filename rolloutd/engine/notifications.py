@@ -244,7 +244,8 @@ class NotificationDispatcher:
         """Yield a notification for each stalled rollout, once per stall."""
         if self._stall_after_s is None or NOTHING_MOVED not in self._events:
             return
-        now, index = self._state.now(), self._state.index
+        now = self._state.now()
+        index = self._state.index.at(now)
         for rollout in index.rollouts.values():
             since = self._last_progress_at.setdefault(rollout.id, now)
             if rollout.closed or rollout.id in self._stalled_rollouts or now - since < self._stall_after_s:

@@ -139,9 +139,10 @@ class _StateCollector(Collector):
         )
         yield from _collect_fleet(state)
         yield from _collect_runs(state.runner_status)
-        yield from _collect_rollouts(state.index, live, now)
-        yield from _collect_pools(state.index, live)
-        yield from _collect_gates(state.index, live, now)
+        index = state.index.at(now)
+        yield from _collect_rollouts(index, live, now)
+        yield from _collect_pools(index, live)
+        yield from _collect_gates(index, live, now)
 
 
 def _make_gauge(name: str, what: str, value: float) -> GaugeMetricFamily:

@@ -178,7 +178,9 @@ class FleetSimulator:
 
     def decide(self) -> Decision:
         """Decide and carry it out; what was observed is known a moment later."""
+        self.index.advance(self.now)
         decision = decide(self.index, self.now)
+        self.index.back_off(decision.backoffs)
         for gate in decision.gate_openings:
             self.commit(GateOpened(gate.rollout, gate.gate, gate.wave, self.now))
             self.log_effect("open", rollout=gate.rollout, gate=gate.gate.value, wave=gate.wave)

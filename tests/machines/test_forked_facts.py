@@ -7,11 +7,11 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from machines.facts.projection import Projection
 from machines.facts.sharing import Forkable
-from machines.scheduler.decide import decide
+from machines.scheduler.decide import decide, explain_rollout_nodes
+from machines.scheduler.progress import rollout_progress
 from tests.machines.fleet_simulator import FleetSimulator
-from tests.machines.test_properties import EXAMPLES, SEEDS, rebuilt
+from tests.machines.test_properties import EXAMPLES, SEEDS
 
 ANSWERS = {"_owned_ids", "_unresolved_failures", "_wave_ends", "due_rollbacks", "cached_reason", "_contents"}
 """What is kept of answers and of the sharing itself: no facts."""
@@ -57,10 +57,19 @@ def test_a_changed_fork_or_origin_changes_only_itself(seed: int) -> None:
         assert content(kept) == before
 
 
-def test_a_fork_decides_as_its_origin_would() -> None:
-    world = FleetSimulator.from_seed(7)
-    for _ in range(40):
+@settings(EXAMPLES, max_examples=30)
+@given(SEEDS)
+def test_questions_change_no_fact(seed: int) -> None:
+    world = FleetSimulator.from_seed(seed)
+    for _ in range(30):
         world.step()
+        index, later = world.index, world.now + world.rng.choice((-30.0, 0.0, 45.0, 600.0))
+        before = content(index)
+        for _ in range(2):
+            decision = decide(index, later)
+            for rollout in index.rollouts:
+                explain_rollout_nodes(index, rollout, later)
+                rollout_progress(index, rollout, later)
+            assert decision == decide(index.fork(), later)
+        assert content(index) == before
         world.decide()
-    fork: Projection = world.index.fork()
-    assert decide(fork, world.now).reasons == decide(rebuilt(world.index), world.now).reasons

@@ -229,7 +229,7 @@ def test_candidate_idle_long_enough_goes_before_earlier_one() -> None:
 def test_busy_nodes_not_probed_until_due() -> None:
     index = fleet(nodes=PROBE_AHEAD)
     record_probe(index, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
-    decide(index, T0)
+    index.back_off(decide(index, T0).backoffs)
     assert list(index.scheduling_queue.active("R", "fleet")) == []
     assert decide(index, T0 + 1).wake_at == T0 + DEFAULT_POLL_S
     assert len(requested_probes(index, T0 + DEFAULT_POLL_S)) == PROBE_AHEAD

@@ -102,7 +102,8 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     """List all rollouts, latest first."""
     state = services.state
     now = state.now()
-    lines = [serializers.rollout_line(state.index, each, now) for each in state.index.rollouts.values()]
+    index = state.index.at(now)
+    lines = [serializers.rollout_line(index, each, now) for each in index.rollouts.values()]
     lines += [
         serializers.closed_rollout_line(each)
         for each in await state.store.list_closed_rollouts(MAX_CLOSED)

@@ -25,10 +25,10 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index)
     admit(index, "n1")
-    assert node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus()) is None
+    assert node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus(), T0) is None
 
     live = StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
-    isolating = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
+    isolating = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0)
     assert isolating is not None
     assert describe(isolating) == HELD
     assert "the isolation is aborted and tried later" in lifted_by(isolating)
@@ -36,7 +36,7 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
 
     transition(index, "n1", Trigger.ISOLATED)
     maintaining = node_reason(
-        index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS), RunnerStatus()
+        index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS), RunnerStatus(), T0
     )
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
@@ -47,14 +47,13 @@ def test_moment_that_has_passed_is_not_shown() -> None:
     submit(index)
     admit(index, "n1")
     target, live = index.target("R", "n1"), StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
-    index.advance(T0 + 60.0)
-    late = node_reason(index, target, None, live, RunnerStatus())
+    late = node_reason(index, target, None, live, RunnerStatus(), T0 + 60.0)
     assert late is not None
     assert lifted_by(late) == "its cause; the isolation is being aborted"
     transition(index, "n1", Trigger.ISOLATED)
     transition(index, "n1", Trigger.MAINTAINED)
     checking = StepProgress(failing_check="not back", failing_check_until=T0 + 60.0)
-    late = node_reason(index, index.target("R", "n1"), None, checking, RunnerStatus())
+    late = node_reason(index, index.target("R", "n1"), None, checking, RunnerStatus(), T0 + 60.0)
     assert late is not None
     assert lifted_by(late) == "its last try"
 
@@ -67,7 +66,7 @@ def test_isolated_node_without_slot_says_why() -> None:
     index.record_observations([Observation("n2", NodeHealth.DOWN, T0, "no route to host")], T0)
     [deferral] = decide(index, T0).deferrals
     live = StepProgress(awaited_slot=deferral.reason, isolation_deadline=T0 + 60.0)
-    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
+    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0)
     assert found is not None
     assert describe(found) == "pool team/a is over its budget of 1: n2 does not answer: no route to host"
     assert "at 2027-01-15T08:01:00Z the isolation is aborted" in lifted_by(found)
@@ -78,7 +77,9 @@ def test_node_that_cannot_return_says_why() -> None:
     submit(index)
     admit(index, "n1")
     waits = replace(WAITS, action=StepAction.REVERT, text="lb1 does not answer")
-    found = node_reason(index, index.target("R", "n1"), None, StepProgress(first_busy=waits), RunnerStatus())
+    found = node_reason(
+        index, index.target("R", "n1"), None, StepProgress(first_busy=waits), RunnerStatus(), T0
+    )
     assert found is not None
     assert (found.code, found.remedy) == ("not-returned-yet", None)
     assert describe(found) == "n1 cannot return to service yet: lb1 does not answer"
@@ -95,7 +96,7 @@ def test_repeated_check_shows_result_and_deadline() -> None:
         failing_check="the pod of DaemonSet a/b is not back",
         failing_check_until=T0 + 60.0,
     )
-    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus())
+    found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0)
     assert found is not None
     assert describe(found) == "verify.0.kubernetes has not passed yet: the pod of DaemonSet a/b is not back"
     assert "it may take until" in lifted_by(found)
@@ -108,7 +109,7 @@ def test_a_node_at_work_that_nobody_can_see_says_why() -> None:
     index.record_observations(
         [Observation("n1", NodeHealth.UNKNOWN, T0 + 1.0, "cluster ams does not answer")], T0 + 1.0
     )
-    found = node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus())
+    found = node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus(), T0)
     assert found is not None
     assert describe(found) == "n1 could not be observed: cluster ams does not answer"
 
