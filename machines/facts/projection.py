@@ -100,6 +100,8 @@ class Projection(Index):
             return
         if isinstance(event, events.DaemonStarted):
             self._epoch = event.epoch
+        if isinstance(event, events.VerdictEvent):
+            return  # only a submit needs verdicts, and it asks the store
         rollout = rollout_of(event)
         if rollout is None or rollout in self._rollouts or isinstance(event, events.RolloutOpened):
             for write in writes(event, self, self.now):
@@ -108,11 +110,15 @@ class Projection(Index):
                 else:
                     self._write(write.row, write.owner)
 
-    def load_rollout(self, rollout: Rollout, targets: Iterable[Target]) -> None:
-        """Add a closed rollout that the store did not load at the start, because it needed nothing."""
+    def load_rollout(
+        self, rollout: Rollout, targets: Iterable[Target], preparations: Iterable[Preparation] = ()
+    ) -> None:
+        """Add a rollout without an event: a closed one of the store, or in a fork a draft."""
         self._add_rollout(rollout)
         for target in targets:
             self._store_target(target)
+        for row in preparations:
+            self._record_preparation(row)
 
     def record_observations(self, observations: Iterable[Observation], now: float) -> None:
         """Record observations; one that is older than the last of its node is ignored."""

@@ -260,7 +260,8 @@ def _work_s(
     for pool_id, each in counters.pools.items():
         budget = index.budget(index.pool(pool_id))
         to_do = each.total - each.done - each.failed - each.skipped
-        rounds = max(rounds, to_do / budget if budget or not to_do else math.inf)
+        if to_do:  # of a closed pool, without a budget, no node ever starts
+            rounds = max(rounds, to_do / budget if budget else math.inf)
     if math.isinf(rounds):
         return None
     soak_s = _remaining_soak_s(index, rollout, wave_progress, now)

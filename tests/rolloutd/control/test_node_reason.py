@@ -120,8 +120,8 @@ def test_node_that_waits_for_this_machine_says_so() -> None:
     admit(index, "n1")
     transition(index, "n1", Trigger.ISOLATED)
     queue = RunnerStatus(parallel=2, active=2, waiting={"n1": T0 - 30.0, "n2": T0})
-    found = node_reason(index, index.target("R", "n1"), None, StepProgress(step="maintain.0"), queue)
+    found = node_reason(index, index.target("R", "n1"), None, StepProgress(step="maintain.0"), queue, T0)
     assert found is not None
     assert (found.code, found.since) == ("runner-full", T0 - 30.0)
     assert lifted_by(found) == "the end of a run on this machine"
-    assert node_reason(index, index.target("R", "n2"), None, StepProgress(), queue) is None, "not started"
+    assert node_reason(index, index.target("R", "n2"), None, StepProgress(), queue, T0) is None, "not started"
