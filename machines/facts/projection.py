@@ -100,8 +100,6 @@ class Projection(Index):
             return
         if isinstance(event, events.DaemonStarted):
             self._epoch = event.epoch
-        if isinstance(event, events.VerdictEvent):
-            return  # only a submit needs verdicts, and it asks the store
         rollout = rollout_of(event)
         if rollout is None or rollout in self._rollouts or isinstance(event, events.RolloutOpened):
             for write in writes(event, self, self.now):

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from machines.facts.projection import Projection
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
 from machines.model.plan import PILOT_WAVE, Digest, Plan
@@ -32,7 +33,8 @@ from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_prepare
 from rolloutd.planfile.rules import prepare_items
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
-from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.ports import JSON, Host, PinnedSource, SourceStore
+from rolloutd.settings import Settings
 from rolloutd.text import pluralize
 
 MAX_NAMED_NODES = 10
@@ -60,7 +62,12 @@ class ResolvedPlan:
     digest: Digest
     selector_digest: str
     targets: tuple[Target, ...]
+    facts: Projection
+    """A fork: the facts by which the plan was resolved."""
 
+
+Connections = Mapping[str, Mapping[str, JSON]]
+"""The variables of each node."""
 
 NO_OVERRIDES = Overrides()
 
@@ -74,7 +81,7 @@ async def resolve_plan(
     force: ForcedStages = NOT_FORCED,
 ) -> ResolvedPlan:
     """Resolve a plan against the current inventory; raises InvalidFile, SourceFailed or Refused."""
-    plan_file = planfile.read(text, file)
+    plan_file = await asyncio.to_thread(planfile.read, text, file)
     with contextlib.suppress(TimeoutError):
         # After a timeout, the inventory of the last run is used.
         await asyncio.wait_for(state.inventory_refreshed.wait(), FIRST_REFRESH_TIMEOUT_S)
@@ -84,11 +91,25 @@ async def resolve_plan(
         raise InvalidFile(diagnostics)
     _require_known_owner(plan_file, state)
     plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force)
-    plan = compile_plan(plan_file.content, teams=state.settings.teams)
-    targets = _resolve_targets(state, plan, plan_file)
+    # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
+    return await asyncio.to_thread(
+        _resolve, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
+    )
+
+
+def _resolve(
+    facts: Projection,
+    settings: Settings,
+    connections: Connections,
+    plan_file: PlanFile,
+    pinned: PinnedSource,
+    force: ForcedStages,
+) -> ResolvedPlan:
+    plan = compile_plan(plan_file.content, teams=settings.teams)
+    targets = _resolve_targets(facts, settings, plan, plan_file)
     _require_pilot_among_targets(plan_file, plan, targets)
     _require_forced_nodes_among_targets(plan_file, force, targets)
-    _require_filled_places(state, plan_file, plan, targets)
+    _require_filled_places(facts, connections, plan_file, plan, targets)
     names = sorted(target.node for target in targets)
     pin = {"kind": pinned.kind, "pin": pinned.pin}
     hashes = planfile.digest(plan_file.content, pin, names)
@@ -99,6 +120,7 @@ async def resolve_plan(
         Digest(hashes["change"], hashes["scope"], hashes["policy"], hashes["whole"]),
         planfile.selector_digest(plan_file.content),
         targets,
+        facts,
     )
 
 
@@ -123,7 +145,7 @@ async def submit(
 ) -> tuple[str, bool]:
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
     resolved = await resolve_plan(state, sources, file, text, upload, force)
-    _require_coverage(state, resolved)
+    _require_coverage(resolved)
     async with state.submit_lock:
         known_invalid = await matching_verdicts(state, draft_of(resolved))
         require_overridden(resolved.plan, known_invalid, overrides.verdicts)
@@ -213,15 +235,18 @@ def _require_forced_nodes_among_targets(
         raise InvalidFile((mistake,))
 
 
-def _require_filled_places(state: State, plan_file: PlanFile, plan: Plan, targets: Sequence[Target]) -> None:
+def _require_filled_places(
+    facts: Projection, connections: Connections, plan_file: PlanFile, plan: Plan, targets: Sequence[Target]
+) -> None:
     """Refuse a prepare stage whose `to` or `url` names a label that one of its nodes lacks."""
     path, _ = prepare_items(plan_file.root)
     for number, stage in enumerate(plan.prepare):
         for key, text in (("to", stage.to), ("url", stage.url)):
             for target in targets if "{{" in text else ():
-                host = state.host(target.node)
-                if not stage.applies_to(state.index.nodes[target.node]):
+                node = facts.nodes[target.node]
+                if not stage.applies_to(node):
                     continue
+                host = Host(node.name, node.kind, node.labels, connections.get(node.name, {}))
                 try:
                     render(text, node=host.name, address=host.address, labels=host.labels, variables={})
                 except (RenderFailed, TemplateInvalid) as error:
@@ -231,7 +256,7 @@ def _require_filled_places(state: State, plan_file: PlanFile, plan: Plan, target
                     raise InvalidFile((mistake,)) from None
 
 
-def _require_coverage(state: State, resolved: ResolvedPlan) -> None:
+def _require_coverage(resolved: ResolvedPlan) -> None:
     """Refuse a plan that does not say how to isolate, or how to judge, one of its nodes."""
     diagnostics = []
     for lacks, key, allowed in (
@@ -240,7 +265,7 @@ def _require_coverage(state: State, resolved: ResolvedPlan) -> None:
     ):
         nodes = [target.node for target in resolved.targets]
         missed = sorted(
-            (node for node in nodes if lacks(resolved.plan, state.index.nodes[node])), key=natural_sort_key
+            (node for node in nodes if lacks(resolved.plan, resolved.facts.nodes[node])), key=natural_sort_key
         )
         if missed:
             message = (
@@ -258,22 +283,24 @@ def _name_nodes(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _resolve_targets(state: State, plan: Plan, plan_file: PlanFile) -> tuple[Target, ...]:
-    matching: list[Node] = [n for n in state.index.nodes.values() if plan.selector.matches(n.labels)]
+def _resolve_targets(
+    facts: Projection, settings: Settings, plan: Plan, plan_file: PlanFile
+) -> tuple[Target, ...]:
+    matching: list[Node] = [n for n in facts.nodes.values() if plan.selector.matches(n.labels)]
     if not matching:
         mistake = plan_file.diagnostic(
             ("spec", "targets"),
             found=plan.selector.text,
-            allowed=f"a selector that matches some of the {len(state.index.nodes)} known nodes",
+            allowed=f"a selector that matches some of the {len(facts.nodes)} known nodes",
             message="the selector matches no node",
         )
         raise InvalidFile((mistake,))
-    own_rules = state.index.team_rules
+    own_rules = facts.team_rules
     canaries = {
         name: (*team.canaries, *(own_rules[name].canaries if name in own_rules else ()))
-        for name, team in state.settings.teams.items()
+        for name, team in settings.teams.items()
     }
-    keys = (*state.index.limits.pools, *plan.pool_keys)
+    keys = (*facts.limits.pools, *plan.pool_keys)
     return tuple(
         Target(
             rollout="",

@@ -1,6 +1,6 @@
 """The preview of a plan: what it would do, without opening a rollout.
 
-The plan becomes a rollout in an index of its own, among all live rollouts, and
+The plan becomes a rollout in a fork of the facts, among all live rollouts, and
 the same rules judge it as would judge the real one.
 """
 
@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from machines.facts import votes
 from machines.facts.index import Index
-from machines.facts.projection import Projection
 from machines.model.plan import GateName
 from machines.model.preparation import PrepareKind, total_bytes
 from machines.model.reasons import Reason
@@ -19,18 +18,18 @@ from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control import coverage, serializers, wire_plans
-from rolloutd.engine.state import State
+from rolloutd.settings import Settings
 from rolloutd.text import pluralize
 
 DRAFT_ROLLOUT_ID = "(preview)"
 """The preview's rollout id; no plan's name can contain parentheses."""
 
 
-def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Preview:
-    index = _build_index(state, draft, actor)
+def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -> wire_plans.Preview:
+    index = _index_with_draft(draft, actor, now)
     rollout = index.rollout(DRAFT_ROLLOUT_ID)
     targets = list(index.targets(DRAFT_ROLLOUT_ID))
-    blockers = {target.node: _first_blocker(index, rollout, target, state.now()) for target in targets}
+    blockers = {target.node: _first_blocker(index, rollout, target, now) for target in targets}
     digest, nodes = draft.digest, [index.nodes[target.node] for target in targets]
     return {
         "targets": [
@@ -47,26 +46,22 @@ def preview(state: State, draft: ResolvedPlan, actor: Actor) -> wire_plans.Previ
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
         "prepare": _prepare_stages(index, rollout, targets),
-        "gates": [_gate_preview(state, rollout, gate, targets) for gate in _gates(rollout)],
+        "gates": [_gate_preview(settings, rollout, gate, targets) for gate in _gates(rollout)],
         "traffic_probes": coverage.traffic_probes(draft.plan),
         "not_probed": coverage.not_probed(draft.plan, nodes),
         "not_isolated": coverage.not_isolated(draft.plan, nodes),
         "source": serializers.source(draft.pinned.to_record()),
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
-        "warnings": [*_warnings(state, draft, targets), *_unopenable_gates(state, rollout, targets)],
+        "warnings": [*_warnings(settings, draft, targets), *_unopenable_gates(settings, rollout, targets)],
     }
 
 
-def _build_index(state: State, draft: ResolvedPlan, actor: Actor) -> Index:
-    facts = state.index.snapshot()
-    rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, state.now(), len(draft.targets))
-    targets = tuple(replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets)
-    index = Projection.build(
-        replace(facts, rollouts=(*facts.rollouts, rollout), targets=(*facts.targets, *targets)),
-        state.index.limits,
-    )
-    index.record_observations(state.index.observations, state.now())
+def _index_with_draft(draft: ResolvedPlan, actor: Actor, now: float) -> Index:
+    index = draft.facts.fork()
+    index.advance(now)
+    rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, now, len(draft.targets))
+    index.load_rollout(rollout, (replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets))
     return index
 
 
@@ -146,7 +141,7 @@ def _asked_teams(rollout: Rollout, gate: GateName, targets: list[Target]) -> set
 
 
 def _gate_preview(
-    state: State, rollout: Rollout, gate: GateName, targets: list[Target]
+    settings: Settings, rollout: Rollout, gate: GateName, targets: list[Target]
 ) -> wire_plans.PreviewGate:
     need = votes.requirement(rollout, gate)
     teams = sorted(_asked_teams(rollout, gate, targets)) if need.each_team else []
@@ -154,18 +149,18 @@ def _gate_preview(
         "gate": gate.value,
         "needs": {"owner": need.owner, "each_team": need.each_team, "four_eyes": need.four_eyes},
         "answerable_by": {
-            "owner": _team_members(state, rollout.plan.owner) if need.owner else [],
-            "teams": {team: _team_members(state, team) for team in teams},
+            "owner": _team_members(settings, rollout.plan.owner) if need.owner else [],
+            "teams": {team: _team_members(settings, team) for team in teams},
         },
     }
 
 
-def _team_members(state: State, team: str) -> list[str]:
-    known = state.settings.teams.get(team)
+def _team_members(settings: Settings, team: str) -> list[str]:
+    known = settings.teams.get(team)
     return [] if known is None else list(known.members)
 
 
-def _warnings(state: State, draft: ResolvedPlan, targets: list[Target]) -> list[str]:
+def _warnings(settings: Settings, draft: ResolvedPlan, targets: list[Target]) -> list[str]:
     warnings = []
     unowned = sorted(target.node for target in targets if target.team is None)
     if unowned:
@@ -173,7 +168,7 @@ def _warnings(state: State, draft: ResolvedPlan, targets: list[Target]) -> list[
             f"{pluralize(len(unowned), 'target')} without a team, such as {unowned[0]}: no votes are asked"
         )
     unknown_teams = sorted(
-        {target.team for target in targets if target.team and target.team not in state.settings.teams}
+        {target.team for target in targets if target.team and target.team not in settings.teams}
     )
     warnings += [
         f"team {team} owns targets but is not in the settings: it has no voters; add it"
@@ -188,19 +183,17 @@ def _warnings(state: State, draft: ResolvedPlan, targets: list[Target]) -> list[
     return warnings
 
 
-def _unopenable_gates(state: State, rollout: Rollout, targets: list[Target]) -> list[str]:
+def _unopenable_gates(settings: Settings, rollout: Rollout, targets: list[Target]) -> list[str]:
     """Return a warning for each gate that cannot open, before the rollout is stuck there."""
     warnings = []
     for gate in _gates(rollout):
         need = votes.requirement(rollout, gate)
         required_votes = {
-            team: need.each_team
-            for team in _asked_teams(rollout, gate, targets)
-            if team in state.settings.teams
+            team: need.each_team for team in _asked_teams(rollout, gate, targets) if team in settings.teams
         }
         required_votes[rollout.plan.owner] = max(need.owner, required_votes.get(rollout.plan.owner, 0))
         for team, wanted in sorted(required_votes.items(), key=str):
-            voters = set(_team_members(state, str(team)))
+            voters = set(_team_members(settings, str(team)))
             if any(member.startswith("@") for member in voters):
                 continue  # the number of members of a group is unknown here, and changes
             if need.four_eyes:

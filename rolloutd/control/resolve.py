@@ -1,13 +1,14 @@
 """Resolution of a rollout by its id, a prefix of its id, or its plan's name.
 
-Live rollouts are in the index; closed ones are loaded from the store into an
-index of their own, so that one code path serves both.
+Live rollouts are in the index; closed ones are loaded from the store into a
+fork of it, so that one code path serves both.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from machines.facts.projection import Projection
 from machines.model.rollout import Rollout, Target
@@ -140,15 +141,9 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
         if rollout_id in state.index.nodes:
             action = "it is a node: name its rollout first, then the node"
         raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
-    targets = tuple(await state.store.load_targets(rollout_id))
-    facts = state.index.snapshot()
-    prepared = await state.store.load_preparations(rollout_id)
-    merged_facts = replace(
-        facts,
-        rollouts=(*facts.rollouts, closed),
-        targets=(*facts.targets, *targets),
-        preparations=(*facts.preparations, *prepared),
-    )
-    index = Projection.build(merged_facts, state.index.limits)
-    index.record_observations(state.index.observations, state.now())
+    targets = await state.store.load_targets(rollout_id)
+    prepared = await state.store.load_preparations(rollout_id) if closed.plan.prepare else ()
+    index = state.index.fork()
+    # In a thread: ten thousand targets take longer than the loop may pause.
+    await asyncio.to_thread(index.load_rollout, closed, targets, prepared)
     return ResolvedRollout(index, closed, live=False)

@@ -195,8 +195,8 @@ class ControlServer:
         if route.streams:
             return await self._stream(request, result, identity.uid)
         if isinstance(result, Created):
-            return responses.json_response(result.body, 201)
-        return responses.json_response(result)
+            return await responses.json_response_in_slices(result.body, 201)
+        return await responses.json_response_in_slices(result)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport

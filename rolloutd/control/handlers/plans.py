@@ -47,7 +47,10 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
     draft = await submit.resolve_plan(
         services.state, services.sources, body.file, body.text.encode(), body.upload
     )
-    answer = preview(services.state, draft, request.identity.actor)
+    # In a thread: ten thousand targets take longer than the loop may pause.
+    answer = await asyncio.to_thread(
+        preview, services.state.settings, draft, request.identity.actor, services.state.now()
+    )
     for verdict in await verdicts.matching_verdicts(services.state, submit.draft_of(draft)):
         answer["warnings"].append(f"{verdicts.describe(verdict)} (verdict {verdict.id})")
     return answer
