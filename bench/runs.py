@@ -6,7 +6,7 @@ on the controller's side, the fork server's included.  P1 is one command without
 facts and ten tasks (templates, loops, handlers, a role), P3 four tasks with become; P1 and P3
 also with `ansible.pipelining: on`.  Prints a line for each figure with its aim, and one of JSON.
 
-    python -m bench.runs [--quick]
+    python -m bench.runs [--quick] [--only P1]
 """
 
 from __future__ import annotations
@@ -279,9 +279,11 @@ def opened(base: Path) -> Iterator[Bench]:
         node.stop()
 
 
-async def measure_runs(bench: Bench, rounds: int, many_rounds: int) -> None:
-    """Measure all but the makespan, and print each figure."""
+async def measure_runs(bench: Bench, rounds: int, many_rounds: int, only: str | None) -> None:
+    """Measure all but the makespan, or one playbook, and print each figure."""
     for name, playbook in PLAYBOOKS.items():
+        if only not in (None, name):
+            continue
         runners = [bench.runner] if name == "P2" else [bench.runner, bench.pipelining]
         found = await compare(bench, playbook, FEW, rounds, MAX_S[playbook], *runners)
         for each, suffix in zip(found, ("", ", pipelining"), strict=False):
@@ -291,6 +293,14 @@ async def measure_runs(bench: Bench, rounds: int, many_rounds: int) -> None:
             report(bench, f"{name} wall", each.ratio.wall_s, note, suffix)
         if name == "P1":
             few_s = found[0].ours.cpu_s
+    if only is None:
+        await measure_growth(bench, few_s, many_rounds)
+    await bench.runner.close()
+    await bench.pipelining.close()
+
+
+async def measure_growth(bench: Bench, few_s: float, many_rounds: int) -> None:
+    """Measure runs among many hosts, given the CPU time among few, and runs side by side."""
     (many,) = await compare(bench, PLAYBOOKS["P1"], MANY, many_rounds, MANY_MAX_S, bench.runner)
     note = f"{many.ours.cpu_s:.2f} of {many.bare.cpu_s:.2f} s, P1, median of {many.rounds}"
     report(bench, "CPU among 10,000", many.ratio.cpu_s, note)
@@ -298,8 +308,6 @@ async def measure_runs(bench: Bench, rounds: int, many_rounds: int) -> None:
     report(bench, "CPU among 10,000 to among 24", many.ours.cpu_s / few_s, note)
     note = f"{SIDE_BY_SIDE} runs side by side with the fork server, PSS"
     report(bench, "memory", await compare_memory(bench), note)
-    await bench.runner.close()
-    await bench.pipelining.close()
 
 
 def report(bench: Bench, name: str, value: float, note: str, suffix: str = "") -> None:
@@ -312,13 +320,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round of each, to see that all works")
-    quick = parser.parse_args().quick
-    rounds, many_rounds = (1, 1) if quick else (ROUNDS, MANY_ROUNDS)
+    parser.add_argument("--only", choices=PLAYBOOKS, help="measure one playbook and nothing else")
+    asked = parser.parse_args()
+    rounds, many_rounds = (1, 1) if asked.quick else (ROUNDS, MANY_ROUNDS)
     with tempfile.TemporaryDirectory(prefix="rb-", dir="/tmp") as directory, opened(Path(directory)) as bench:
-        asyncio.run(measure_runs(bench, rounds, many_rounds))
-        ours_s, script_s = makespan.measure(rounds=1)
-        note = f"{makespan.NODES} nodes, {ours_s:.1f} s, a script {script_s:.1f} s"
-        report(bench, "makespan", ours_s / script_s, note)
+        asyncio.run(measure_runs(bench, rounds, many_rounds, asked.only))
+        if asked.only is None:
+            ours_s, script_s = makespan.measure(rounds=1)
+            note = f"{makespan.NODES} nodes, {ours_s:.1f} s, a script {script_s:.1f} s"
+            report(bench, "makespan", ours_s / script_s, note)
     print(json.dumps({"bench": "runs", "rounds": rounds, "figures": bench.figures, "aims": AIMS}))
 
 
