@@ -16,6 +16,7 @@ from rolloutd.control.client import ApiError
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 SECRET = "hunter2-hunter2"
+VAULTED = "$ANSIBLE_VAULT;1.1;AES256\n6162"
 
 
 def plan_with(name: str, **variables: object) -> str:
@@ -85,24 +86,36 @@ async def test_no_answer_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFi
         inside.state.connections["p1"] = {
             "db_password": SECRET,
             "banner": SECRET,
+            "motd": {"__ansible_vault": VAULTED},
             "rolloutd_no_log": ["banner"],
         }
         rollout = await inside.start(text=plan_with("one", somaxconn=1))
         await inside.finish(rollout, "p1")
-        inside.state.connections["p1"] = {**inside.state.connections["p1"], "db_password": f"{SECRET}2"}
+        changed = {"db_password": f"{SECRET}2", "motd": {"__ansible_vault": f"{VAULTED}63"}}
+        inside.state.connections["p1"] = {**inside.state.connections["p1"], **changed}
         text = plan_with("two", somaxconn=2)
         rollout = await inside.start(text=text)
         await inside.finish(rollout, "p1")
         answer = await inside.request("nora", "get", "/v1/nodes/p1/configuration/diff")
-        assert [each["name"] for each in answer["differences"]] == ["db_password", "somaxconn"]
+        assert [each["name"] for each in answer["differences"]] == ["db_password", "motd", "somaxconn"]
         inside.state.connections["p1"] = {"db_password": f"{SECRET}3"}
         plan = await inside.request("paul", "post", "/v1/plans/diff", {"file": "p", "text": text})
-        assert [each["name"] for each in plan["groups"][-1]["differences"]] == ["banner", "db_password"]
-        for command in (["config"], ["config", "--record", "current"], ["diff"]):
-            assert await run_cli(inside, command[0], "p1", *command[1:]) == 0
+        assert [each["name"] for each in plan["groups"][-1]["differences"]] == [
+            "banner",
+            "db_password",
+            "motd",
+        ]
+        inside.state.connections["p1"] = {"db_password": f"{SECRET}4"}
+        await inside.fail(await inside.start(text=plan_with("four", somaxconn=4)), "p1")
+        named = (["--record", record] for record in ("current", "previous", "invalid"))
+        for command in (["config"], *(["config", *each] for each in named), ["diff"]):
+            for form in ((), ("--json",)):
+                assert await run_cli(inside, command[0], "p1", *command[1:], *form) == 0
         shown = capsys.readouterr().out + str(answer) + str(plan) + str(await records(inside))
         entries = await inside.state.store.read_audit()
-        assert SECRET not in shown + "".join(entry.text for entry in entries)
+        everything = shown + "".join(entry.text for entry in entries)
+        assert SECRET not in everything
+        assert "ANSIBLE_VAULT" not in everything
 
 
 async def test_plan_differences_are_grouped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
