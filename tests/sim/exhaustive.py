@@ -95,6 +95,11 @@ SMALL = (
 )
 """Each on its own: what fails in one place only must not hide behind another."""
 
+PREPARED_TOGETHER = SmallScenario(
+    "prepared together", 6, _small_spec(prepare={"stages": plans.PREPARE["stages"][:2]}), {}
+)
+"""More nodes than a stage prepares at once; run without faults."""
+
 TWO_NODES = SmallScenario("two nodes", 2, _small_spec(), {})
 """The plan of which every pair of effects is tried."""
 
@@ -173,4 +178,4 @@ def name_of(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) -> str:
 
 def by_name(name: str) -> SmallScenario:
     """Return a small plan; raises KeyError."""
-    return {small.name: small for small in (*SMALL, TWO_NODES)}[name]
+    return {small.name: small for small in (*SMALL, PREPARED_TOGETHER, TWO_NODES)}[name]

@@ -9,6 +9,7 @@ import sys
 
 from machines.facts import availability, votes
 from machines.rules import rollbacks
+from machines.scheduler import preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.daemon import Daemon
@@ -37,6 +38,12 @@ MUTANTS = (
         AuditMonitor.record,
         "[row.mismatch for row in report.mismatches]",
         "()",
+    ),
+    Mutant(
+        "install-not-first-on-one-node-alone",
+        preparing._Walk.collect_nodes,
+        "not self._known.is_proven(stage)",
+        "False",
     ),
     Mutant(
         "outcome-recorded-before-the-act",

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from machines.model.events import Event, GateOpened, PhaseMoved, PreparationRecorded, VoteCast
 from machines.model.plan import GateName, Plan
-from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareStage
+from machines.model.preparation import (
+    CLEANUP,
+    PREPARED,
+    Preparation,
+    PreparationState,
+    PrepareKind,
+    PrepareStage,
+)
 
 if TYPE_CHECKING:
     from tests.sim.world import SimNode
@@ -32,6 +39,8 @@ class PrepareJudge:
         """The runs that disturbed their nodes, until a record says so."""
         self._stopped: dict[str, set[str]] = {}
         """The disturbed nodes of each rollout, until people said to proceed."""
+        self._proven: set[tuple[str, str]] = set()
+        """The stages of rollouts that were done on a node."""
 
     def on_run_started(self, handle: str, node: str) -> None:
         """Hear that a stage's playbook begins on a node: it must not repeat what is done."""
@@ -72,6 +81,8 @@ class PrepareJudge:
         if stage is None:  # the cleanup
             return
         name = f"stage {row.stage} of {row.node} in {row.rollout}"
+        if row.state in PREPARED:
+            self._proven.add((row.rollout, row.stage))
         is_new = before is None or before.state is not PreparationState.RUNNING
         match row.state:
             case PreparationState.RUNNING if is_new:
@@ -92,6 +103,9 @@ class PrepareJudge:
         ]
         if len(running) > stage.max_parallel:
             self._report(f"{name} begins, and {len(running) - 1} others run it")
+        is_install = stage.kind is PrepareKind.INSTALL
+        if is_install and len(running) > 1 and (row.rollout, row.stage) not in self._proven:
+            self._report(f"{name} begins, and the stage was done on no node")
         if self._stopped.get(row.rollout):
             self._report(f"{name} begins, although {min(self._stopped[row.rollout])} was disturbed")
         if row.content and self._content(row) == row.content and not stage.force:
