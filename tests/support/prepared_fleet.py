@@ -139,7 +139,8 @@ def closed_window() -> dict[str, str]:
 
 def _bytes_below(directory: Path) -> int:
     found = 0
-    for file in directory.rglob("*"):
-        with suppress(FileNotFoundError):  # renamed meanwhile
-            found += file.stat().st_size if file.is_file() else 0
+    for place, _, names in os.walk(directory):  # it passes over directories that are renamed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += Path(place, name).stat().st_size
     return found
