@@ -32,8 +32,8 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd import audit_chain
 from rolloutd.store import database, open_store
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
-from rolloutd.store.sql_statement import Statement
-from rolloutd.store.statements import build_statements, update_target
+from rolloutd.store.batch_writer import write_events
+from rolloutd.store.tables import TABLES
 
 BARE_BATCH = 100
 """Transitions per commit of the bare run."""
@@ -94,17 +94,15 @@ def through_bare_sqlite(state_dir: Path, nodes: int) -> float:
     state_dir.mkdir()
     connection = database.open_writer(state_dir / database.FILE_NAME)
     connection.execute("BEGIN")
-    for statement in build_statements(opened(nodes), 0.0):
-        assert isinstance(statement, Statement)
-        connection.executemany(statement.sql, statement.rows)
+    write_events(connection, [opened(nodes)], 0.0)
     connection.execute("COMMIT")
-    targets = {target.node: target for target in opened(nodes).targets}
+    targets, table = {target.node: target for target in opened(nodes).targets}, TABLES[Target]
     work = []
     for seq, event in enumerate((event for i in range(nodes) for event in moves_to_done(f"n{i}")), 1):
         targets[event.node] = apply_to_target(targets[event.node], event)
-        statement = update_target(targets[event.node])
+        row = table.encode(targets[event.node])
         (text,) = draft_entries(event, actor=DAEMON, cause="decide", at=event.at, digest="w" * 64)
-        work.append((statement.sql, statement.rows[0], add_sequence_number(text, seq), "0" * 64))
+        work.append((table.update, row, add_sequence_number(text, seq), "0" * 64))
     began = time.perf_counter()
     for start in range(0, len(work), BARE_BATCH):
         connection.execute("BEGIN IMMEDIATE")

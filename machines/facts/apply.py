@@ -32,6 +32,7 @@ from machines.model.rows import (
     Expected,
     NodeConnection,
     NodeRemoval,
+    PreparationSnapshot,
     RolloutRow,
     RowReader,
     UsedToken,
@@ -77,7 +78,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
         ):
             yield _target_write(event.rollout, event.node, event, rows)
         case events.PreparationRecorded(preparation=row):
-            yield _preparation_write(row, rows)
+            yield from _preparation_writes(row, rows)
         case events.VoteCast(vote=vote):
             _require(rows, RolloutRow, event.rollout)
             yield from _token_writes(event.token, vote.at)
@@ -185,24 +186,30 @@ def _repeated_step(before: StepRecord, record: StepRecord) -> StepRecord:
     the first intent, and a record without `prior` keeps what was found.
     """
     prior = before.prior if record.prior is None else record.prior
-    record = replace(record, began_at=before.began_at, prior=prior)
-    same = (record.state, record.handle, record.text, record.output, record.prior)
-    is_same = same == (before.state, before.handle, before.text, before.output, before.prior)
+    result = (record.state, record.handle, record.text, record.output, prior)
+    is_same = result == (before.state, before.handle, before.text, before.output, before.prior)
     _expect(
         before.state is StepState.INTENDED or is_same,
         f"step {record.step} ({record.action}, number {record.number}) of {record.node} in {record.rollout},"
         f" attempt {record.attempt}, has ended already and not as {record.state}",
     )
-    return record
+    if (record.began_at, record.prior) == (before.began_at, prior):
+        return record
+    return replace(record, began_at=before.began_at, prior=prior)
 
 
-def _preparation_write(row: Preparation, rows: RowReader) -> Write:
+def _preparation_writes(row: Preparation, rows: RowReader) -> Iterator[Write | Delete]:
     before = rows.get(Preparation, row.rollout, row.node, row.stage)
     _expect(
         before is None or row.attempt >= before.attempt,
         f"stage {row.stage} of {row.node} in {row.rollout} has a later attempt than {row.attempt}",
     )
-    return Write(row, Expected.ABSENT if before is None else before)
+    yield Write(row, Expected.ABSENT if before is None else before)
+    key = (row.rollout, row.node, row.stage)
+    if row.before is not None:
+        yield Write(PreparationSnapshot(*key, row.before), Expected.ANY)
+    elif before is not None:
+        yield Delete(PreparationSnapshot(*key))
 
 
 def _token_writes(token: str, at: float) -> Iterator[Write]:

@@ -44,7 +44,16 @@ from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, Hold, Rollout, Target
-from machines.model.rows import Delete, NodeRemoval, RolloutPart, RolloutRow, Row, StoreRow, with_part
+from machines.model.rows import (
+    Delete,
+    NodeRemoval,
+    PreparationSnapshot,
+    RolloutPart,
+    RolloutRow,
+    Row,
+    StoreRow,
+    with_part,
+)
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Phase
@@ -232,12 +241,12 @@ class Projection(Index):
             case _:
                 assert_never(row)
 
-    def _delete(self, row: Hold | Freeze) -> None:
+    def _delete(self, row: Hold | Freeze | PreparationSnapshot) -> None:
         if isinstance(row, Freeze):
             self._freezes = self._own(self._freezes)
             del self._freezes[row.id]
             self.scheduling_queue.activate_all()
-        else:
+        elif isinstance(row, Hold):
             key = (row.node, row.source, row.id)
             self._holds, self._holds_by_node = self._own(self._holds), self._own(self._holds_by_node)
             del self._holds[key]

@@ -6,7 +6,7 @@ Most rows are values of the model or, where an event is itself the record of wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -72,6 +72,16 @@ class NodeRemoval:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparationSnapshot:
+    """A node before a prepare stage; large, so that stores keep it apart from the stage's row."""
+
+    rollout: str
+    node: str
+    stage: str
+    before: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurationDocument:
     """What a run gives to a node, without secrets, by its hash."""
 
@@ -92,6 +102,7 @@ RolloutPart = Vote | VoteWithdrawn | GateOpening | Failure | PilotEvidence | Art
 
 StoreRow = (
     StepRecord
+    | PreparationSnapshot
     | NodeConnection
     | NodeConfiguration
     | ConfigurationDocument
@@ -136,9 +147,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row that is removed."""
+    """A row that is removed, if it is there."""
 
-    row: Hold | Freeze
+    row: Hold | Freeze | PreparationSnapshot
 
 
 R = TypeVar("R")

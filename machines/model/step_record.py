@@ -70,10 +70,12 @@ class StepRecord:
 
     def trimmed(self) -> StepRecord:
         """Return the record as it is kept: long texts cut, half characters replaced."""
-        text, output = self.text[:MAX_STEP_TEXT_CHARS], self.output[-MAX_OUTPUT_CHARS:]
-        return replace(self, text=_storable(text), output=_storable(output))
+        text, output = _storable(self.text[:MAX_STEP_TEXT_CHARS]), _storable(self.output[-MAX_OUTPUT_CHARS:])
+        if (text, output) == (self.text, self.output):
+            return self
+        return replace(self, text=text, output=output)
 
 
 def _storable(text: str) -> str:
     # Outside text may contain a lone surrogate, which UTF-8 cannot encode.
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

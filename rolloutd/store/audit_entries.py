@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from machines.facts.apply import rollout_of
@@ -28,13 +28,12 @@ from machines.model.events import (
 )
 from machines.model.node import Node
 from machines.model.rollout import Actor, FailureCode, Target
+from machines.model.step_record import MAX_STEP_TEXT_CHARS
 from rolloutd.audit_chain import canonical_json
+from rolloutd.store.json_values import to_json
 
 NODES_PER_ENTRY = 500
 """Nodes per entry: some 100 KB, what a client accepts as one line of a stream."""
-
-MAX_STEP_TEXT_CHARS = 4_000
-"""Characters of a step's text; anything longer belongs in the output."""
 
 
 def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: str | None) -> Iterator[str]:
@@ -45,7 +44,7 @@ def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: 
     node = _node_of(event)
     for content in _split_fields(event):
         body = {
-            "actor": _to_json(actor),
+            "actor": to_json(actor),
             "at": at,
             "cause": cause,
             "digest": digest,
@@ -92,7 +91,7 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 yield {"at": event.at, "part": number, "targets": targets_json}
         case TeamRulesChanged():
             yield {
-                "actor": _to_json(event.actor),
+                "actor": to_json(event.actor),
                 "at": event.at,
                 "canaries": list(event.rules.canaries),
                 "reason": event.reason,
@@ -110,12 +109,12 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
             }
         case PreparationRecorded():
             # The snapshot is large, and of use only while the stage runs.
-            yield {"preparation": _to_json(replace(event.preparation, before=None))}
+            yield {"preparation": to_json(replace(event.preparation, before=None))}
         case StepRecorded():
             content = {"content": event.content} if event.content else {}
             yield {"isolated": event.isolated, **content, **_step_fields(event.record)}
         case _:
-            yield {name: _to_json(getattr(event, name)) for name in _field_names(type(event))}
+            yield to_json(event)
 
 
 def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
@@ -130,12 +129,12 @@ def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
             "again": event.again,
             "at": event.at,
             "content": content,
-            "digest": _to_json(event.digest),
+            "digest": to_json(event.digest),
             "name": event.name,
             "part": number,
             "selector_digest": event.selector_digest,
             "source": dict(event.source),
-            "submitted_by": _to_json(event.submitted_by),
+            "submitted_by": to_json(event.submitted_by),
             "supersedes": event.supersedes,
             "targets": [_target_fields(target, event.at) for target in targets],
         }
@@ -164,7 +163,7 @@ def _step_fields(record: StepRecord) -> Mapping[str, Any]:
 
 def _node_fields(node: Node) -> Mapping[str, Any]:
     rare = {
-        name: _to_json(value)
+        name: to_json(value)
         for name in ("conflicts", "identity")
         if (value := getattr(node, name))  # most nodes have neither
     }
@@ -180,7 +179,7 @@ def _node_fields(node: Node) -> Mapping[str, Any]:
 def _target_fields(target: Target, at: float) -> Mapping[str, Any]:
     """Return what an audit replay needs of a target that joins at `at`: what a new one does not imply."""
     rare = {
-        each.name: _to_json(value)
+        each.name: to_json(value)
         for each in fields(Target)
         if (value := getattr(target, each.name)) != (at if each.name == "since" else each.default)
     }
@@ -192,29 +191,6 @@ def _chunk(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Split into parts; an empty tuple becomes one empty part, so that the event still has an entry."""
     for start in range(0, max(1, len(values)), NODES_PER_ENTRY):
         yield values[start : start + NODES_PER_ENTRY]
-
-
-def _to_json(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if is_dataclass(value):
-        return {name: _to_json(getattr(value, name)) for name in _field_names(type(value))}
-    if isinstance(value, Mapping):
-        return {key: _to_json(inner) for key, inner in value.items()}
-    return [_to_json(inner) for inner in value]
-
-
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    """Return the field names of a type; those of an event without node and rollout, which the entry has."""
-    names = _FIELD_NAMES.get(kind)
-    if names is None:
-        hidden = {"rollout", "node"} if kind.__module__ == "machines.model.events" else set[str]()
-        names = _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind) if field.name not in hidden)
-    return names
-
-
-_FIELD_NAMES: dict[type[Any], tuple[str, ...]] = {}
-"""Cache of field names by type, because dataclasses.fields() is slow."""
 
 
 def _hash_text(text: str) -> str:

@@ -1,22 +1,19 @@
 """Replay of the audit: what the tables must hold, made from the entries alone.
 
-The entries are decoded to events, and the same statements that wrote the daemon's tables write an empty
-database.  An entry has hashes in place of a plan's content and of what an isolator found; so the replayed
-columns hold those hashes too.
+The entries are decoded to events, and their writes go to an empty database, as the daemon's did.  An entry
+has hashes in place of a plan's content and of what an isolator found; so the replayed columns hold those too.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from enum import StrEnum
-from functools import cache, partial
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Final, get_args
 from zoneinfo import ZoneInfo
 
+from machines.facts.apply import UnexpectedRow, writes
 from machines.model import events
 from machines.model.limits import TeamRules
 from machines.model.plan import Digest
@@ -26,9 +23,8 @@ from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.audited_tables import settle_row
-from rolloutd.store.batch_writer import execute_rows, target_statements
-from rolloutd.store.sql_statement import Statement, TargetChange
-from rolloutd.store.statements import build_statements
+from rolloutd.store.json_values import from_json
+from rolloutd.store.tables import StoredRows, execute_writes
 
 Entry = Mapping[str, Any]
 
@@ -45,6 +41,7 @@ class AuditReplay:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._rows = StoredRows(connection)
         self._pending: dict[str, Any] | None = None
         self.unreadable: list[int] = []
         """Sequence numbers of entries that this version cannot decode."""
@@ -71,27 +68,20 @@ class AuditReplay:
             self._apply(entry)
 
     def _apply(self, entry: Entry) -> None:
-        statements: list[Statement | TargetChange]
         try:
             event = decode_event(entry)
             if isinstance(event, events.MismatchSettled):
-                statements = list(settle_row(event, hashed=True))
+                settle_row(self._connection, event, hashed=True)
             else:
-                statements = list(build_statements(event, entry["at"]))
+                execute_writes(self._connection, writes(event, self._rows, entry["at"]))
+        except (Conflict, UnexpectedRow, sqlite3.IntegrityError):
+            return  # an entry that contradicts earlier ones: the comparison shows what it left
         except (AttributeError, KeyError, LookupError, TypeError, ValueError):
             self.unreadable.append(entry["seq"])
             return
         if isinstance(event, events.RolloutOpened | events.TargetsJoined):
             known = zip(event.targets, entry["fields"]["targets"], strict=True)
             self.without_positions |= {(t.rollout, t.node) for t, each in known if "position" not in each}
-        for each in statements:
-            try:
-                for statement in (
-                    target_statements(self._connection, each) if isinstance(each, TargetChange) else (each,)
-                ):
-                    execute_rows(self._connection, statement.sql, statement.rows)
-            except (Conflict, sqlite3.IntegrityError):
-                continue  # an entry that contradicts earlier ones: the comparison shows what it left
 
 
 def decode_event(entry: Entry) -> events.Event:
@@ -108,21 +98,23 @@ def decode_event(entry: Entry) -> events.Event:
             return events.TargetsJoined(entry["rollout"], targets, content["at"])
         case "PilotEvidenceAttached":
             content["content"] = hashed_content(content["content"])
-            evidence = _decode(PilotEvidence, content)
+            evidence = from_json(PilotEvidence, content)
             return events.PilotEvidenceAttached(entry["rollout"], entry["node"], evidence)
         case "TeamRulesChanged":
             rules = TeamRules(
                 content["team"], tuple(map(_parse_window, content["windows"])), tuple(content["canaries"])
             )
-            return events.TeamRulesChanged(rules, _decode(events.Actor, content["actor"]), "", content["at"])
+            return events.TeamRulesChanged(
+                rules, from_json(events.Actor, content["actor"]), "", content["at"]
+            )
         case "StepRecorded":
             isolated, given = content.pop("isolated"), content.pop("content", "")
             record = {**content, "rollout": entry["rollout"], "node": entry["node"], "output": ""}
-            return events.StepRecorded(_decode(events.StepRecord, record), isolated, given)
+            return events.StepRecorded(from_json(events.StepRecord, record), isolated, given)
         case _:
             names = {each.name for each in fields(kind)}
             place: dict[str, Any] = {key: entry[key] for key in ("rollout", "node") if key in names}
-            decoded: events.Event = _decode(kind, {**content, **place})
+            decoded: events.Event = from_json(kind, {**content, **place})
             return decoded
 
 
@@ -137,9 +129,9 @@ def _decode_submit(rollout: str, content: dict[str, Any]) -> events.RolloutOpene
         name=content["name"],
         content=hashed_content(content["content"]) if "content" in content else {},
         source=content["source"],
-        digest=_decode(Digest, content["digest"]),
+        digest=from_json(Digest, content["digest"]),
         selector_digest=content["selector_digest"],
-        submitted_by=_decode(events.Actor, content["submitted_by"]),
+        submitted_by=from_json(events.Actor, content["submitted_by"]),
         at=content["at"],
         targets=_decode_targets(rollout, content, joined=False),
         again=content["again"],
@@ -152,7 +144,7 @@ def _decode_submit(rollout: str, content: dict[str, Any]) -> events.RolloutOpene
 def _decode_targets(rollout: str, content: Mapping[str, Any], *, joined: bool) -> tuple[Target, ...]:
     # Entries of older versions have node, team, pools and wave alone.
     implied = {"rollout": rollout, "position": 0, "since": content["at"], "joined": joined}
-    return tuple(_decode(Target, {**implied, **each}) for each in content["targets"])
+    return tuple(from_json(Target, {**implied, **each}) for each in content["targets"])
 
 
 def _continues(previous: Mapping[str, Any], entry: Entry) -> bool:
@@ -165,43 +157,6 @@ def _continues(previous: Mapping[str, Any], entry: Entry) -> bool:
     # Up to 0.2, a part of TargetsJoined had no number.
     is_full = previous["size"] == NODES_PER_ENTRY
     return is_full and bool(previous["fields"]["at"] == entry["fields"]["at"])
-
-
-# -- values ---------------------------------------------------------------------
-
-
-def _decode(kind: Any, content: Mapping[str, Any]) -> Any:
-    """Return a value of a dataclass from its JSON form."""
-    decoder = _decoder(kind)
-    assert decoder is not None
-    return decoder(content)
-
-
-@cache
-def _decoder(hint: Any) -> Callable[[Any], Any] | None:
-    """Return what makes a value of this type from JSON; None when the JSON is the value."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _decoder(next(each for each in args if each is not type(None)))
-    if origin is tuple:
-        inner = _decoder(args[0])
-        return tuple if inner is None else lambda values: tuple(map(inner, values))
-    if not isinstance(hint, type):
-        return None
-    if is_dataclass(hint):
-        found = ((name, _decoder(each)) for name, each in get_type_hints(hint).items())
-        return partial(_decode_fields, hint, {name: each for name, each in found if each is not None})
-    return hint if issubclass(hint, StrEnum) else None
-
-
-def _decode_fields(
-    kind: type[Any], decoders: Mapping[str, Callable[[Any], Any]], content: Mapping[str, Any]
-) -> Any:
-    values = dict(content)
-    for name, decode in decoders.items():
-        if values.get(name) is not None:
-            values[name] = decode(values[name])
-    return kind(**values)
 
 
 def _parse_window(text: str) -> Window:

@@ -1,12 +1,13 @@
-"""Which tables and columns follow from the audit, and the statements that settle one row."""
+"""Which tables and columns follow from the audit, and the settling of one row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sqlite3
+from collections.abc import Mapping
 from typing import Final
 
 from machines.model.events import MismatchSettled
-from rolloutd.store.sql_statement import Statement
+from rolloutd.errors import Conflict
 
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "rollout": ("id",),
@@ -51,8 +52,8 @@ HASHED_COLUMNS: Final = frozenset({("rollout", "content"), ("pilot_evidence", "c
 """Columns of which the audit has only a hash, so they cannot be restored from it."""
 
 
-def settle_row(event: MismatchSettled, *, hashed: bool = False) -> Iterator[Statement]:
-    """Yield the statements that make a row what the event says.
+def settle_row(connection: sqlite3.Connection, event: MismatchSettled, *, hashed: bool = False) -> None:
+    """Make a row what the event says; raises Conflict when it cannot be that.
 
     `hashed` writes hashed columns too: a replay keeps their hashes, a real row keeps its values.
     """
@@ -60,11 +61,11 @@ def settle_row(event: MismatchSettled, *, hashed: bool = False) -> Iterator[Stat
     keys = {name: event.key[name] for name in KEYS[table]}
     where = " AND ".join(f"{name} IS ?" for name in keys)
     if row is None:
-        yield Statement(f"DELETE FROM {table} WHERE {where}", (tuple(keys.values()),))  # noqa: S608
+        connection.execute(f"DELETE FROM {table} WHERE {where}", tuple(keys.values()))  # noqa: S608
         return
     names = [name for name in row if hashed or (table, name) not in HASHED_COLUMNS]
     insert = f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
-    yield Statement(insert, (tuple(row.values()),))
+    connection.execute(insert, tuple(row.values()))
     update = f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in names)} WHERE {where}"  # noqa: S608
-    values = (*(row[name] for name in names), *keys.values())
-    yield Statement(update, (values,), 1, f"{event.subject}: the row cannot be restored; restore a backup")
+    if connection.execute(update, (*(row[name] for name in names), *keys.values())).rowcount != 1:
+        raise Conflict(f"{event.subject}: the row cannot be restored; restore a backup")

@@ -10,25 +10,21 @@ It knows neither event loop nor thread: the store runs it in its writing thread,
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from machines.facts.apply import UnexpectedRow, apply_to_target
-from machines.model.events import PhaseMoved
-from machines.states import IllegalTransition
+from machines.facts.apply import UnexpectedRow, writes
+from machines.model.events import Event, MismatchSettled
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
-from rolloutd.ports import AuditEntry
+from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
 from rolloutd.store.audit_entries import add_sequence_number
+from rolloutd.store.audited_tables import settle_row
 from rolloutd.store.commit_mark import write_mark
-from rolloutd.store.configuration_queries import load_configuration_records
 from rolloutd.store.database import DATABASE_ERRORS, check_files_unchanged, explain_failure, identify_files
-from rolloutd.store.queries import load_target
-from rolloutd.store.sql_statement import Statement, TargetChange
-from rolloutd.store.statements import update_target, upsert_configuration_records
+from rolloutd.store.tables import TABLES, StoredRows, execute_rows, execute_writes
 
 TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 """The entries of one transaction, or the reason why it was rolled back."""
@@ -36,10 +32,16 @@ TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One caller's statements, and its audit entries without number and hash."""
+    """One caller's events, decided at `at`, and their audit entries without number and hash.
 
-    statements: tuple[Statement | TargetChange, ...]
-    audit_drafts: tuple[str, ...]
+    The audit has nothing of a source's `answer` and of the nodes `removed` from it.
+    """
+
+    events: tuple[Event, ...] = ()
+    audit_drafts: tuple[str, ...] = ()
+    at: float = 0.0
+    answer: SourceAnswer | None = None
+    removed: tuple[str, ...] = ()
 
 
 class BatchWriter:
@@ -105,14 +107,11 @@ class BatchWriter:
         execute = self._connection.execute
         execute("SAVEPOINT one")
         try:
-            for statement in transaction.statements:
-                if isinstance(statement, TargetChange):
-                    for each in target_statements(self._connection, statement):
-                        self._execute_statement(each)
-                else:
-                    self._execute_statement(statement)
+            write_events(self._connection, transaction.events, transaction.at)
+            if transaction.answer is not None:
+                _write_answer(self._connection, transaction.answer, transaction.removed)
             entries = self._append_audit_entries(transaction.audit_drafts, head)
-        except (Conflict, OverflowError, *DATABASE_ERRORS) as error:
+        except (StoreFailed, OverflowError, *DATABASE_ERRORS) as error:
             # SQLite has rolled back the whole batch, so all of its transactions fail.
             if not self._connection.in_transaction:
                 raise
@@ -121,15 +120,6 @@ class BatchWriter:
             return error if isinstance(error, StoreFailed) else explain_failure(error, self._path)
         execute("RELEASE one")
         return entries
-
-    def _execute_statement(self, statement: Statement) -> None:
-        try:
-            changed = execute_rows(self._connection, statement.sql, statement.rows)
-        except sqlite3.IntegrityError as error:
-            message = statement.conflict_message or "a row is not as expected"
-            raise statement.conflict(f"{message} ({error})") from error
-        if statement.expected_changes is not None and changed != statement.expected_changes:
-            raise statement.conflict(statement.conflict_message)
 
     def _append_audit_entries(self, drafts: Sequence[str], head: AuditEntry) -> tuple[AuditEntry, ...]:
         entries: list[AuditEntry] = []
@@ -143,34 +133,26 @@ class BatchWriter:
         return tuple(entries)
 
 
-def target_statements(connection: sqlite3.Connection, change: TargetChange) -> Iterator[Statement]:
-    """Yield what writes a target's row and its node's records after the event; raises Conflict."""
-    target = load_target(connection, change.rollout, change.node)
-    if target is None:
-        raise Conflict(f"{change.node} is not a target of {change.rollout}")
-    try:
-        yield update_target(apply_to_target(target, change.event))
-    except (IllegalTransition, UnexpectedRow) as error:
-        raise Conflict(f"{error}: another writer moved it first") from error
-    if isinstance(change.event, PhaseMoved):
-        before = load_configuration_records(connection, change.node)
-        after = before.after(target, change.event)
-        if after != before:
-            yield upsert_configuration_records(change.node, after)
+def write_events(connection: sqlite3.Connection, events: Iterable[Event], at: float) -> None:
+    """Write what events do; raises Conflict, StoreFailed."""
+    rows = StoredRows(connection)
+    for event in events:
+        try:
+            if isinstance(event, MismatchSettled):
+                settle_row(connection, event)
+            else:
+                execute_writes(connection, writes(event, rows, at))
+        except UnexpectedRow as error:
+            raise Conflict(f"{error}: another change came first") from error
+        except UnicodeError:
+            raise  # a damaged file: see DATABASE_ERRORS
+        except (LookupError, TypeError, ValueError) as error:
+            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
 
 
-def execute_rows(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-    """Execute one statement for each row and return how many rows changed."""
-    try:
-        if len(rows) == 1:
-            return connection.execute(sql, rows[0]).rowcount
-        return connection.executemany(sql, rows).rowcount if rows else 0
-    except UnicodeEncodeError:
-        # Outside text may contain a lone surrogate, which UTF-8 cannot encode: replace only that.
-        return connection.executemany(
-            sql, [[_replace_surrogates(value) for value in row] for row in rows]
-        ).rowcount
-
-
-def _replace_surrogates(value: Any) -> Any:
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+def _write_answer(connection: sqlite3.Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
+    nodes = TABLES[DiscoveredNode]
+    execute_rows(connection, TABLES[SourceAnswer].upsert, [TABLES[SourceAnswer].encode(answer)])
+    changed = (replace(node, source=answer.source) for node in answer.nodes)
+    execute_rows(connection, nodes.upsert, [nodes.encode(node) for node in changed])
+    execute_rows(connection, nodes.delete, [(answer.source, name) for name in removed])

@@ -9,32 +9,20 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.configuration import NodeConfiguration
+from machines.model.events import ArtifactsBuilt, StepRecord
 from machines.model.limits import TeamRules
-from machines.model.node import Conflict, ConflictKind, Node, NodeKind
-from machines.model.plan import Digest, GateName, Plan
-from machines.model.rollout import (
-    Actor,
-    ActorKind,
-    Drift,
-    Failure,
-    FailureCode,
-    GateOpening,
-    Hold,
-    Interruption,
-    NodeOrder,
-    PilotEvidence,
-    Rollout,
-    Target,
-    Vote,
-)
-from machines.model.windows import Freeze, Window
-from machines.states import Outcome, Phase
+from machines.model.node import Node
+from machines.model.plan import Digest, Plan
+from machines.model.preparation import Preparation
+from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Vote
+from machines.model.rows import ConfigurationDocument, PreparationSnapshot, RolloutRow
+from machines.model.verdict import Verdict
+from machines.model.windows import Freeze
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import (
@@ -42,10 +30,11 @@ from rolloutd.ports import (
     AuditEntry,
     ClosedRollout,
     DiscoveredNode,
+    NodeConfigurations,
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store.preparations import has_lost_prepare_run, load_built, load_preparations
+from rolloutd.store.tables import StoredRows, decode_actor, decode_interruption
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -76,30 +65,13 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
 
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
-       approved_count, amendments, paused_by, paused_reason, paused_at, cancelled_by, cancelled_reason,
-       cancelled_at, ended_at, supersedes, source, overrides
+       approved_count, supersedes, source, overrides
 FROM rollout"""
-
-_SELECT_TARGET = """
-SELECT target.rollout, target.node, team, pools, wave, position, phase, outcome, target.attempt, rolling_back,
-       isolated, since, not_before, aborted_isolations, last_text, failure.id, failure.attempt, failure.step,
-       failure.message, failure.at, failure.code, order_kind, order_by, ordered_at, joined, needs_vote_of,
-       maybe_current, admitted_at, downtime_s, drift_since, drift_tasks, content
-FROM target LEFT JOIN failure ON failure.rollout = target.rollout AND failure.id = target.failure"""
 
 _SELECT_CLOSED = f"""
 SELECT id, name, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at, cancelled_by,
        cancelled_reason, cancelled_at, ended_at
 FROM rollout WHERE deleted_at IS NULL AND NOT ({IS_LIVE}) ORDER BY number DESC LIMIT ?"""  # noqa: S608  # two constants
-
-_SELECT_VOTE = """
-SELECT rollout, id, gate, digest, actor, yes, reason, at, teams, wave, shown, nodes, more, until, withdrawn_at
-FROM vote"""
-
-_SELECT_STEP = """
-SELECT rollout, node, attempt, step, action, number, state, at, began_at, stage, handle, prior, text, output,
-       visible_to, code
-FROM step"""
 
 
 def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) -> FactsSnapshot:
@@ -108,41 +80,17 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
     try:
         (epoch,) = connection.execute("SELECT epoch FROM term").fetchone()
         rollouts = _load_rollouts(connection, IS_LIVE, (), compile_plan)
-        targets = [target for rollout in rollouts for target in load_targets(connection, rollout.id)]
-        nodes = connection.execute(
-            "SELECT name, kind, sources, labels, conflicts, identity FROM node"
-            " WHERE gone_at IS NULL ORDER BY name"
-        )
-        holds = connection.execute(
-            "SELECT node, source, id, actor, reason, at, until FROM hold ORDER BY at, node, source, id"
-        )
-        freezes = connection.execute("SELECT id, scope, reason, by, at, until FROM freeze ORDER BY at, id")
-        preparations = [row for rollout in rollouts for row in load_preparations(connection, rollout.id)]
-        rules = connection.execute("SELECT team, windows, canaries FROM team_rules ORDER BY team")
+        rows = StoredRows(connection)
         return FactsSnapshot(
-            nodes=tuple(
-                Node(
-                    name,
-                    _KIND_BY_VALUE[kind],
-                    _decode_strings(sources),
-                    _decode_labels(labels),
-                    _decode_conflicts(conflicts),
-                    _decode_labels(identity),
-                )
-                for name, kind, sources, labels, conflicts, identity in nodes
-            ),
+            nodes=rows.load(Node, "gone_at IS NULL ORDER BY name"),
             rollouts=tuple(rollouts),
-            targets=tuple(targets),
-            holds=tuple(
-                Hold(node, source, id_, _decode_actor(actor), reason, at, until)
-                for node, source, id_, actor, reason, at, until in holds
+            targets=tuple(target for rollout in rollouts for target in load_targets(connection, rollout.id)),
+            holds=rows.load(Hold, "1 ORDER BY at, node, source, id"),
+            freezes=rows.load(Freeze, "1 ORDER BY at, id"),
+            team_rules=rows.load(TeamRules, "1 ORDER BY team"),
+            preparations=tuple(
+                row for rollout in rollouts for row in load_preparations(connection, rollout.id)
             ),
-            freezes=tuple(Freeze(*row) for row in freezes),
-            team_rules=tuple(
-                TeamRules(team, tuple(map(_decode_window, json.loads(windows))), _decode_strings(canaries))
-                for team, windows, canaries in rules
-            ),
-            preparations=tuple(preparations),
             epoch=epoch,
         )
     finally:
@@ -158,28 +106,29 @@ def load_rollout(connection: sqlite3.Connection, rollout: str, compile_plan: Pla
 
 
 def load_targets(connection: sqlite3.Connection, rollout: str) -> tuple[Target, ...]:
-    rows = connection.execute(
-        f"{_SELECT_TARGET} WHERE target.rollout = ? ORDER BY position, target.node", (rollout,)
+    where = "target.rollout = ? ORDER BY position, target.node"
+    return StoredRows(connection).load(Target, where, rollout)
+
+
+def load_preparations(connection: sqlite3.Connection, rollout: str) -> tuple[Preparation, ...]:
+    rows, where = StoredRows(connection), "rollout = ? ORDER BY rowid"
+    snapshots = {
+        (each.node, each.stage): each.before for each in rows.load(PreparationSnapshot, where, rollout)
+    }
+    return tuple(
+        replace(row, before=snapshots.get((row.node, row.stage)))
+        for row in rows.load(Preparation, where, rollout)
     )
-    return tuple(map(_decode_target, rows))
-
-
-def load_target(connection: sqlite3.Connection, rollout: str, node: str) -> Target | None:
-    sql = f"{_SELECT_TARGET} WHERE target.rollout = ? AND target.node = ?"
-    row = connection.execute(sql, (rollout, node)).fetchone()
-    return None if row is None else _decode_target(row)
 
 
 def load_steps(
     connection: sqlite3.Connection, rollout: str, node: str, attempt: int | None
 ) -> tuple[StepRecord, ...]:
-    where, values = "rollout = ? AND node = ?", (rollout, node)
+    where, order = "rollout = ? AND node = ?", "ORDER BY rowid"
     if attempt is None:
-        rows = connection.execute(f"{_SELECT_STEP} WHERE {where} ORDER BY rowid", values)
-    else:
-        where += " AND ifnull(attempt, -1) = ?"
-        rows = connection.execute(f"{_SELECT_STEP} WHERE {where} ORDER BY rowid", (*values, attempt))
-    return tuple(map(_decode_step, rows))
+        return StoredRows(connection).load(StepRecord, f"{where} {order}", rollout, node)
+    where += f" AND ifnull(attempt, -1) = ? {order}"
+    return StoredRows(connection).load(StepRecord, where, rollout, node, attempt)
 
 
 def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
@@ -191,7 +140,9 @@ def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
         " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid) LIMIT 1",
         (node,),
     ).fetchone()
-    return row is not None or has_lost_prepare_run(connection, node)
+    # The run of a failed prepare stage may have left processes too.
+    lost = "SELECT 1 FROM preparation WHERE node = ? AND handle != '' AND state = 'failed' LIMIT 1"
+    return row is not None or connection.execute(lost, (node,)).fetchone() is not None
 
 
 def load_content(
@@ -211,12 +162,8 @@ def load_connections(connection: sqlite3.Connection) -> Mapping[str, Mapping[str
 
 def load_source_answers(connection: sqlite3.Connection) -> tuple[SourceAnswer, ...]:
     nodes: dict[str, list[DiscoveredNode]] = {}
-    sql = "SELECT source, name, kind, labels, connection FROM source_node ORDER BY source, name"
-    for source, name, kind, labels, variables in connection.execute(sql):
-        node = DiscoveredNode(
-            name, source, _KIND_BY_VALUE[kind], _decode_labels(labels), json.loads(variables)
-        )
-        nodes.setdefault(source, []).append(node)
+    for node in StoredRows(connection).load(DiscoveredNode, "1 ORDER BY source, name"):
+        nodes.setdefault(node.source, []).append(node)
     sources = connection.execute("SELECT name, answered_at FROM source ORDER BY name")
     return tuple(SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
 
@@ -226,7 +173,7 @@ def load_closed_rollouts(connection: sqlite3.Connection, limit: int) -> tuple[Cl
     tally = "SELECT ifnull(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
     return tuple(
         ClosedRollout(
-            *(id_, name, Digest(*digest), _decode_actor(by), at, _decode_pause(*cancelled), ended_at),
+            *(id_, name, Digest(*digest), decode_actor(by), at, decode_interruption(*cancelled), ended_at),
             dict(connection.execute(tally, (id_,)).fetchall()),
         )
         for id_, name, *digest, by, at, c_by, c_reason, c_at, ended_at in rows
@@ -324,40 +271,32 @@ def _load_rollouts(
 def _decode_rollout(
     connection: sqlite3.Connection, row: Sequence[Any], compile_plan: PlanCompiler
 ) -> Rollout:
-    id_, content, *digest, by, at, approved, amendments = row[:10]
-    opened = connection.execute("SELECT gate, wave, at FROM opened WHERE rollout = ? ORDER BY number", (id_,))
-    failures = connection.execute(
-        "SELECT id, node, attempt, step, message, at, code FROM failure WHERE rollout = ? ORDER BY number",
-        (id_,),
-    )
+    id_, content, *digest, by, at, approved, supersedes, source, overrides = row
+    rows = StoredRows(connection)
+    known = rows.get(RolloutRow, id_)
+    assert known is not None, "it is of the same row"
     return Rollout(
         id=id_,
         plan=_compile_stored_plan(id_, content, compile_plan),
         digest=Digest(*digest),
-        submitted_by=_decode_actor(by),
+        submitted_by=decode_actor(by),
         submitted_at=at,
         approved_count=approved,
-        votes=tuple(
-            map(_decode_vote, connection.execute(f"{_SELECT_VOTE} WHERE rollout = ? ORDER BY number", (id_,)))
-        ),
-        opened=tuple(GateOpening(GateName(gate), wave, at) for gate, wave, at in opened),
-        failures=tuple(map(_decode_failure, failures)),
-        paused=_decode_pause(*row[10:13]),
-        cancelled=_decode_pause(*row[13:16]),
-        ended_at=row[16],
-        amendments=amendments,
-        supersedes=row[17],
-        pilot_evidence=_load_pilot_evidence(connection, id_),
-        source=json.loads(row[18]),
-        overrides=_decode_strings(row[19]),
-        built=load_built(connection, id_),
+        votes=rows.load(Vote, "rollout = ? ORDER BY number", id_),
+        opened=rows.load(GateOpening, "rollout = ? ORDER BY number", id_),
+        failures=rows.load(Failure, "rollout = ? ORDER BY number", id_),
+        paused=known.paused,
+        cancelled=known.cancelled,
+        ended_at=known.ended_at,
+        amendments=known.amendments,
+        supersedes=supersedes,
+        pilot_evidence=rows.get(PilotEvidence, id_),
+        source=json.loads(source),
+        overrides=tuple(json.loads(overrides)),
+        built={
+            each.stage: each.manifest for each in rows.load(ArtifactsBuilt, "rollout = ? ORDER BY rowid", id_)
+        },
     )
-
-
-def _load_pilot_evidence(connection: sqlite3.Connection, rollout: str) -> PilotEvidence | None:
-    sql = "SELECT content, digest, pilot_since, at FROM pilot_evidence WHERE rollout = ?"
-    row = connection.execute(sql, (rollout,)).fetchone()
-    return None if row is None else PilotEvidence(json.loads(row[0]), *row[1:])
 
 
 def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler) -> Plan:
@@ -370,104 +309,27 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
         ) from error
 
 
-def _decode_target(row: Sequence[Any]) -> Target:
-    rollout, node, team, pools, wave, position, phase, outcome, attempt, rolling_back, isolated = row[:11]
-    since, not_before, aborted, last_text = row[11:15]
-    order, order_by, ordered_at, joined, needs_vote_of, maybe_current, admitted_at, downtime_s = row[21:29]
-    drift_since, drift_tasks, content = row[29:]
-    # Positional arguments: for a hundred thousand targets, keywords alone cost a tenth of a second.
-    return Target(
-        *(
-            rollout,
-            node,
-            team,
-            _decode_strings(pools),
-            wave,
-            position,
-            _PHASE_BY_VALUE[phase],
-            _OUTCOME_BY_VALUE[outcome],
-            attempt,
-        ),
-        *(bool(rolling_back), bool(isolated), since, not_before, aborted, last_text),
-        _decode_failure((row[15], node, *row[16:21])) if row[15] else None,
-        NodeOrder(order) if order else None,
-        _decode_actor(order_by) if order_by else None,
-        *(ordered_at, bool(joined), needs_vote_of, bool(maybe_current), admitted_at, downtime_s),
-        None if drift_since is None else Drift(drift_since, _decode_strings(drift_tasks)),
-        content,
+def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
+    """Return the records of these nodes, without those that have none, and what they refer to."""
+    rows = StoredRows(connection)
+    known = {node: rows.get(NodeConfiguration, node) for node in nodes}
+    records = {node: each for node, each in known.items() if each not in (None, NodeConfiguration())}
+    found = [
+        record
+        for each in records.values()
+        for record in (each.current, each.previous, each.invalid)
+        if record is not None
+    ]
+    contents, rollouts = {each.content for each in found}, {each.rollout for each in found}
+    documents = (rows.get(ConfigurationDocument, content) for content in contents)
+    changes = "SELECT id, change_digest FROM rollout WHERE id = ?"
+    return NodeConfigurations(
+        records,
+        {each.content: each.document for each in documents if each is not None},
+        dict(row for each in rollouts for row in connection.execute(changes, (each,))),
     )
 
 
-def _decode_failure(row: Sequence[Any]) -> Failure:
-    id_, node, attempt, step, message, at, code = row
-    return Failure(id_, node, attempt, step, message, at, FailureCode(code))
-
-
-def _decode_step(row: Sequence[Any]) -> StepRecord:
-    rollout, node, attempt, step, action, number, state, at, began_at, stage, handle, prior = row[:12]
-    return StepRecord(
-        *(rollout, node, attempt, step, StepAction(action), number, StepState(state), at, began_at, stage),
-        *(handle, json.loads(prior), *row[12:15], FailureCode(row[15])),
-    )
-
-
-def _decode_vote(row: Sequence[Any]) -> Vote:
-    _, id_, gate, digest, actor, yes, reason, at, teams, wave, shown, nodes, more, until, withdrawn_at = row
-    return Vote(
-        *(
-            id_,
-            GateName(gate),
-            digest,
-            _decode_actor(actor),
-            bool(yes),
-            reason,
-            at,
-            _decode_strings(teams),
-            wave,
-        ),
-        *(_decode_strings(shown), _decode_strings(nodes), more, until, withdrawn_at),
-    )
-
-
-def _decode_pause(by: str | None, reason: str | None, at: float | None) -> Interruption | None:
-    return None if by is None or at is None else Interruption(_decode_actor(by), reason or "", at)
-
-
-# Many rows share few actors, pools and label sets: each is decoded once.
-
-
-@lru_cache(maxsize=4096)
-def _decode_actor(text: str) -> Actor:
-    value = json.loads(text)
-    return Actor(ActorKind(value["kind"]), value["name"], value["uid"])
-
-
-@lru_cache(maxsize=16_384)
-def _decode_strings(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text))
-
-
-def _decode_window(value: Mapping[str, Any]) -> Window:
-    return Window(frozenset(value["days"]), value["from"], value["to"], ZoneInfo(value["zone"]))
-
-
-@lru_cache(maxsize=1024)
-def _decode_conflicts(text: str) -> tuple[Conflict, ...]:
-    return tuple(
-        Conflict(ConflictKind(each["kind"]), each["about"], each["values"], each["since"])
-        for each in json.loads(text)
-    )
-
-
-@lru_cache(maxsize=16_384)
-def _decode_labels(text: str) -> Mapping[str, str]:
-    labels: dict[str, str] = json.loads(text)
-    return labels
-
-
-_PHASE_BY_VALUE: Mapping[str, Phase] = {phase.value: phase for phase in Phase}
-_OUTCOME_BY_VALUE: Mapping[str | None, Outcome | None] = {
-    None: None,
-    **{outcome.value: outcome for outcome in Outcome},
-}
-_KIND_BY_VALUE: Mapping[str, NodeKind] = {kind.value: kind for kind in NodeKind}
+def load_verdicts(connection: sqlite3.Connection) -> tuple[Verdict, ...]:
+    """Return the verdicts that are not cleared, oldest first."""
+    return StoredRows(connection).load(Verdict, "cleared_at IS NULL ORDER BY at, id")

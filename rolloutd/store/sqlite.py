@@ -4,7 +4,7 @@ Tasks that share a connection would mix their transactions, and a cancelled `exe
 callers queue whole transactions for one task.  It commits the queued transactions in one batch and answers
 after the commit.  A transaction of a cancelled caller is still written.
 
-The SQL is in statements.py, queries.py and batch_writer.py; this file only queues and answers.
+The SQL is in tables.py, queries.py and batch_writer.py; this file only queues and answers.
 """
 
 from __future__ import annotations
@@ -36,17 +36,14 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store import cleaning_queries, configuration_queries, database, queries
+from rolloutd.store import cleaning_queries, database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
 from rolloutd.store.commit_mark import require_newest
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
-from rolloutd.store.preparations import load_preparations
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.sql_statement import Statement, TargetChange
-from rolloutd.store.statements import build_answer_statements, build_statements
 
 MAX_BATCH = 256
 """Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""
@@ -144,7 +141,7 @@ class SqliteStore:
         return await self._read(queries.load_rollout, rollout, self._compile_plan)
 
     async def load_preparations(self, rollout: str) -> Sequence[Preparation]:
-        return await self._read(load_preparations, rollout)
+        return await self._read(queries.load_preparations, rollout)
 
     async def load_targets(self, rollout: str) -> Sequence[Target]:
         return await self._read(queries.load_targets, rollout)
@@ -183,10 +180,10 @@ class SqliteStore:
         return await self._read(queries.load_steps, rollout, node, attempt)
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
-        return await self._read(configuration_queries.load_configurations, nodes)
+        return await self._read(queries.load_configurations, nodes)
 
     async def load_verdicts(self) -> Sequence[Verdict]:
-        return await self._read(configuration_queries.load_verdicts)
+        return await self._read(queries.load_verdicts)
 
     async def has_unfinished_run(self, node: str) -> bool:
         return await self._read(queries.has_unfinished_run, node)
@@ -265,7 +262,7 @@ class _Writer:
 
     async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str]) -> None:
         """Queue a transaction without audit entries and wait for its answer."""
-        await self._write(Transaction(tuple(build_answer_statements(answer, removed)), ()), {})
+        await self._write(Transaction(answer=answer, removed=tuple(removed)), {})
 
     async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:
         await self._capacity.acquire()
@@ -294,7 +291,6 @@ class _Writer:
     def _translate(
         self, events: Sequence[Event], actor: Actor, cause: str, at: float
     ) -> tuple[Transaction, dict[str, str]]:
-        rows: list[Statement | TargetChange] = []
         drafts: list[str] = []
         opened: dict[str, str] = {}
         try:
@@ -303,11 +299,10 @@ class _Writer:
                     opened[event.rollout] = event.digest.whole
                 rollout = rollout_of(event)
                 digest = opened.get(rollout) or self._digests.get(rollout) if rollout else None
-                rows.extend(build_statements(event, at))
                 drafts.extend(draft_entries(event, actor=actor, cause=cause, at=at, digest=digest))
         except (TypeError, ValueError) as error:
             raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
-        return Transaction(tuple(rows), tuple(drafts)), opened
+        return Transaction(tuple(events), tuple(drafts), at), opened
 
     async def _run(self) -> None:
         batch: list[_PendingWrite] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants.violations import violations
+from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
 from machines.model.node import Observation, SourceFreshness
@@ -24,7 +25,7 @@ from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqliteStore
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
-from rolloutd.store.configuration_queries import load_configuration_records
+from rolloutd.store.tables import StoredRows
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
 from tests.sim.record_judge import on_disk
@@ -106,7 +107,8 @@ class FaultyStore:
         """Compare the configuration records of nodes that moved with what they must be."""
         checker = self._world.checker
         for node in sorted(nodes):
-            found = on_disk(load_configuration_records(writer._connection, node))
+            stored = StoredRows(writer._connection).get(NodeConfiguration, node)
+            found = on_disk(stored or NodeConfiguration())
             if found != checker.records.expected(node):
                 checker.report_violation(
                     f"{node}: its records are {found}, not {checker.records.expected(node)}"

@@ -25,6 +25,7 @@ from machines.model.rows import (
     Expected,
     NodeConnection,
     NodeRemoval,
+    PreparationSnapshot,
     RolloutPart,
     RolloutRow,
     UsedToken,
@@ -55,6 +56,7 @@ _KEYS: Mapping[type[Any], Callable[[Any, str], Key]] = {
     NodeConnection: lambda row, _: (row.name,),
     NodeConfiguration: lambda _, node: (node,),
     ConfigurationDocument: lambda row, _: (row.content,),
+    PreparationSnapshot: lambda row, _: (row.rollout, row.node, row.stage),
     Hold: lambda row, _: (row.node, row.source, row.id),
     Freeze: lambda row, _: (row.id,),
     TeamRulesChanged: lambda row, _: (row.rules.team,),
@@ -98,7 +100,7 @@ class MemoryState:
         """Write a row; raises Conflict when there is one where none is expected."""
         row = write.row
         if isinstance(write, Delete):
-            del self.rows[type(row)][_KEYS[type(row)](row, "")]
+            self.rows[type(row)].pop(_KEYS[type(row)](row, ""), None)
             return
         if isinstance(row, RolloutOpened):
             self._put(row, write)

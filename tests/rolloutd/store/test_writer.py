@@ -15,12 +15,13 @@ import pytest
 
 from machines.model.events import FreezeStarted, HoldTaken, RequestDenied, StepRecorded, StepState
 from machines.model.rollout import Hold
+from machines.model.step_record import MAX_OUTPUT_CHARS, MAX_STEP_TEXT_CHARS
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd import audit_chain
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import SqliteStore, database, open_store, sqlite, statements
+from rolloutd.store import SqliteStore, database, open_store, sqlite
 from rolloutd.store.batch_writer import BatchWriter, Transaction
 from tests.contracts.store_backends import (
     ALICE,
@@ -269,9 +270,9 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with closing(database.open_writer(path)) as connection:
         ledger = BatchWriter(connection, path, holder="me", since=0.0)
-        first = Transaction(tuple(statements.build_statements(rollout_opened(), 0.0)), ('{"a":1', '{"a":2'))
+        first = Transaction((rollout_opened(),), ('{"a":1', '{"a":2'))
         twice = replace(first, audit_drafts=('{"a":3',))
-        last = Transaction(tuple(statements.build_statements(hold(1), 0.0)), ('{"a":4',))
+        last = Transaction((hold(1),), ('{"a":4',))
         written, refused, after = ledger.write([first, twice, last])
         assert isinstance(written, tuple)
         assert isinstance(refused, Conflict)
@@ -288,9 +289,9 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     long = step(StepState.FAILED, output="a" * 100_000 + "the end", text="t" * 10_000)
     await write(store, StepRecorded(long))
     (kept,) = await store.load_steps("r1", "n1")
-    assert len(kept.output) == statements.MAX_OUTPUT_CHARS
+    assert len(kept.output) == MAX_OUTPUT_CHARS
     assert kept.output.endswith("the end")
-    assert len(kept.text) == statements.MAX_STEP_TEXT_CHARS
+    assert len(kept.text) == MAX_STEP_TEXT_CHARS
     await write(store, hold(1, "half \ud800 a character"))
     assert (await store.load_snapshot()).holds[0].reason == "half ? a character"
     assert audit_chain.verify_chain(store.path).ok
