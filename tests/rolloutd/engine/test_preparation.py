@@ -119,6 +119,22 @@ async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: st
             preparer.request(tasks, wanted)
 
 
+async def test_node_that_is_being_cleaned_is_not_prepared(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        wanted = decide(inside.state.index, inside.clock.now()).preparations
+        assert wanted
+        inside.state.nodes_being_cleaned |= {each.node for each in wanted}
+
+        async def tree(rollout: str) -> Path:
+            raise AssertionError(f"a stage of {rollout} has begun")
+
+        preparer = Preparer(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, tree))
+        async with asyncio.TaskGroup() as tasks:
+            preparer.request(tasks, wanted)
+        assert not await inside.state.store.load_preparations(rollout)
+
+
 @pytest.mark.parametrize(
     ("disturb", "difference"),
     [
