@@ -39,12 +39,14 @@ def follow_events(
         yield line
 
 
-def follow_log(client: Client, rollout: str, node: str, attempt: int | None) -> Iterator[Line]:
-    """Yield the lines of a node's log until its run has ended."""
+def follow_log(
+    client: Client, rollout: str, node: str, attempt: int | None, stage: str | None = None
+) -> Iterator[Line]:
+    """Yield the lines of a node's log, or of its prepare stage, until the run has ended."""
     offset = 0
 
     def connect() -> Iterator[Line]:
-        query = {"offset": offset, "attempt": attempt, "follow": True}
+        query = {"offset": offset, "attempt": attempt, "stage": stage, "follow": True}
         return client.stream(api_path("rollouts", rollout, "nodes", node, "log"), query)
 
     for line in with_reconnect(connect, is_finite=True):

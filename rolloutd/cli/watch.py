@@ -41,6 +41,9 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument(
         "--attempt", metavar="K", type=int_argument(1), help="number of the attempt (the latest)"
     )
+    parser.add_argument(
+        "--stage", metavar="STAGE", help="log of this prepare stage; NODE is localhost for a build here"
+    )
 
 
 def watch_rollouts(call: Invocation) -> int:
@@ -65,12 +68,12 @@ def show_logs(call: Invocation) -> int:
     """Show a node's log; with --follow until its run has ended."""
     args = call.args
     if args.follow:
-        if args.attempt is None:
+        if args.attempt is None and args.stage is None:
             _report_if_pending(call)
-        lines: Iterator[Line] = follow_log(call.client, args.rollout, args.node, args.attempt)
+        lines: Iterator[Line] = follow_log(call.client, args.rollout, args.node, args.attempt, args.stage)
     else:
         path = api_path("rollouts", args.rollout, "nodes", args.node, "log")
-        lines = call.client.stream(path, {"attempt": args.attempt})
+        lines = call.client.stream(path, {"attempt": args.attempt, "stage": args.stage})
     printed = 0
     for printed, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
         if args.json:
@@ -79,7 +82,12 @@ def show_logs(call: Invocation) -> int:
             at = f"{timestamps.format_local(line['at'])}  " if line.get("at") else ""
             for text in str(line.get("text", "")).splitlines() or [""]:
                 print_now(sanitize(f"{at}{text}"))
-    if not printed and not args.follow and not _report_if_pending(call):
+    if args.stage is not None:
+        if not printed:
+            print_message(
+                f"{args.node} has no log of stage {args.stage}; see rolloutctl prepare {args.rollout}"
+            )
+    elif not printed and not args.follow and not _report_if_pending(call):
         print_message(f"{args.node} has no log")
     return exits.OK
 

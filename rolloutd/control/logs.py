@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from machines.model.events import RunOutputPruned, StepRecord, StepState
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.timefmt import format_duration
 from rolloutd.control import wire
 from rolloutd.control.identity import Identity
 from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.preparation.run_ids import run_id
 from rolloutd.errors import NotFound
 from rolloutd.ports import RunEvent, Runner, Store
+from rolloutd.text import format_size
 
 MAX_LINE_CHARS = 16_384
 """Maximum characters of one line; a task's output is longer only by mistake."""
@@ -86,6 +90,45 @@ class LogReader:
             return "the output is not on this machine's disk; rolloutd did not remove it"
         kept_for = format_duration(json.loads(entries[0].text)["fields"]["keep_s"])
         return f"the output was removed {kept_for} after the rollout's end (`keep` in the settings)"
+
+
+async def stage_lines(
+    runner: Runner, row: Preparation, attempt: int, offset: int
+) -> AsyncIterator[wire.LogLine]:
+    """Yield the lines of one attempt of a prepare stage from number `offset` on, up to the latest."""
+    number, is_latest = 0, attempt == row.attempt
+    async for event in _stage_events(runner, row, attempt, is_latest=is_latest):
+        number += 1
+        if number > offset:
+            line: wire.LogLine = {
+                "offset": number,
+                "at": format_timestamp(event.at),
+                "kind": event.kind,
+                "text": event.text[:MAX_LINE_CHARS],
+                "attempt": attempt,
+                "step": f"prepare.{row.stage}",
+            }
+            if event.fields:
+                line["fields"] = dict(event.fields)
+            yield line
+
+
+async def _stage_events(
+    runner: Runner, row: Preparation, attempt: int, *, is_latest: bool
+) -> AsyncIterator[RunEvent]:
+    """Yield how the stage began, its run's output if it has a run, and how it ended."""
+    if is_latest:
+        yield RunEvent(0, row.began_at, "begun", f"prepare stage {row.stage}")
+    handle = (is_latest and row.handle) or run_id(replace(row, attempt=attempt))
+    try:
+        async for event in runner.read_events(handle):
+            yield event
+    except NotFound:
+        pass  # the stage has no run, or its output was removed
+    if is_latest and row.state is not PreparationState.RUNNING:
+        sent = f", {format_size(row.bytes)} sent" if row.bytes else ""
+        summary = f"prepare stage {row.stage}: {row.state}{sent}"
+        yield RunEvent(0, row.at, row.state.value, f"{summary}: {row.text}" if row.text else summary)
 
 
 def heartbeat(offset: int, now: float) -> wire.LogLine:

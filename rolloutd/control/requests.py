@@ -291,10 +291,14 @@ class EventsQuery(QueryParams):
 
 
 class LogQuery(QueryParams):
-    """Lines of a node's log from `offset` on, of `attempt` (default: the latest)."""
+    """Lines of a node's log from `offset` on, of `attempt` (default: the latest).
+
+    With `stage`: the log of this prepare stage on the node; a build is on its host, or on localhost.
+    """
 
     offset: Count = 0
     attempt: Count | None = None
+    stage: Name | None = None
     follow: bool = False
 
 

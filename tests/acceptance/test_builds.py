@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rolloutd.control.client import api_path
+import pytest
+
+from rolloutd.control.client import ApiError, api_path
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
@@ -65,6 +67,17 @@ def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
             assert (tmp_path / "cache" / digest / f"app-{name}").read_text() == f"built {name}\n"
             assert (digest, digest, ["n1"]) in env.carried_artifacts(rollout)
             assert digest in amended
+        for node, stage, text in (
+            ("localhost", "here", "build"),
+            ("builder1", "there", "write the manifest"),
+            ("n1", "bring-here", "prepare stage bring-here: done, "),
+        ):
+            path = api_path("rollouts", rollout, "nodes", node, "log")
+            followed = list(env.client.stream(path, {"stage": stage, "follow": True}))
+            assert [line["offset"] for line in followed] == list(range(1, len(followed) + 1))
+            assert any(line["text"].startswith(text) for line in followed), followed
+        with pytest.raises(ApiError, match="no prepare stage gone"):
+            list(env.client.stream(path, {"stage": "gone"}))
 
 
 def building_plan(env: DaemonEnvironment) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
+from machines.facts.preparations import BUILD_NODE
+from machines.model.preparation import Preparation, PreparationState, PrepareKind
 from machines.states import Phase
 from rolloutd.control import logs, serializers, wire
 from rolloutd.control.requests import EventsQuery, LogQuery
-from rolloutd.control.resolve import resolve_for_reading, resolve_in_audit
+from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotFound
 from rolloutd.text import pluralize
@@ -84,6 +86,8 @@ async def log(services: Services, request: Request) -> AsyncGenerator[wire.LogLi
     """Stream the steps and output of one attempt on a node."""
     query: LogQuery = request.query
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    if query.stage is not None:
+        return _stage_log_lines(services, resolved, request.path_params["n"], query.stage, query)
     target = resolved.target(request.path_params["n"])
     attempt = target.attempt if query.attempt is None else query.attempt
     if attempt > target.attempt:
@@ -125,6 +129,49 @@ async def _log_lines(
             now = loop.time()
             if now - silent_since >= HEARTBEAT_S:
                 silent_since = now
+                yield logs.heartbeat(offset, services.state.now())
+            await _wait_for_change(changed, LOG_POLL_S)
+
+
+def _stage_log_lines(
+    services: Services, resolved: ResolvedRollout, node: str, name: str, query: LogQuery
+) -> AsyncGenerator[wire.LogLine, None]:
+    """Stream a prepare stage's log; following ends with the stage's attempt."""
+    rollout = resolved.rollout
+    stage = next((each for each in rollout.prepare_stages if each.name == name), None)
+    if stage is None:
+        known = ", ".join(each.name for each in rollout.prepare_stages) or "none"
+        raise NotFound(f"{rollout.id}: no prepare stage {name}; its stages: {known}")
+    if stage.kind is PrepareKind.BUILD:
+        node = BUILD_NODE
+    else:
+        resolved.target(node)
+
+    def find_row() -> Preparation | None:
+        index = services.state.index if rollout.id in services.state.index.rollouts else resolved.index
+        return index.preparation(rollout.id, node, name)
+
+    return _follow_stage(services, find_row, query, follow=query.follow and resolved.live)
+
+
+async def _follow_stage(
+    services: Services, find_row: Callable[[], Preparation | None], query: LogQuery, *, follow: bool
+) -> AsyncGenerator[wire.LogLine, None]:
+    loop, offset = asyncio.get_running_loop(), query.offset
+    silent_since = loop.time()
+    with services.state.changes.subscribe() as changed:
+        while True:
+            changed.clear()
+            row = find_row()
+            if row is not None:
+                attempt = query.attempt or row.attempt
+                async for line in logs.stage_lines(services.runner, row, attempt, offset):
+                    offset, silent_since = line["offset"], loop.time()
+                    yield line
+            if not follow or (row is not None and row.state is not PreparationState.RUNNING):
+                return
+            if loop.time() - silent_since >= HEARTBEAT_S:
+                silent_since = loop.time()
                 yield logs.heartbeat(offset, services.state.now())
             await _wait_for_change(changed, LOG_POLL_S)
 

@@ -22,7 +22,8 @@ from rolloutd.engine.preparation.builds import Builder
 from rolloutd.engine.preparation.cleanup import Cleanup
 from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.node_stages import NodeStages
-from rolloutd.engine.preparation.runs import LOCALHOST, PrepareRuns
+from rolloutd.engine.preparation.run_ids import LOCALHOST
+from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Host, Ok, Unknown

@@ -9,16 +9,9 @@ from machines.model.events import PreparationRecorded
 from machines.model.preparation import Preparation
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.preparation.run_ids import LOCALHOST, run_id
 from rolloutd.engine.state import State
 from rolloutd.ports import Failed, RunRequest, RunState, StepResult, Unknown
-
-LOCALHOST = "localhost"
-"""The daemon's machine, as the node of a build."""
-
-
-def run_id(row: Preparation) -> str:
-    """Return the id of a stage's run; the same after a restart."""
-    return f"{row.rollout}.{row.node or LOCALHOST}.prepare.{row.stage}.{row.attempt}"
 
 
 class PrepareRuns:
