@@ -55,7 +55,7 @@ USER_ACTIONS = (
 def missing_coverage(coverage: Coverage) -> list[str]:
     """Return what should have happened and did not."""
     wanted = [
-        f"edge:{edge.trigger}-{edge.source}-{edge.target}"
+        f"edge:{edge.trigger}-{edge.source}"
         for edge in edges()
         if (edge.trigger, edge.source) not in UNUSED_EDGES
     ]
