@@ -141,7 +141,8 @@ async def status_without_body(
     """Send the headers of a call that announces a body, and return the status of its answer."""
     inside.name_service.current = ACCOUNTS[who]
     path = route.path
-    for name, value in {"{r}": parts["r"], "{n}": "p1", "{t}": "search", "{v}": "v1"}.items():
+    values = {"{r}": parts["r"], "{s}": parts["r"], "{n}": "p1", "{t}": "search", "{v}": "v1"}
+    for name, value in values.items():
         path = path.replace(name, value)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "run" / "control.sock")
     media = route.upload_type or "application/json"
