@@ -168,11 +168,8 @@ def _step_writes(event: events.StepRecorded, rows: RowReader) -> Iterator[Write]
     record = event.record.trimmed()
     place = (record.rollout, record.node)
     before = rows.get(StepRecord, *place, record.attempt, record.step, record.action, record.number)
-    if before is None:
-        _require(rows, Target, *place)
-        yield Write(record)
-    else:
-        yield Write(_repeated_step(before, record), before)
+    # That the step has a target is a reference between rows, which stores check without reading the target.
+    yield Write(record) if before is None else Write(_repeated_step(before, record), before)
     if event.isolated is not None or event.content:
         yield _target_write(*place, event, rows)
     if event.document is not None:

@@ -236,7 +236,16 @@ def _codec(given: str | Codec, hint: Any) -> Codec:
 
 
 def _encode(value: Any) -> Any:
-    return value if isinstance(value, str) else canonical_json(to_json(value))
+    if isinstance(value, str):
+        return value
+    if value.__class__ is tuple and all(each.__class__ is str for each in value):
+        return _encode_strings(value)
+    return canonical_json(to_json(value))
+
+
+@lru_cache(maxsize=16_384)
+def _encode_strings(values: tuple[str, ...]) -> str:
+    return canonical_json(values)
 
 
 @cache

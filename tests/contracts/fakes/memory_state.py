@@ -123,4 +123,6 @@ class MemoryState:
         if write.expected is Expected.ABSENT and key in table:
             conflict = TokenAlreadyUsed if isinstance(row, UsedToken) else Conflict
             raise conflict(f"there is a {type(row).__name__} {key} already")
+        if isinstance(row, StepRecord) and (row.rollout, row.node) not in self.rows[Target]:
+            raise Conflict(f"{row.node} is not a target of {row.rollout}")
         table[key] = row
