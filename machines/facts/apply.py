@@ -132,6 +132,9 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield Delete(_require(rows, Freeze, event.freeze))
         case events.TeamRulesChanged():
             yield Write(event, Expected.ANY)
+        case events.ConfigurationPruned():
+            _expect(rows.get(Node, event.node) is None, f"the inventory has {event.node} again")
+            yield Delete(NodeConfiguration(), event.node)
         case events.VerdictRecorded():
             yield Write(event.verdict)
         case events.VerdictCleared():

@@ -47,7 +47,6 @@ from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import (
     Delete,
     NodeRemoval,
-    PreparationSnapshot,
     RolloutPart,
     RolloutRow,
     Row,
@@ -102,10 +101,10 @@ class Projection(Index):
     def apply(self, event: events.Event) -> None:
         """Apply one event; raises IllegalTransition or UnexpectedRow, and then nothing has changed.
 
-        Events of verdicts, and of a rollout that is deleted or was closed before the start, concern the store
-        alone.
+        Those of verdicts, of configurations, and of a rollout that is deleted or was closed before the start,
+        concern the store alone.
         """
-        if isinstance(event, events.VerdictEvent):
+        if isinstance(event, events.StoreEvent):
             return
         if isinstance(event, events.DaemonStarted):
             self._epoch = event.epoch
@@ -241,7 +240,7 @@ class Projection(Index):
             case _:
                 assert_never(row)
 
-    def _delete(self, row: Hold | Freeze | PreparationSnapshot) -> None:
+    def _delete(self, row: Hold | Freeze | StoreRow) -> None:
         if isinstance(row, Freeze):
             self._freezes = self._own(self._freezes)
             del self._freezes[row.id]

@@ -381,6 +381,15 @@ class RunOutputPruned:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationPruned:
+    """The configuration records of a node are removed, `keep_s` after it left the inventory."""
+
+    node: str
+    keep_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCleaned:
     """What ended rollouts left on a node is removed; `removed` are paths, `kept` counts what stays."""
 
@@ -448,22 +457,6 @@ TargetEvent = (
 )
 """Events that change one target."""
 
-RolloutEvent = (
-    PhaseMoved
-    | TargetsJoined
-    | TargetChanged
-    | ArtifactsBuilt
-    | VoteCast
-    | VoteWithdrawn
-    | GateOpened
-    | PilotEvidenceAttached
-    | RolloutPaused
-    | RolloutResumed
-    | RolloutCancelled
-    | RolloutEnded
-)
-"""Events that change a rollout's own row."""
-
 RecordOnlyEvent = (
     RequestDenied
     | SettingsChanged
@@ -475,22 +468,33 @@ RecordOnlyEvent = (
 )
 """Events that change no fact: only the audit has them."""
 
-VerdictEvent = VerdictRecorded | VerdictCleared
-"""Events that change verdicts."""
+StoreEvent = VerdictRecorded | VerdictCleared | ConfigurationPruned
+"""Events that change only what stores keep: no decision reads it."""
 
-FleetEvent = (
-    NodesDiscovered
+Event = (
+    RolloutOpened
+    | RolloutDeleted
+    | TargetEvent
+    | PreparationRecorded
+    | TargetsJoined
+    | ArtifactsBuilt
+    | VoteCast
+    | VoteWithdrawn
+    | GateOpened
+    | PilotEvidenceAttached
+    | RolloutPaused
+    | RolloutResumed
+    | RolloutCancelled
+    | RolloutEnded
+    | NodesDiscovered
     | NodesRemoved
     | HoldTaken
     | HoldReleased
     | FreezeStarted
     | FreezeLifted
     | TeamRulesChanged
-    | VerdictEvent
+    | StoreEvent
     | DaemonStarted
     | MismatchSettled
     | RecordOnlyEvent
 )
-"""Events that concern no single rollout."""
-
-Event = RolloutOpened | RolloutDeleted | TargetEvent | PreparationRecorded | RolloutEvent | FleetEvent

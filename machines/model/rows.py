@@ -147,9 +147,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row that is removed, if it is there."""
+    """A row that is removed, if it is there; `owner` as for Write."""
 
-    row: Hold | Freeze | PreparationSnapshot
+    row: Hold | Freeze | StoreRow
+    owner: str = ""
 
 
 R = TypeVar("R")

@@ -150,6 +150,9 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "RunOutputPruned": lambda f: (
         f"removed the output of {pluralize(f['runs'], 'run')}, after `keep` of the settings"
     ),
+    "ConfigurationPruned": lambda f: (
+        f"removed the configuration records, {format_duration(f['keep_s'])} after it left the inventory"
+    ),
     "NodeCleaned": lambda f: f"removed {pluralize(len(f['removed']), 'thing')} that ended rollouts had left",
     "IsolationReleased": lambda f: f"returned to service by {f['kind']}: no hold is left",
     "MismatchSettled": lambda f: f"settled {f['subject']} by the {f['kept']}: {f['reason']}",

@@ -12,6 +12,7 @@ from typing import Any
 
 from machines.model.events import (
     ArtifactsBuilt,
+    ConfigurationPruned,
     DaemonStarted,
     Event,
     FreezeLifted,
@@ -144,6 +145,9 @@ def _describe_lock_event(event: Event) -> str:
         case FreezeLifted():
             text = f"freeze {event.freeze} of {event.scope} lifted by {event.actor.name}"
             return _with_reason(text, event.reason)
+        case ConfigurationPruned():
+            keep = format_duration(event.keep_s)
+            return f"{event.node}: its configuration records are removed, {keep} after it left the inventory"
         case NodeCleaned():
             return f"{event.node}: removed what ended rollouts left: {', '.join(event.removed) or 'nothing'}"
         case IsolationReleased():

@@ -217,6 +217,15 @@ class Store(Protocol):
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         """Return the configuration records of these nodes, without nodes that have none."""
 
+    async def list_expired_configurations(self, gone_before: float) -> Sequence[str]:
+        """Return the nodes with configuration records that left the inventory until then.
+
+        It omits nodes of a rollout that is not over.
+        """
+
+    async def remove_unused_documents(self) -> None:
+        """Remove the documents of configurations that no node's record and no live rollout has."""
+
     async def load_verdicts(self) -> Sequence[Verdict]:
         """Return the verdicts that are not cleared, oldest first."""
 

@@ -228,11 +228,12 @@ class Git(Params):
 
 
 class Keep(Params):
-    """How long files of ended rollouts are kept; the database, with audit and steps, is kept for ever."""
+    """How long files of ended rollouts are kept; the database is kept for ever, except for configurations."""
 
     runs_s: PositiveDuration | None = duration_field(
         "90d",
-        "Output of runs (`logs`), after their rollout has ended; `null` keeps it for ever.",
+        "Output of runs (`logs`), after their rollout has ended, and the configuration records of a node,"
+        " after it left the inventory; `null` keeps them for ever.",
         alias="runs",
     )
     trees_s: PositiveDuration | None = duration_field(

@@ -10,7 +10,7 @@ It knows neither event loop nor thread: the store runs it in its writing thread,
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,14 +34,13 @@ TransactionResult = tuple[AuditEntry, ...] | StoreFailed
 class Transaction:
     """One caller's events, decided at `at`, and their audit entries without number and hash.
 
-    The audit has nothing of a source's `answer` and of the nodes `removed` from it.
+    `unaudited` writes what the audit has nothing of.
     """
 
     events: tuple[Event, ...] = ()
     audit_drafts: tuple[str, ...] = ()
     at: float = 0.0
-    answer: SourceAnswer | None = None
-    removed: tuple[str, ...] = ()
+    unaudited: Callable[[sqlite3.Connection], object] | None = None
 
 
 class BatchWriter:
@@ -108,8 +107,8 @@ class BatchWriter:
         execute("SAVEPOINT one")
         try:
             write_events(self._connection, transaction.events, transaction.at)
-            if transaction.answer is not None:
-                _write_answer(self._connection, transaction.answer, transaction.removed)
+            if transaction.unaudited is not None:
+                transaction.unaudited(self._connection)
             entries = self._append_audit_entries(transaction.audit_drafts, head)
         except (StoreFailed, OverflowError, *DATABASE_ERRORS) as error:
             # SQLite has rolled back the whole batch, so all of its transactions fail.
@@ -150,7 +149,8 @@ def write_events(connection: sqlite3.Connection, events: Iterable[Event], at: fl
             raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
 
 
-def _write_answer(connection: sqlite3.Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
+def write_source_answer(connection: sqlite3.Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
+    """Write the new and changed nodes of a source's answer, and drop the `removed` ones."""
     nodes = TABLES[DiscoveredNode]
     execute_rows(connection, TABLES[SourceAnswer].upsert, [TABLES[SourceAnswer].encode(answer)])
     changed = (replace(node, source=answer.source) for node in answer.nodes)

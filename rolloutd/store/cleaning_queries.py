@@ -1,4 +1,4 @@
-"""The queries of what ended rollouts left on nodes."""
+"""The queries of what ended rollouts left on nodes and in the database."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ SELECT deleted_at IS NULL AND target.outcome IN ('changed', 'already-current') A
 FROM rollout LEFT JOIN target ON target.rollout = rollout.id AND target.node = ?
 WHERE rollout.id = ?"""
 
+_EXPIRED_CONFIGURATIONS = f"""
+SELECT node FROM node_configuration JOIN node ON node.name = node_configuration.node
+WHERE gone_at <= ? AND NOT EXISTS (
+    SELECT 1 FROM target JOIN rollout ON rollout.id = target.rollout
+    WHERE target.node = node_configuration.node AND {IS_LIVE})
+ORDER BY node"""  # noqa: S608  # a constant
+
+_REMOVE_UNUSED_DOCUMENTS = f"""
+DELETE FROM configuration WHERE content NOT IN (
+    SELECT coalesce(json_extract(current, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT coalesce(json_extract(previous, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT coalesce(json_extract(invalid, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
+
 
 def list_uncleaned_nodes(connection: sqlite3.Connection, after: float, before: float) -> tuple[str, ...]:
     """Return the nodes whose last rollout ended in the period, and that were not cleaned since."""
@@ -43,3 +57,12 @@ def find_changes_in_effect(
     """Return for each known rollout whether the node has its change, and no later one of the plan."""
     found = {each: connection.execute(_IN_EFFECT, (node, node, each)).fetchone() for each in rollouts}
     return {each: bool(row[0]) for each, row in found.items() if row is not None}
+
+
+def list_expired_configurations(connection: sqlite3.Connection, gone_before: float) -> tuple[str, ...]:
+    """Return the nodes with records that are gone since then, and that no live rollout has."""
+    return tuple(node for (node,) in connection.execute(_EXPIRED_CONFIGURATIONS, (gone_before,)))
+
+
+def remove_unused_documents(connection: sqlite3.Connection) -> None:
+    connection.execute(_REMOVE_UNUSED_DOCUMENTS)

@@ -311,6 +311,15 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
 
 def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
     """Return the records of these nodes, without those that have none, and what they refer to."""
+    # One transaction: a document of a replaced record may be removed meanwhile.
+    connection.execute("BEGIN")
+    try:
+        return _load_configurations(connection, nodes)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
     rows = StoredRows(connection)
     known = {node: rows.get(NodeConfiguration, node) for node in nodes}
     records = {node: each for node, each in known.items() if each not in (None, NodeConfiguration())}

@@ -39,7 +39,7 @@ from rolloutd.ports import (
 from rolloutd.store import cleaning_queries, database, queries
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.audit_entries import draft_entries
-from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
+from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult, write_source_answer
 from rolloutd.store.commit_mark import require_newest
 from rolloutd.store.executors import ConnectionFactory, Executor, open_inline_executor, open_thread_executor
 from rolloutd.store.lock import StateLock
@@ -122,7 +122,14 @@ class SqliteStore:
     async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
         if self._writer is None:
             raise StoreFailed(f"{self.path} was opened for reading only")
-        await self._writer.save_source_answer(answer, removed)
+        await self._writer.write_unaudited(
+            partial(write_source_answer, answer=answer, removed=tuple(removed))
+        )
+
+    async def remove_unused_documents(self) -> None:
+        if self._writer is None:
+            raise StoreFailed(f"{self.path} was opened for reading only")
+        await self._writer.write_unaudited(cleaning_queries.remove_unused_documents)
 
     async def close(self) -> None:
         """Finish the queued transactions, then close and unlock the state directory."""
@@ -181,6 +188,9 @@ class SqliteStore:
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         return await self._read(queries.load_configurations, nodes)
+
+    async def list_expired_configurations(self, gone_before: float) -> Sequence[str]:
+        return await self._read(cleaning_queries.list_expired_configurations, gone_before)
 
     async def load_verdicts(self) -> Sequence[Verdict]:
         return await self._read(queries.load_verdicts)
@@ -260,9 +270,9 @@ class _Writer:
         """Queue a transaction and wait for its answer."""
         return await self._write(*self._translate(events, actor, cause, at))
 
-    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str]) -> None:
+    async def write_unaudited(self, execute: Callable[[sqlite3.Connection], object]) -> None:
         """Queue a transaction without audit entries and wait for its answer."""
-        await self._write(Transaction(answer=answer, removed=tuple(removed)), {})
+        await self._write(Transaction(unaudited=execute), {})
 
     async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:
         await self._capacity.acquire()

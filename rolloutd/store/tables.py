@@ -204,7 +204,7 @@ def _statement(write: Write | Delete) -> tuple[str, list[Any], Write | Delete]:
     """Return the statement of a write, which must change one row."""
     table = TABLES[type(write.row)]
     if isinstance(write, Delete):
-        return table.delete, table.key_of(write.row), write
+        return table.delete, table.key_of(write.row, write.owner), write
     values = table.encode(write.row, write.owner)
     if isinstance(write.expected, Expected):
         return table.insert if write.expected is Expected.ABSENT else table.upsert, values, write

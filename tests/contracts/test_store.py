@@ -19,6 +19,7 @@ from machines.facts import apply
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from machines.model.events import (
     ChangeNeeded,
+    ConfigurationPruned,
     DaemonStarted,
     DriftRecorded,
     Event,
@@ -268,6 +269,37 @@ async def test_run_gives_a_configuration_that_passes(store: Store) -> None:
     passed = ConfigurationRecord("hash-1", "r1", 10.0)
     assert found.records == {"n1": NodeConfiguration(current=passed)}
     assert (found.documents["hash-1"], found.changes["r1"]) == ({"commit": "a"}, DIGEST.change)
+
+
+async def test_configurations_of_gone_nodes_are_pruned_with_their_documents(store: Store) -> None:
+    await write(store, NodesDiscovered((node("n1"), node("n2"))), rollout_opened(), *moves_to_done("n1")[:2])
+    run = step(StepState.INTENDED, step="run.configure", action=StepAction.RUN)
+    await write(store, StepRecorded(run, content="hash-1", document={"commit": "a"}))
+    await write(store, *moves_to_done("n1")[2:], NodesRemoved(("n1",)), at=50.0)
+    await store.remove_unused_documents()
+    assert "hash-1" in (await store.load_configurations(("n1",))).documents
+    assert [*await store.list_expired_configurations(60.0)] == []  # its rollout is not over
+    await write(store, *moves_to_done("n2"), RolloutEnded("r1", 55.0))
+    assert [*await store.list_expired_configurations(49.0)] == []
+    assert [*await store.list_expired_configurations(50.0)] == ["n1"]
+    await store.remove_unused_documents()
+    records = await store.load_configurations(("n1",))
+    assert records.documents["hash-1"] == {"commit": "a"}
+    await write(store, ConfigurationPruned("n1", 10.0, 60.0), at=60.0)
+    assert [*await store.list_expired_configurations(60.0)] == []
+    assert (await store.load_configurations(("n1",))).records == {}
+    await store.remove_unused_documents()
+    await write(store, rollout_opened("r2"), *moves_to_done("n1", "r2")[:2])
+    await write(store, StepRecorded(replace(run, rollout="r2"), content="hash-1"))
+    await write(store, *moves_to_done("n1", "r2")[2:])
+    found = await store.load_configurations(("n1",))
+    assert ([*found.records], dict(found.documents)) == (["n1"], {})
+
+
+async def test_configuration_of_present_node_cannot_be_pruned(store: Store) -> None:
+    await write(store, NodesDiscovered((node("n1"),)))
+    with pytest.raises(Conflict):
+        await write(store, ConfigurationPruned("n1", 10.0, 60.0))
 
 
 async def test_verdict_is_kept_until_cleared_or_passed(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Retention of run output and source trees.
+"""Retention of run output, source trees and configurations.
 
 It removes a few artifacts at a time.  Only the database says which rollouts have ended.  The audit records a
 removal before it happens; if the daemon is killed meanwhile, the next pass removes the rest.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from machines.model.events import RunOutputPruned
+from machines.model.events import ConfigurationPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
@@ -28,12 +28,15 @@ BATCH_SIZE = 20
 BATCH_PAUSE_S = 1.0
 """Pause between two batches: a rollout of 10,000 nodes is removed in ten minutes."""
 
+DOCUMENTS_INTERVAL_S = 86_400.0
+"""Interval between two removals of documents: the store compares them with all targets, while writes wait."""
+
 MIN_TREE_AGE_S = 3600.0
 """Minimum age of a tree: a younger one may belong to a plan that is being submitted."""
 
 
 class RetentionCleaner:
-    """Removes runs and trees that are older than the settings' `keep`.
+    """Removes runs, trees and configurations that are older than the settings' `keep`.
 
     `trees` are stores by the name of a tree or a rollout, and stores that no rollout names: copies that can
     be made again.
@@ -45,6 +48,7 @@ class RetentionCleaner:
         self._trees = trees
         self._wakeup = Wakeup()
         self._removed_count = 0
+        self._documents_removed_at = float("-inf")
         self.wake_up = self._wakeup.trigger
 
     async def run(self) -> None:
@@ -61,6 +65,7 @@ class RetentionCleaner:
         rollouts = await self._state.store.list_rollout_records()
         await self._remove_expired_runs({each.id: each for each in rollouts})
         await self._remove_unused_trees(rollouts)
+        await self._remove_expired_configurations()
 
     async def _remove_expired_runs(self, rollouts: Mapping[str, RolloutRecord]) -> None:
         keep_s = self._state.settings.keep.runs_s
@@ -100,6 +105,18 @@ class RetentionCleaner:
                 each.name for each in trees if each.name not in used and each.modified_at <= untouched_since
             ]
             await self._remove(store, old, untouched_since)
+
+    async def _remove_expired_configurations(self) -> None:
+        """Remove the records of nodes that are long gone, and once a day the documents that none has."""
+        keep_s, now = self._state.settings.keep.runs_s, self._state.now()
+        if keep_s is not None:
+            gone = await self._state.store.list_expired_configurations(now - keep_s)
+            events = [ConfigurationPruned(node, keep_s, now) for node in gone]
+            cause = f"the settings keep records of a node that is gone for {format_duration(keep_s)}"
+            await self._state.commit(events, cause=cause)
+        if abs(now - self._documents_removed_at) >= DOCUMENTS_INTERVAL_S:
+            await self._state.store.remove_unused_documents()
+            self._documents_removed_at = now
 
     async def _remove(self, store: ArtifactStore, names: Iterable[str], untouched_since: float) -> int:
         """Remove artifacts in batches; return how many were removed."""

@@ -100,7 +100,7 @@ class MemoryState:
         """Write a row; raises Conflict when there is one where none is expected."""
         row = write.row
         if isinstance(write, Delete):
-            self.rows[type(row)].pop(_KEYS[type(row)](row, ""), None)
+            self.rows[type(row)].pop(_KEYS[type(row)](row, write.owner), None)
             return
         if isinstance(row, RolloutOpened):
             self._put(row, write)

@@ -285,6 +285,29 @@ class MemoryStore:
             {row.rollout: row.digest.change for row in memory.all(RolloutOpened)},
         )
 
+    async def list_expired_configurations(self, gone_before: float) -> Sequence[str]:
+        read = map(json.loads, (entry.text for entry in self.memory.entries))
+        removals = (each for each in read if each["event"] == "NodesRemoved")
+        gone = {name: each["at"] for each in removals for name in each["fields"]["names"]}
+        live = {each.id for each in self.memory.rollouts.values() if self._is_live(each)}
+        in_work = {each.node for each in self.memory.all(Target) if each.rollout in live}
+        known = sorted(node for (node,) in self.memory.rows[NodeConfiguration])
+        return [
+            node
+            for node in known
+            if not self.memory.get(Node, node) and gone.get(node, gone_before + 1) <= gone_before
+            if node not in in_work
+        ]
+
+    async def remove_unused_documents(self) -> None:
+        live = {each.id for each in self.memory.rollouts.values() if self._is_live(each)}
+        used = {each.content for each in self.memory.all(Target) if each.rollout in live}
+        for row in self.memory.all(NodeConfiguration):
+            used |= {each.content for each in (row.current, row.previous, row.invalid) if each is not None}
+        documents = self.memory.rows[ConfigurationDocument]
+        for content in {row.content for row in documents.values()} - used:
+            del documents[content,]
+
     async def load_verdicts(self) -> Sequence[Verdict]:
         return tuple(sorted(self.memory.all(Verdict), key=lambda each: (each.at, each.id)))
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machines.model.events import RolloutDeleted, RunOutputPruned, StepAction, StepRecorded
+from machines.model.events import (
+    ConfigurationPruned,
+    NodesRemoved,
+    RolloutDeleted,
+    RunOutputPruned,
+    StepAction,
+    StepRecorded,
+)
 from machines.model.rollout import Actor, ActorKind
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
 from tests.contracts.fakes.artifacts import FakeArtifactStore
@@ -174,6 +181,26 @@ async def test_a_deletion_is_looked_after_at_once(tmp_path: Path) -> None:
                     await asyncio.sleep(0)
         finally:
             task.cancel()
+
+
+async def test_records_of_a_gone_node_are_pruned_after_ninety_days(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        store = inside.state.store
+        rollout = await inside.start()
+        await inside.finish(rollout, "p1")
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        await inside.commit(NodesRemoved(("p1",)))
+        await made.after(89)
+        kept = await store.load_configurations(("p1",))
+        assert kept.records
+        assert kept.documents
+        await made.after(2)
+        left = await store.load_configurations(("p1",))
+        assert not left.records
+        assert not left.documents
+        (entry,) = await store.read_audit(event=ConfigurationPruned.__name__, node="p1")
+        assert "for 90d" in entry.text
 
 
 async def test_a_log_says_honestly_that_its_output_is_gone(tmp_path: Path) -> None:
