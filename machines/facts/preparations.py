@@ -33,10 +33,9 @@ BUILD_NODE = ""
 
 @dataclass(slots=True)
 class StagePlaces:
-    """The pending nodes whose next stage this is; `waiting` in the order in which they are prepared."""
+    """The pending nodes whose next stage this is and does not run; `waiting` in the order of preparation."""
 
     waiting: list[Position] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
 
 
@@ -63,8 +62,7 @@ class RolloutPreparations:
         made = copy(self)
         made.rows, made.active, made._places = self.rows.copy(), self.active.copy(), self._places.copy()
         made.stages = {
-            name: StagePlaces(each.waiting.copy(), each.running.copy(), each.failed.copy())
-            for name, each in self.stages.items()
+            name: StagePlaces(each.waiting.copy(), each.failed.copy()) for name, each in self.stages.items()
         }
         return made
 
@@ -139,11 +137,9 @@ class RolloutPreparations:
         position = self._position(target)
         self._places[target.node] = (stage.name, position)
         places, row = self.stages[stage.name], self.rows.get((target.node, stage.name))
-        if row is not None and row.state is PreparationState.RUNNING:
-            places.running.add(target.node)
-        elif row is not None and row.state is PreparationState.FAILED:
+        if row is not None and row.state is PreparationState.FAILED:
             places.failed.add(target.node)
-        else:
+        elif row is None or row.state is not PreparationState.RUNNING:
             insort(places.waiting, position)
 
     def remove(self, node: str) -> None:
@@ -151,7 +147,6 @@ class RolloutPreparations:
         if place is None:
             return
         places = self.stages[place[0]]
-        places.running.discard(node)
         places.failed.discard(node)
         at = bisect_left(places.waiting, place[1])
         if at < len(places.waiting) and places.waiting[at] == place[1]:

@@ -54,7 +54,11 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
 
 
 def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> bool:
-    """Return whether a stage that was decided may still begin: another rollout may have taken the node."""
+    """Return whether a stage that was decided may still begin.
+
+    Another rollout may have taken the node, or another node may have begun the stage: two decisions can
+    choose two nodes before the first one is recorded.
+    """
     known, found = index.preparations(rollout), index.rollouts.get(rollout)
     if known is None or found is None:
         return False
@@ -71,11 +75,26 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if node == BUILD_NODE:
         return True
     target = index.target(rollout, node)
+    wanted = next((each for each in found.prepare_stages if each.name == stage), None)
     return (
-        known.next_stage(node) == stage
+        wanted is not None
+        and known.next_stage(node) == stage
+        and _free_places(known, wanted) > 0
         and preparing.may_prepare(found, target)
         and start_blockers.preparation_hindrance(index, found, target, now) is None
     )
+
+
+def _is_alone(known: RolloutPreparations, stage: PrepareStage) -> bool:
+    """Return whether the stage may run on one node only, until it is done there undisturbed."""
+    return stage.kind is PrepareKind.INSTALL and not known.is_proven(stage)
+
+
+def _free_places(known: RolloutPreparations, stage: PrepareStage) -> int:
+    """Return how many further nodes may begin the stage now."""
+    limit = 1 if _is_alone(known, stage) else stage.max_parallel
+    # A stage also runs on a node that left the rollout meanwhile.
+    return limit - sum(name == stage.name for _, name in known.active)
 
 
 def _is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
@@ -137,10 +156,9 @@ class _Walk:
         An install goes first to one node alone, also while that node waits for its next try.  Nodes that may
         not be prepared now are passed over.
         """
-        places = self._known.stages[stage.name]
-        is_alone = stage.kind is PrepareKind.INSTALL and not self._known.is_proven(stage)
-        free = (1 if is_alone else stage.max_parallel) - len(places.running)
-        for node in self._candidates(places):
+        is_alone = _is_alone(self._known, stage)
+        free = _free_places(self._known, stage)
+        for node in self._candidates(self._known.stages[stage.name]):
             if free <= 0:
                 return
             target = self._index.target(self._rollout.id, node)
