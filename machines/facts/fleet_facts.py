@@ -62,7 +62,7 @@ class FleetFacts(Forkable):
         self._targets: dict[str, dict[str, Target]] = {}
         self._targets_by_node: dict[str, dict[str, Target]] = {}
         self._preparations: dict[str, RolloutPreparations] = {}
-        self._preparing: dict[str, set[str]] = {}
+        self._preparing: dict[str, set[tuple[str, str, str]]] = {}
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
@@ -159,7 +159,7 @@ class FleetFacts(Forkable):
 
     def preparing_rollouts(self, node: str) -> Iterable[str]:
         """Return the rollouts of which a prepare stage runs on the node."""
-        return self._preparing.get(node, ())
+        return {rollout for rollout, _, _ in self._preparing.get(node, ())}
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a row by its key, of the kinds that are kept here."""

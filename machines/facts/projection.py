@@ -315,8 +315,9 @@ class Projection(Index):
         removed = list(self._targets[rollout].values())
         self._own_rollout_tables()
         if (preparations := self._preparations.pop(rollout, None)) is not None:
-            for node, _ in preparations.active:
-                self._own_row(self._preparing, node).discard(rollout)
+            for node, stage in preparations.active:
+                on = preparations.rollout.node_of_stage(node, stage)
+                self._own_row(self._preparing, on).discard((rollout, node, stage))
         for target in removed:
             self.scheduling_queue.remove(target)
             self._own_row(self._targets_by_node, target.node).pop(rollout, None)
@@ -349,8 +350,10 @@ class Projection(Index):
         by_rollout: dict[str, list[Preparation]] = {}
         for row in rows:
             by_rollout.setdefault(row.rollout, []).append(row)
-            if row.state is PreparationState.RUNNING:
-                self._own_row(self._preparing, row.node, set).add(row.rollout)
+            known = self._rollouts.get(row.rollout)
+            if known is not None and row.state is PreparationState.RUNNING:
+                on = known.node_of_stage(row.node, row.stage)
+                self._own_row(self._preparing, on, set).add((row.rollout, row.node, row.stage))
         for rollout in self._preparations:
             self._load_rollout_preparations(rollout, by_rollout.get(rollout, ()))
 
@@ -365,15 +368,16 @@ class Projection(Index):
 
     def _record_preparation(self, row: Preparation) -> None:
         self._preparing = self._own(self._preparing)
-        preparing = self._own_row(self._preparing, row.node, set)
-        (preparing.add if row.state is PreparationState.RUNNING else preparing.discard)(row.rollout)
+        on = self._rollouts[row.rollout].node_of_stage(row.node, row.stage)
+        preparing, key = self._own_row(self._preparing, on, set), (row.rollout, row.node, row.stage)
+        (preparing.add if row.state is PreparationState.RUNNING else preparing.discard)(key)
         self._preparations = self._own(self._preparations)
         known = self._own_row(self._preparations, row.rollout)
         known.record(row)
         target = self._targets[row.rollout].get(row.node)
         if target is not None:
             known.place(target, self._nodes.get(row.node))
-        self.scheduling_queue.activate_node(row.node, [each.rollout for each in self.targets_on(row.node)])
+        self.scheduling_queue.activate_node(on, [each.rollout for each in self.targets_on(on)])
 
     def _replace_preparations(self, node: str) -> None:
         """Find the place of a node whose labels changed."""

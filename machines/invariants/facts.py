@@ -99,8 +99,13 @@ class SnapshotFacts:
         return self.preparations.get((rollout, node, stage))
 
     def preparing_rollouts(self, node: str) -> Iterable[str]:
-        rows = self.preparations.values()
-        return {row.rollout for row in rows if row.node == node and row.state is PreparationState.RUNNING}
+        running = [row for row in self.preparations.values() if row.state is PreparationState.RUNNING]
+        known = {row.rollout: self.rollouts[row.rollout] for row in running if row.rollout in self.rollouts}
+        return {
+            row.rollout
+            for row in running
+            if row.rollout in known and known[row.rollout].node_of_stage(row.node, row.stage) == node
+        }
 
     def observation(self, node: str) -> Observation | None:
         return self.observations.get(node)

@@ -27,16 +27,22 @@ def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target)
         is_done = state in (PreparationState.DONE, PreparationState.SKIPPED)
         if row is None or not is_done or row.content != stage.content_for(node):
             return f"its prepare stage {stage.name} is not done"
-    others = sorted(set(facts.preparing_rollouts(target.node)) - {rollout.id})
-    return f"{others[0]} prepares it" if others else None
+    return stage_violation(facts, target.node)
+
+
+def stage_violation(facts: InvariantFacts, node: str) -> str | None:
+    """Return which rollout has a stage or a build that runs on the node."""
+    preparing = min(facts.preparing_rollouts(node), default=None)
+    return None if preparing is None else f"{preparing} prepares it"
 
 
 def preparation_violation(facts: InvariantFacts, row: Preparation, earlier: Sequence[Event]) -> str | None:
     """Judge a stage that is about to begin, or that disturbed its node."""
     rollout = facts.rollouts.get(row.rollout)
-    if rollout is None or not row.node:
+    node = "" if rollout is None else rollout.node_of_stage(row.node, row.stage)
+    if rollout is None or not node:
         return None
-    subject = f"stage {row.stage} of {row.node} in {row.rollout}"
+    subject = f"stage {row.stage} of {node} in {row.rollout}"
     if row.state is PreparationState.DISTURBED:
         failed = any(
             isinstance(each, PhaseMoved) and each.node == row.node and each.target is Phase.FAILED
@@ -49,20 +55,27 @@ def preparation_violation(facts: InvariantFacts, row: Preparation, earlier: Sequ
         return f"{subject}: attempt {row.attempt} does not follow {before.attempt}"
     if row.state is not PreparationState.RUNNING or not is_new:
         return None
-    problem = _beginning_violation(facts, rollout, row)
+    problem = _occupied_violation(facts, rollout, row, node)
+    if problem is None and row.node:
+        problem = _beginning_violation(facts, rollout, row)
     return f"{subject} cannot begin: {problem}" if problem else None
+
+
+def _occupied_violation(facts: InvariantFacts, rollout: Rollout, row: Preparation, node: str) -> str | None:
+    """Return what else works on the node; of a build, also a target of its own rollout."""
+    if (problem := stage_violation(facts, node)) is not None:
+        return problem
+    own = rollout.id if row.node else None
+    for other in facts.targets_on(node):
+        if other.rollout != own and (other.phase in IN_FLIGHT_PHASES or other.isolated):
+            return f"the node is {other.phase} in {other.rollout}"
+    return None
 
 
 def _beginning_violation(facts: InvariantFacts, rollout: Rollout, row: Preparation) -> str | None:
     target = facts.target(rollout.id, row.node)
     if target.phase is not Phase.PENDING:
         return f"the node is {target.phase}"
-    others = set(facts.preparing_rollouts(row.node))
-    if others:
-        return f"{min(others)} prepares the node"
-    for other in facts.targets_on(row.node):
-        if other.rollout != rollout.id and (other.phase in IN_FLIGHT_PHASES or other.isolated):
-            return f"the node is {other.phase} in {other.rollout}"
     if row.stage == CLEANUP:
         return None if rollout.cancelled is not None else "the rollout is not cancelled"
     if rollout.cancelled is not None or rollout.ended_at is not None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants import vote_recount
 from machines.invariants.facts import InvariantFacts, SnapshotFacts
-from machines.invariants.preparations import admission_violation, preparation_violation
+from machines.invariants.preparations import admission_violation, preparation_violation, stage_violation
 from machines.model.events import (
     Event,
     GateOpened,
@@ -173,6 +173,8 @@ def _rollback_violation(
     for other in facts.targets_on(target.node):
         if other.rollout != target.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):
             return f"it is {other.phase} in {other.rollout}"
+    if (problem := stage_violation(facts, target.node)) is not None:
+        return problem
     if any(_is_hold_active(hold, now) for hold in facts.holds_on(target.node)):
         return "it is held"
     if _is_quarantined(facts, target.node):

@@ -268,6 +268,11 @@ class Rollout:
             for stage in self.plan.prepare
         )
 
+    def node_of_stage(self, node: str, stage: str) -> str:
+        """Return the node on which a row's stage runs: a build's host, "" for the daemon's machine."""
+        builds = (each.host for each in self.plan.prepare if each.name == stage)
+        return node or next(builds, "")
+
     def digest_at(self, gate: GateName) -> str:
         """Return the digest that a vote at this gate is for: at `start` it covers the pilot's evidence."""
         if gate is GateName.START and self.pilot_evidence is not None:

@@ -174,7 +174,7 @@ def _unprepared_blocker(index: Index, rollout: Rollout, target: Target, now: flo
         return reason
     return (
         _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or _other_rollout_blocker(index, target)
+        or other_work_blocker(index, target.node, target.rollout)
         or _prepare_window_blocker(rollout, now)
         or reason
     )
@@ -194,7 +194,7 @@ def _condition_blocker(index: Index, target: Target, now: float) -> Reason | Non
     """Return what takes or keeps the node itself from the rollout."""
     return (
         _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or _other_rollout_blocker(index, target)
+        or other_work_blocker(index, target.node, target.rollout)
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
@@ -210,7 +210,7 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
         or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or _other_rollout_blocker(index, target)
+        or other_work_blocker(index, target.node, target.rollout)
     )
 
 
@@ -289,17 +289,18 @@ def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float
     return None
 
 
-def _other_rollout_blocker(index: Index, target: Target) -> Reason | None:
-    for other in index.targets_on(target.node):
-        if other.rollout == target.rollout:
+def other_work_blocker(index: Index, node: str, rollout: str = "") -> Reason | None:
+    """Return what else works on a node: a target of another rollout, or a prepare stage or build of any."""
+    for other in index.targets_on(node):
+        if other.rollout == rollout:
             continue
         if other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED or other.isolated:
             return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
-    for name in index.preparing_rollouts(target.node):
-        if name != target.rollout:
-            remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
-            return Reason(ReasonCode.PREPARING, target.node, {"rollout": name}, remedy=remedy)
-    return None
+    preparing_rollout = min(index.preparing_rollouts(node), default=None)
+    if preparing_rollout is None:
+        return None
+    remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
+    return Reason(ReasonCode.PREPARING, node, {"rollout": preparing_rollout}, remedy=remedy)
 
 
 def other_rollout_works(index: Index, rollout: str, node: str) -> bool:

@@ -49,7 +49,7 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
         if stage.kind is not PrepareKind.BUILD:
             walk.collect_nodes(stage)
         elif stage.name not in rollout.built:
-            walk.collect(stage.name, BUILD_NODE)
+            walk.collect_build(stage)
             return  # the other stages need what it makes
 
 
@@ -62,8 +62,8 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     known, found = index.preparations(rollout), index.rollouts.get(rollout)
     if known is None or found is None:
         return False
-    # Builds of several rollouts have the same row key, and no node that they could share.
-    if node != BUILD_NODE and any(index.preparing_rollouts(node)):
+    host = found.node_of_stage(node, stage)
+    if host and any(index.preparing_rollouts(host)):
         return False
     if stage == CLEANUP:
         return _is_to_be_cleaned(index, found) and not start_blockers.other_rollout_works(
@@ -73,7 +73,7 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
         return False
     if node == BUILD_NODE:
-        return True
+        return not host or start_blockers.other_work_blocker(index, host) is None
     target = index.target(rollout, node)
     wanted = next((each for each in found.prepare_stages if each.name == stage), None)
     return (
@@ -149,6 +149,11 @@ class _Walk:
         self._now = now
         self._builder = builder
         self._only_failed = only_failed
+
+    def collect_build(self, stage: PrepareStage) -> None:
+        """Collect a build, unless something else works on its host."""
+        if not stage.host or start_blockers.other_work_blocker(self._index, stage.host) is None:
+            self.collect(stage.name, BUILD_NODE)
 
     def collect_nodes(self, stage: PrepareStage) -> None:
         """Collect the nodes whose next stage this is, below its limit.

@@ -378,6 +378,8 @@ def _require_unclaimed(state: State, target: Target) -> None:
     found = held or claimed_by_other_rollout(state.index, target)
     if found is not None:
         raise unavailable(found.code, found)
+    if any(state.index.preparing_rollouts(target.node)):
+        raise Refused("preparing", f"{target.node}: a prepare stage runs there; wait until it has ended")
 
 
 def unavailable(code: ReasonCode | UnavailabilityCause, found: Unavailability) -> Refused:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from machines.facts.projection import Projection
+from machines.invariants.facts import SnapshotFacts
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, Prepare
 from machines.model.events import (
@@ -35,6 +36,7 @@ from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
 from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.preparing import may_begin
 from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Phase, Trigger
 from machines.workflow import phase_transitions
@@ -231,6 +233,48 @@ def test_build_runs_once_before_the_other_stages() -> None:
     assert Admit("R", "n4") in decide(index, T0).admissions  # nothing was built for it
     assert due(index) == [("n1", "copy"), ("n3", "copy")]
     assert index.rollout("R").amendments == 1
+
+
+def test_build_is_work_on_its_host() -> None:
+    build = PrepareStage("build", PrepareKind.BUILD, playbook="b.yml", host="n1")
+    index = prepared_fleet(build, INSTALL)
+    submit(index, "S")
+    submit(index, "T", prepare=(INSTALL, build))
+    admitted = phase_transitions.transition(index.target("S", "n1"), Trigger.ADMITTED, T0)
+    began = record(index, "", build, PreparationState.RUNNING)
+    install = Preparation("T", "n1", "install", 1, PreparationState.RUNNING, "", T0, T0)
+    for facts in (index, SnapshotFacts.from_snapshot(index.snapshot(), index.limits, ())):
+        assert "R prepares it" in str(violation(facts, admitted, T0))
+        for row in (replace(began, rollout="T"), install):
+            assert "cannot begin: R prepares it" in str(violation(facts, PreparationRecorded(row), T0))
+    decision = decide(index, T0)
+    assert Admit("S", "n1") not in decision.admissions
+    assert explain_node(index, "S", "n1", T0).code == "preparing"
+    # The first node of T is taken, so its install begins on another one.
+    assert [(each.node, each.stage) for each in decision.preparations if each.rollout == "T"] == [
+        ("n3", "install")
+    ]
+    assert not may_begin(index, "T", "n1", "install", T0)
+    skipped = replace(install, rollout="R", state=PreparationState.SKIPPED)
+    index.apply(PreparationRecorded(skipped))  # needs no beginning, so it may end during the build
+    assert list(index.preparing_rollouts("n1")) == ["R"]
+    assert list(Projection.build(index.snapshot(), index.limits).preparing_rollouts("n1")) == ["R"]
+    record(index, "", build, PreparationState.DONE)
+    assert Admit("S", "n1") in decide(index, T0).admissions
+
+
+def test_build_waits_for_other_work_on_its_host() -> None:
+    build = PrepareStage("build", PrepareKind.BUILD, playbook="b.yml", host="n1")
+    index = prepared_fleet(build)
+    submit(index, "S")
+    assert due(index) == [("", "build")]
+    transition(index, "n1", Trigger.ADMITTED, rollout="S")
+    assert due(index) == []
+    assert not may_begin(index, "R", "", "build", T0)
+    began = Preparation("R", "", "build", 1, PreparationState.RUNNING, "", T0, T0)
+    assert "the node is isolating in S" in str(violation(index, PreparationRecorded(began), T0))
+    transition(index, "n1", Trigger.ISOLATION_ABORTED, rollout="S")
+    assert due(index) == [("", "build")]
 
 
 def test_label_that_changes_artifacts_prepares_node_again() -> None:

@@ -106,6 +106,8 @@ class NodeCleaner:
             is_over = is_at_rest and target.order is None and index.rollout(target.rollout).closed
             if not is_over:
                 return f"{target.rollout} is not over there"
+        if any(index.preparing_rollouts(node)):
+            return "a prepare stage runs there"
         if self._state.awaited_sources(node):
             return "its inventory source has not answered yet"
         return "it is being cleaned" if node in self._state.nodes_being_cleaned else ""

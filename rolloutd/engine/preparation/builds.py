@@ -11,7 +11,7 @@ from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
-from rolloutd.engine.preparation.run_ids import LOCALHOST, run_id
+from rolloutd.engine.preparation.run_ids import run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound
@@ -48,7 +48,7 @@ class Builder:
         variables = {**job.stage.variables, MANIFEST_VARIABLE: str(path)}
         job = replace(job, row=row)
         request = await self._runs.request(
-            row, job.stage.host or LOCALHOST, job.stage.playbook, variables, job.stage.timeout_s
+            row, job.host.name, job.stage.playbook, variables, job.stage.timeout_s
         )
         result, row = await self._runs.run(row, request)
         if not isinstance(result, Ok):

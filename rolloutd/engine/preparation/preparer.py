@@ -51,8 +51,9 @@ class Preparer:
     def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[Prepare]) -> None:
         """Start the stages that are not under way yet, of nodes that are ready for them."""
         for each in wanted:
-            is_barred = each.node in self._state.nodes_being_cleaned
-            if is_barred or (each.node != BUILD_NODE and self._state.awaited_sources(each.node)):
+            known = self._state.index.rollouts.get(each.rollout)
+            node = each.node if known is None else known.node_of_stage(each.node, each.stage)
+            if node and (node in self._state.nodes_being_cleaned or self._state.awaited_sources(node)):
                 continue
             key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
             stage = self._stage(each.rollout, each.stage)
@@ -97,9 +98,10 @@ class Preparer:
                 return
         elif not known:
             return
-        host = Host(LOCALHOST) if wanted.node == BUILD_NODE else self._state.host(wanted.node)
+        node = rollout.node_of_stage(wanted.node, wanted.stage)
+        host = Host(LOCALHOST) if node in ("", LOCALHOST) else self._state.host(node)
         fresh = self._row_of(wanted)
-        if not fresh.content and await self._may_have_lost_run(fresh, stage):
+        if not fresh.content and await self._may_have_lost_run(host, fresh, stage):
             if not await self._journal.begin(fresh):
                 return
             if (failure := await self._clean_up(host, fresh)) is not None:
@@ -136,10 +138,10 @@ class Preparer:
         if wanted.rollout in self._state.index.rollouts and not has_ended:
             await self._journal.fail(self._row_of(wanted), text)
 
-    async def _may_have_lost_run(self, row: Preparation, stage: PrepareStage) -> bool:
+    async def _may_have_lost_run(self, host: Host, row: Preparation, stage: PrepareStage) -> bool:
         """Return whether a run that was lost may still be on the node; a handle is that of an earlier try."""
-        runs = bool(stage.playbook) and row.node != BUILD_NODE
-        return bool(row.handle) or (runs and await self._state.store.has_unfinished_run(row.node))
+        runs = bool(stage.playbook) and host.name != LOCALHOST
+        return bool(row.handle) or (runs and await self._state.store.has_unfinished_run(host.name))
 
     async def _abandon(self, row: Preparation) -> None:
         """End what a stage of a closed rollout, or of a node that is gone, left running."""
@@ -149,7 +151,7 @@ class Preparer:
 
     async def _clean_up(self, host: Host, row: Preparation) -> Failed | Unknown | None:
         """End the processes of a run that was lost; return why some may be left."""
-        if row.node == BUILD_NODE:
+        if host.name == LOCALHOST:
             return None
         result = await capture_errors(
             row.rollout,

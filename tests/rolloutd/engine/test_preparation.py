@@ -326,6 +326,21 @@ async def test_build_without_valid_manifest_fails(tmp_path: Path, manifest: str 
         assert await paused_reason(inside, rollout) == "prepare-failed"
 
 
+async def test_lost_build_is_ended_on_its_host(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=BUILDING.replace("{build: {", "{build: {host: p1, "))
+        fleet = Fleet(build=write_built)
+        inside.run_host.scripts["site.yml"] = Script.FAIL
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, BUILD_NODE, "build")
+        assert row is not None
+        await inside.commit(PreparationRecorded(replace(row, handle="lost")))
+        assert fleet.cleaned == []
+        inside.clock.advance(600.0)
+        await prepare_all(inside, fleet)
+        assert fleet.cleaned == ["p1"]
+
+
 async def test_manifest_of_earlier_try_is_not_taken(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=BUILDING)
