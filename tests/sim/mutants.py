@@ -41,8 +41,8 @@ MUTANTS = (
     ),
     Mutant(
         "install-not-first-on-one-node-alone",
-        preparing._Walk.collect_nodes,
-        "not self._known.is_proven(stage)",
+        preparing._is_alone,
+        "not known.is_proven(stage)",
         "False",
     ),
     Mutant(
