@@ -167,6 +167,11 @@ class Target:
     content: str = ""
 
     @property
+    def is_checked_first(self) -> bool:
+        """Whether to check if it needs the change; a node that is isolated needs its attempt."""
+        return self.maybe_current and not self.isolated
+
+    @property
     def needs_driver(self) -> bool:
         """Whether it is in flight, or has an order that needs no slot."""
         return self.phase in IN_FLIGHT_PHASES or self.order in (NodeOrder.RETURN, NodeOrder.STOP)

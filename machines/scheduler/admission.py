@@ -157,7 +157,7 @@ class _WaveAdmission:
             # Another rollout starts this node in the same decision: it is free again later.
             cursor.stays_active = True
             return True
-        if target.maybe_current:
+        if target.is_checked_first:
             return self._request_current_check(target, cursor)
         blocked = pools.pool_without_slot(index, target, builder.capacity.reserved_slots)
         if blocked is not None and blocked[1] is not None:

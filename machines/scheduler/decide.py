@@ -140,7 +140,7 @@ def _pending_reason(
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
     own_blocker = start_blockers.node_blocker(index, rollout, target, now)
-    if target.maybe_current:  # checked first, without a slot
+    if target.is_checked_first:  # checked first, without a slot
         return own_blocker or start_blockers.observe_only_blocker(index)
     reasons = (
         own_blocker,
@@ -305,7 +305,7 @@ def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:
 
 def _queued_reason(index: Index, target: Target, decision: Decision, now: float) -> Reason:
     """Return the reason of a node that no rule blocks: it starts, is probed, or waits for another node."""
-    if target.maybe_current:
+    if target.is_checked_first:
         remedy = Remedy(RemedyKind.WAIT_FOR_COMPLIANCE)
         return Reason(ReasonCode.CHECKING_COMPLIANCE, target.node, since=target.since, remedy=remedy)
     if Admit(target.rollout, target.node) in decision.admissions:

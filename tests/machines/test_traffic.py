@@ -245,6 +245,16 @@ def test_maybe_current_checked_before_probe() -> None:
     assert (decision.current_checks, decision.traffic_probes) == ((CheckIfCurrent("R", "n1"),), ())
 
 
+def test_maybe_current_but_isolated_starts_without_a_check() -> None:
+    facts = fleet(nodes=1).snapshot()
+    retried = tuple(replace(target, maybe_current=True, isolated=True) for target in facts.targets)
+    index = Projection.build(replace(facts, targets=retried), Limits())
+    index.record_observations(observed_up(index.nodes, T0), T0)
+    record_probe(index, n1=False)
+    decision = decide(index, T0)
+    assert (decision.current_checks, [each.node for each in decision.admissions]) == ((), ["n1"])
+
+
 def test_observe_mode_probes_and_starts_nothing() -> None:
     index = fleet(limits=Limits(observe_only=True))
     assert requested_probes(index) == ["n1", "n2", "n3"]
