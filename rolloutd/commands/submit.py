@@ -27,6 +27,7 @@ from rolloutd import planfile
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import compute
 from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
@@ -92,7 +93,7 @@ async def resolve_plan(
     _require_known_owner(plan_file, state)
     plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
-    return await asyncio.to_thread(
+    return await compute(
         _resolve, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
     )
 

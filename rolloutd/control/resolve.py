@@ -6,13 +6,13 @@ fork of it, so that one code path serves both.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from machines.facts.projection import Projection
 from machines.model.rollout import Rollout, Target
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import compute
 from rolloutd.errors import NotFound, Refused
 from rolloutd.text import suggest_name
 
@@ -145,5 +145,5 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
     prepared = await state.store.load_preparations(rollout_id) if closed.plan.prepare else ()
     index = state.index.fork()
     # In a thread: ten thousand targets take longer than the loop may pause.
-    await asyncio.to_thread(index.load_rollout, closed, targets, prepared)
+    await compute(index.load_rollout, closed, targets, prepared)
     return ResolvedRollout(index, closed, live=False)

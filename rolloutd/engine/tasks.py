@@ -6,12 +6,14 @@ It knows neither nodes nor adapters.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> None:
@@ -25,6 +27,24 @@ async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> Non
         waited.cancel()
     if waited.done() and not waited.cancelled():
         waited.result()
+
+
+async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a long computation without I/O gives; it runs in a thread.
+
+    Meanwhile cycles are not collected: one collection stops the loop for longer than the computation does.
+    """
+    gc.disable()
+    _computations.add(computation := object())
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    finally:
+        _computations.remove(computation)
+        if not _computations:
+            gc.enable()
+
+
+_computations: set[object] = set()
 
 
 class Wakeup:

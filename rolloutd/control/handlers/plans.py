@@ -15,6 +15,7 @@ from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
 from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services
+from rolloutd.engine.tasks import compute
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.prepare_source import ForcedStages
@@ -48,7 +49,7 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
         services.state, services.sources, body.file, body.text.encode(), body.upload
     )
     # In a thread: ten thousand targets take longer than the loop may pause.
-    answer = await asyncio.to_thread(
+    answer = await compute(
         preview, services.state.settings, draft, request.identity.actor, services.state.now()
     )
     for verdict in await verdicts.matching_verdicts(services.state, submit.draft_of(draft)):
