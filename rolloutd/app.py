@@ -368,10 +368,11 @@ def _make_observers(kit: AdapterContext, settings: Settings) -> Iterator[Observe
     watched = {source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()
     for kind in sorted(watched & installed_adapters(OBSERVERS).keys()):
         yield create_adapter(OBSERVERS, kind, kit)
-    for source in settings.observe:
-        yield HostOnlyObserver(create_adapter(OBSERVERS, source.kind, replace(kit, params=source.params)))
+    for number, source in enumerate(settings.observe):
+        observer = create_adapter(OBSERVERS, source.kind, replace(kit, params=source.params))
+        yield HostOnlyObserver(observer, f"observe.{number}.{source.kind}")
     if not settings.observe:
-        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", kit))
+        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", kit), "observe.0.reachable")
 
 
 async def _ensure_socket(server: ControlServer, clock: SystemClock) -> None:

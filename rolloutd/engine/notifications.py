@@ -1,4 +1,4 @@
-"""Notifications: a gate waits, a node failed, preparation stopped, a rollout ended or is stalled.
+"""Notifications: a gate waits, a node failed, a rollout ended or is stalled, an adapter keeps failing.
 
 Events are read from the audit by sequence number, waiting gates from the core.  A slow channel loses
 notifications only when its queue is full.  No channel delays a rollout: each has a bounded queue and a task
@@ -41,8 +41,17 @@ DISTURBED = "disturbed"
 PREPARE_FAILED = "prepare-failed"
 ROLLOUT_ENDED = "rollout-ended"
 NOTHING_MOVED = "nothing-moved"
+ADAPTER_FAILING = "adapter-failing"
 AUDIT_HEAD = "audit-head"
-NOTIFY_EVENTS = (GATE_WAITS, NODE_FAILED, DISTURBED, PREPARE_FAILED, ROLLOUT_ENDED, NOTHING_MOVED)
+NOTIFY_EVENTS = (
+    GATE_WAITS,
+    NODE_FAILED,
+    DISTURBED,
+    PREPARE_FAILED,
+    ROLLOUT_ENDED,
+    NOTHING_MOVED,
+    ADAPTER_FAILING,
+)
 """The events of a dispatcher that is given none; the audit's head is sent only where it is asked for."""
 
 COALESCE_S = 1.0
@@ -73,8 +82,11 @@ AUDIT_PAGE_SIZE = 500
 
 @dataclass(frozen=True, slots=True)
 class Notification:
+    """A message; `adapter` is the one that it is about, which does not get it."""
+
     title: str
     text: str = ""
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -85,6 +97,11 @@ class _Channel:
     queue: deque[Notification] = field(default_factory=deque)
     dropped: int = 0
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def adapter(self) -> str:
+        """Its name among the adapters."""
+        return f"channel {self.notifier.name}"
 
     def enqueue(self, notification: Notification) -> None:
         if len(self.queue) >= MAX_QUEUED:
@@ -127,6 +144,7 @@ class NotificationDispatcher:
         self._waiting_gates: set[tuple[str, str, str]] = set()
         self._last_progress_at: dict[str, float] = {}
         self._stalled_rollouts: set[str] = set()
+        self._failing_adapters: set[str] = set()
 
     async def run(self) -> None:
         """Notify until cancelled; return at once without a channel."""
@@ -164,9 +182,11 @@ class NotificationDispatcher:
             *self._notifications_for_gates(),
             *self._notifications_for_preparations(),
             *self._notifications_for_stalls(),
+            *self._notifications_for_adapters(),
         ]:
             for channel in self._channels:
-                channel.enqueue(notification)
+                if channel.adapter != notification.adapter:
+                    channel.enqueue(notification)
 
     async def _notifications_from_audit(self) -> list[Notification]:
         notifications: list[Notification] = []
@@ -263,6 +283,18 @@ class NotificationDispatcher:
             title = f"{rollout.id} has not moved for {format_duration(now - since)}"
             yield Notification(title, f"{text}\nrolloutctl status {rollout.id}")
 
+    def _notifications_for_adapters(self) -> Iterator[Notification]:
+        """Yield a notification for each adapter that keeps failing since the last call, or has recovered."""
+        if ADAPTER_FAILING not in self._events:
+            return
+        failing = {each.adapter: each for each in self._state.adapter_failures.reported()}
+        for adapter in failing.keys() - self._failing_adapters:
+            text = f"{failing[adapter]}\nrolloutctl doctor"
+            yield Notification(f"{adapter} keeps failing", text, adapter)
+        for adapter in self._failing_adapters - failing.keys():
+            yield Notification(f"{adapter} answers again", adapter=adapter)
+        self._failing_adapters = set(failing)
+
     # -- sending
 
     async def _deliver(self, channel: _Channel) -> None:
@@ -276,11 +308,13 @@ class NotificationDispatcher:
         for number in range(1, MAX_TRIES + 1):
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
-                    with adapter_errors(f"channel {channel.notifier.name}"):
+                    with adapter_errors(channel.adapter):
                         await channel.notifier.send(notification.title, notification.text)
             except (RolloutdError, TimeoutError) as error:
                 log.warning("%s: try %d of %d: %s", channel.notifier.name, number, MAX_TRIES, error)
+                self._state.record_try(channel.adapter, str(error) or "no answer in time")
             else:
+                self._state.record_try(channel.adapter)
                 return
             if number < MAX_TRIES:
                 await self._state.clock.sleep(backoff_s)

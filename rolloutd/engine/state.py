@@ -21,6 +21,7 @@ from machines.model.events import Actor, Event, MismatchSettled, StepRecord
 from machines.model.node import SourceFreshness
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
+from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.transition_log import log_events
 from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
@@ -167,6 +168,7 @@ class State:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
+    adapter_failures: AdapterFailures = field(default_factory=AdapterFailures)
     epoch: int = 0
     redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
     """Key of the hashes that stand for secrets in configurations."""
@@ -236,8 +238,13 @@ class State:
         return f"{self.epoch}.{self.changes.latest_seq} {database_id} {int(self.now())}"
 
     def problems(self) -> tuple[str, ...]:
-        """Return the conditions that only a user or a restart can end, then the last write's error."""
-        return (*self.conditions.values(), *filter(None, (self.last_write_error,)))
+        """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""
+        failures = map(str, self.adapter_failures.reported())
+        return (*self.conditions.values(), *failures, *filter(None, (self.last_write_error,)))
+
+    def record_try(self, adapter: str, error: str = "") -> None:
+        """Record that an adapter tried to reach its API; without an error it was answered."""
+        self.adapter_failures.record_try(adapter, error, self.now())
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str

@@ -122,12 +122,17 @@ class Watch(Protocol):
     def source(self) -> str: ...
 
     async def run(
-        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
     ) -> None:
         """Observe until cancelled.
 
         `on_observed` receives every change, and all nodes again well before their observations expire.
         `on_nodes_changed` means that nodes or labels changed: refresh the inventory.
+        `on_tried` receives the error of each try to reach the source that the watch repeats itself, and the
+        empty string when it is reached.
         """
 
 
@@ -135,7 +140,10 @@ class Observer(Protocol):
     """Reports whether nodes are up."""
 
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
-        """Return one observation per host; a host of unknown state is UNKNOWN, never missing."""
+        """Return one observation per host; a host of unknown state is UNKNOWN, never missing.
+
+        Raises RolloutdError when its API answers for none of the hosts.
+        """
 
 
 @dataclass(frozen=True, slots=True)

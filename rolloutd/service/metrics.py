@@ -137,6 +137,14 @@ class _StateCollector(Collector):
         yield _make_gauge(
             "troubles", "What hinders the daemon; `rolloutctl status` says it.", len(state.problems())
         )
+        failures = _make_labelled_gauge(
+            "adapter_failures",
+            "Failures in a row to reach an adapter's API; absent after an answer.",
+            "adapter",
+        )
+        for failure in state.adapter_failures.failing.values():
+            failures.add_metric([failure.adapter], failure.count)
+        yield failures
         yield from _collect_fleet(state)
         yield from _collect_runs(state.runner_status)
         index = state.index.at(now)

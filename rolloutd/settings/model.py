@@ -77,6 +77,7 @@ NotifyEvent = Literal[
     "prepare-failed",
     "rollout-ended",
     "nothing-moved",
+    "adapter-failing",
     "audit-head",
 ]
 
@@ -278,6 +279,7 @@ class Notify(Params):
             "prepare-failed",
             "rollout-ended",
             "nothing-moved",
+            "adapter-failing",
         ],
         max_length=MAX_ITEMS,
         description="Events that cause a notification.",

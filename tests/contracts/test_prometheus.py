@@ -15,7 +15,7 @@ import pytest
 from machines.model.node import NodeHealth
 from rolloutd.adapters.prometheus.observer import PrometheusObserver
 from rolloutd.adapters.prometheus.observer import make as make_observer
-from rolloutd.adapters.prometheus.query import MAX_RESPONSE_BYTES, Queries, QueryFailed
+from rolloutd.adapters.prometheus.query import MAX_RESPONSE_BYTES, Queries, QueryFailed, ServerSilent
 from rolloutd.adapters.prometheus.registration import ServerParams
 from rolloutd.adapters.prometheus.traffic_probe import make as make_probe
 from rolloutd.contracts import (
@@ -150,6 +150,12 @@ async def test_server_is_chosen_by_name_or_alone() -> None:
             await two.query("vector(3)", name, timeout_s=30.0)
     with pytest.raises(QueryFailed, match="prometheus s1: Cannot connect"):
         await two.query("vector(3)", "s1", timeout_s=30.0)
+
+
+async def test_observer_without_its_server_raises() -> None:
+    observer = make_observer(context_of("http://127.0.0.1:9", query="vector(1)", up="== 1"))
+    with pytest.raises(ServerSilent, match="prometheus s0: Cannot connect"):
+        await observer.observe([Host("n1"), Host("n2")])
 
 
 async def test_token_is_sent_and_never_shown(tmp_path: Path) -> None:

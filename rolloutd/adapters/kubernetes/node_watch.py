@@ -52,15 +52,19 @@ class NodeWatch:
         self._is_open = False
         self._inventory_changed = asyncio.Event()
         self._on_observed: Callable[[Sequence[Observation]], None] = lambda observations: None
+        self._on_tried: Callable[[str], None] = lambda error: None
 
     @property
     def source(self) -> str:
         return source_name(self.cluster)
 
     async def run(
-        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
     ) -> None:
-        self._on_observed = on_observed
+        self._on_observed, self._on_tried = on_observed, on_tried
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(
@@ -108,6 +112,7 @@ class NodeWatch:
         """Report all nodes as current; after a failure the inventory is refreshed too."""
         if self.is_failing:
             self._inventory_changed.set()
+        self._on_tried("")
         self._is_open, self.is_failing = True, False
         if self.disconnect_reason and self.synced.is_set():
             self.disconnect_reason = ""
@@ -118,6 +123,7 @@ class NodeWatch:
         self._is_open = False
 
     def on_disconnected(self, reason: str) -> None:
+        self._on_tried(reason)
         self._is_open, self.is_failing = False, True
         self.disconnect_reason = reason
         self._report(self.nodes.values())

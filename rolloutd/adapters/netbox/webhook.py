@@ -85,7 +85,10 @@ class WebhookReceiver:
         return self._inventory.source
 
     async def run(
-        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
     ) -> None:
         """Receive until cancelled; raises SourceFailed or CannotListen."""
         if self._params is None:
@@ -94,6 +97,7 @@ class WebhookReceiver:
         async with AsyncExitStack() as stack:
             secret = _read_secret(self.source, Path(self._params["secret_file"]))
             await self._listen(stack, self._params, secret)
+            on_tried("")
             while True:
                 await self._changed.wait()
                 self._changed.clear()

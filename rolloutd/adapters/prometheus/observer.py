@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from machines.model.node import NodeHealth, Observation
-from rolloutd.adapters.prometheus.query import Queries, QueryFailed
+from rolloutd.adapters.prometheus.query import Queries, QueryFailed, ServerSilent
 from rolloutd.plugin.templates import RenderFailed, render
 from rolloutd.ports import JSON, AdapterContext, Host
 
@@ -43,13 +43,21 @@ class PrometheusObserver:
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
         slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
 
+        silent: list[ServerSilent] = []
+
         async def observe_one(host: Host) -> Observation:
             async with slots:
-                health, why = await self._observe_host(host)
+                try:
+                    health, why = await self._observe_host(host)
+                except ServerSilent as error:
+                    silent.append(error)
+                    health, why = NodeHealth.UNKNOWN, str(error)
             return Observation(host.name, health, self._clock.now(), why)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(observe_one(host)) for host in hosts]
+        if silent and len(silent) == len(hosts):
+            raise silent[0]
         return [task.result() for task in tasks]
 
     def _render_query(self, host: Host) -> JSON:
@@ -61,6 +69,8 @@ class PrometheusObserver:
         try:
             query = str(self._render_query(host))
             found = await self._queries.query(query, self._params.get("server"), timeout_s=QUERY_TIMEOUT_S)
+        except ServerSilent:
+            raise
         except (QueryFailed, RenderFailed) as error:
             return NodeHealth.UNKNOWN, str(error)
         health = NodeHealth.UP if _holds(self._up, found) else NodeHealth.DOWN

@@ -37,6 +37,10 @@ class QueryFailed(RolloutdError):
     """A query has no usable result; the message names the server and the cause."""
 
 
+class ServerSilent(QueryFailed):
+    """The server gave no answer to a query: it is down, refuses the token, or is not a Prometheus."""
+
+
 class Queries:
     """The servers of the settings' section `prometheus`."""
 
@@ -44,20 +48,20 @@ class Queries:
         self._context = context
 
     async def query(self, query: str, server: str | None, *, timeout_s: float) -> float:
-        """Return the number that an instant query results in; raises QueryFailed."""
+        """Return the number that an instant query results in; raises QueryFailed, ServerSilent."""
         name, target = self._choose(server)
         try:
             async with asyncio.timeout(timeout_s):
                 token = await asyncio.to_thread(_read_token, target.token_file)
                 body = await _post(f"{target.url}/api/v1/query", query, token)
-            return _read_number(body)
         except TimeoutError:
-            problem = f"no answer within {timeout_s:.0f} s"
-        except QueryFailed as error:
-            problem = str(error)
-        except (aiohttp.ClientError, OSError, RecursionError, ValueError) as error:
-            problem = str(error) or type(error).__name__
-        raise QueryFailed(f"prometheus {name}: {problem}")
+            raise ServerSilent(f"prometheus {name}: no answer within {timeout_s:.0f} s") from None
+        except (QueryFailed, aiohttp.ClientError, OSError, ValueError) as error:
+            raise ServerSilent(f"prometheus {name}: {str(error) or type(error).__name__}") from error
+        try:
+            return _read_number(body)
+        except (QueryFailed, RecursionError, ValueError) as error:
+            raise QueryFailed(f"prometheus {name}: {str(error) or type(error).__name__}") from error
 
     def _choose(self, name: str | None) -> tuple[str, ServerParams]:
         servers: Mapping[str, ServerParams] = self._context.settings.section("prometheus")

@@ -72,8 +72,10 @@ class SourceReader:
                     nodes = await self._read()
             except (RolloutdError, TimeoutError) as error:
                 self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
+                self._state.record_try(f"inventory {self.name}", self.status.error)
                 self.is_failing = True
                 return
+            self._state.record_try(f"inventory {self.name}")
             self.is_failing = False
             self._take(nodes)
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.engine.state import State
@@ -27,10 +28,14 @@ RESTART_DELAY_S = 10.0
 
 
 class HostOnlyObserver:
-    """An observer of plain hosts only: ssh does not show whether a Kubernetes node is cordoned."""
+    """An observer of plain hosts only: ssh does not show whether a Kubernetes node is cordoned.
 
-    def __init__(self, observer: Observer) -> None:
+    `name` is its place in the settings.
+    """
+
+    def __init__(self, observer: Observer, name: str) -> None:
         self._observer = observer
+        self.name = name
 
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
         """Observe the plain hosts among the given ones."""
@@ -68,18 +73,27 @@ class OnDemandObserver:
             for host in hosts
         }
         for observer in self._observers:
-            try:
-                with adapter_errors("an observer"):
-                    answers = list(await observer.observe(hosts))
-                for each in answers:
-                    observation = validate_result("an observer", each, Observation)
-                    if observation.node in observations:  # ignore a node that was not requested
-                        observations[observation.node] = _pick_worse(
-                            observations[observation.node], observation
-                        )
-            except (RolloutdError, TimeoutError) as error:
-                log.warning("an observer failed: %s", str(error) or "no answer in time")
+            for each in await self._ask(observer, hosts):
+                if each.node in observations:  # ignore a node that was not requested
+                    observations[each.node] = _pick_worse(observations[each.node], each)
         return observations
+
+    async def _ask(self, observer: Observer, hosts: Sequence[Host]) -> Sequence[Observation]:
+        """Ask one observer; without an answer, that is why plain hosts are unknown."""
+        name = observer.name if isinstance(observer, HostOnlyObserver) else "an observer"
+        try:
+            with adapter_errors(name):
+                found = await observer.observe(hosts)
+                answers = [validate_result(name, each, Observation) for each in found]
+        except (RolloutdError, TimeoutError) as error:
+            problem, now = str(error) or "no answer in time", self._state.now()
+            log.warning("%s failed: %s", name, problem)
+            self._state.record_try(name, problem)
+            plain = (host.name for host in hosts if host.kind is NodeKind.HOST)
+            return [Observation(node, NodeHealth.UNKNOWN, now, problem) for node in plain]
+        if answers:
+            self._state.record_try(name)
+        return answers
 
 
 def _pick_worse(known: Observation, new: Observation) -> Observation:
@@ -101,10 +115,12 @@ async def run_watch(state: State, watch: Watch, on_inventory_changed: Callable[[
         )
         state.wake_up()
 
+    name = f"watch {watch.source}"
     while True:
         try:
-            with adapter_errors(f"watch {watch.source}"):
-                await watch.run(record, on_inventory_changed)
+            with adapter_errors(name):
+                await watch.run(record, on_inventory_changed, partial(state.record_try, name))
         except (RolloutdError, TimeoutError) as error:
-            log.error("watch %s: broken, it restarts: %s", watch.source, error)
+            log.error("%s: broken, it restarts: %s", name, error)
+            state.record_try(name, str(error) or "no answer in time")
         await state.clock.sleep(RESTART_DELAY_S)

@@ -44,7 +44,10 @@ class FakeWatch:
         self._changed.set()
 
     async def run(
-        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
     ) -> None:
         """Observe until cancelled."""
         while True:

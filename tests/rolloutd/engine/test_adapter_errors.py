@@ -13,11 +13,17 @@ import pytest
 from machines.model.decision import DryRun
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import StepDef
+from rolloutd.engine.adapter_failures import REPORTED_AFTER
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
-from rolloutd.engine.background.node_observations import RESTART_DELAY_S, OnDemandObserver, run_watch
+from rolloutd.engine.background.node_observations import (
+    RESTART_DELAY_S,
+    HostOnlyObserver,
+    OnDemandObserver,
+    run_watch,
+)
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.notifications import MAX_TRIES, NotificationDispatcher
@@ -150,7 +156,10 @@ class RaisingShell:
         self.begun = 0
 
     async def run(
-        self, on_observed: Callable[[Sequence[Observation]], None], on_nodes_changed: Callable[[], None]
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
     ) -> None:
         self.begun += 1
         on_observed([Observation("p1", NodeHealth.UP, 0.0)])
@@ -167,6 +176,59 @@ async def test_a_watch_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFi
                 inside.clock.advance(RESTART_DELAY_S)
         keeping.cancel()
         assert "watch ams: broken, it restarts: watch ams: unexpected KeyError" in caplog.text
+
+
+class BrokenWatch(RaisingShell):
+    """A watch that breaks some times, then reaches its source."""
+
+    def __init__(self, breaks: int) -> None:
+        super().__init__()
+        self._breaks = breaks
+
+    async def run(
+        self,
+        on_observed: Callable[[Sequence[Observation]], None],
+        on_nodes_changed: Callable[[], None],
+        on_tried: Callable[[str], None] = lambda error: None,
+    ) -> None:
+        self.begun += 1
+        if self.begun <= self._breaks:
+            raise OSError("no route to host")
+        on_tried("")
+        await asyncio.Event().wait()
+
+
+async def test_watch_that_keeps_failing_is_a_problem_until_it_answers(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        watch, problems = BrokenWatch(REPORTED_AFTER), [inside.state.problems()]
+        keeping = asyncio.create_task(run_watch(inside.state, watch, lambda: None))
+        while watch.begun <= REPORTED_AFTER:
+            await asyncio.sleep(0)
+            if problems[-1] != inside.state.problems():
+                problems.append(inside.state.problems())
+                health = await inside.request("nora", "get", "/v1/health")
+                assert health["trouble"] == (problems[-1][0] if problems[-1] else None)
+            if inside.clock.sleepers:
+                inside.clock.advance(RESTART_DELAY_S)
+        keeping.cancel()
+        assert problems[1][0].startswith("watch ams has failed 5 times in a row since ")
+        assert problems[1][0].endswith("watch ams: no route to host")
+        assert inside.state.problems() == ()
+
+
+async def test_observer_that_keeps_failing_is_a_problem_and_the_nodes_reason(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        silent = HostOnlyObserver(RaisingAdapter(OSError("no route to host")), "observe.0.prometheus")
+        observer = OnDemandObserver(inside.state, [silent])
+        for _ in range(REPORTED_AFTER - 1):
+            await observer.observe_now(["p1"])
+        assert inside.state.problems() == ()
+        await observer.observe_now(["p1"])
+        (problem,) = inside.state.problems()
+        assert problem.startswith("observe.0.prometheus has failed 5 times in a row")
+        seen = inside.state.index.observation("p1")
+        assert seen is not None
+        assert seen.why == "observe.0.prometheus: no route to host"
 
 
 class MalformedAdapter(RaisingAdapter):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.engine import notifications
+from rolloutd.engine.adapter_failures import REPORTED_AFTER
 from rolloutd.engine.notifications import NotificationDispatcher
+from rolloutd.service.metrics import MetricsCollector
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -87,6 +89,7 @@ async def test_a_channel_that_fails_is_tried_again_and_then_given_up(tmp_path: P
         for _ in range(40):
             await passes(300)
         assert people.attempts == 4 + notifications.MAX_TRIES
+        assert others.sent[-1][0] == "channel people keeps failing"
 
 
 async def test_a_burst_becomes_one_message_and_a_queue_has_an_end(tmp_path: Path) -> None:
@@ -121,6 +124,31 @@ async def test_a_standstill_is_told_once_and_says_why(tmp_path: Path) -> None:
         for _ in range(70):
             await passes(60)
         assert len(people.sent) == 2, "it had moved in between"
+
+
+async def test_adapter_that_keeps_failing_is_told_once_and_so_is_its_recovery(tmp_path: Path) -> None:
+    people = FakeNotifier()
+    async with told(tmp_path, people) as (inside, passes):
+
+        async def fails(times: int) -> None:
+            for _ in range(times):
+                inside.state.record_try("watch ams", "no route to host")
+            await passes(notifications.STALL_CHECK_S)
+            await passes(notifications.STALL_CHECK_S)
+
+        await fails(REPORTED_AFTER - 1)
+        assert people.sent == []
+        await fails(1)
+        title, text = people.sent.pop()
+        assert title == "watch ams keeps failing"
+        assert "5 times in a row since" in text
+        await fails(1)
+        assert people.sent == []
+        metrics = MetricsCollector(inside.state, "1").render().decode()
+        assert 'rolloutd_adapter_failures{adapter="watch ams"} 6.0' in metrics
+        inside.state.record_try("watch ams")
+        await fails(0)
+        assert [title for title, _ in people.sent] == ["watch ams answers again"]
 
 
 async def test_without_a_channel_nothing_is_looked_at(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ class WatchRecorder:
     def __init__(self) -> None:
         self.last: dict[str, Observation] = {}
         self.changes = 0
+        self.tries: list[str] = []
 
     def changed(self) -> None:
         """Count how often the inventory is to be asked again."""
@@ -104,7 +105,7 @@ class WatchRecorder:
 async def watching(*watches: NodeWatch) -> AsyncIterator[WatchRecorder]:
     """Run watches beside the test."""
     seen = WatchRecorder()
-    tasks = [asyncio.create_task(watch.run(seen.seen, seen.changed)) for watch in watches]
+    tasks = [asyncio.create_task(watch.run(seen.seen, seen.changed, seen.tries.append)) for watch in watches]
     try:
         yield seen
     finally:
@@ -289,10 +290,13 @@ async def test_a_version_too_old_is_listed_again(fake: FakeKubernetes, cluster: 
         await wait_until(lambda: core.sight("n1") is NodeHealth.UP)
         await fake.stop()
         await wait_until(lambda: core.sight("n1") is NodeHealth.UNKNOWN)
+        assert core.tries[0] == ""
+        assert "ams" in core.tries[-1]
         add_node(fake, "n2")
         fake.objects.compact()
         await fake.start()
         await wait_until(lambda: core.sight("n2") is NodeHealth.UP)
+        await wait_until(lambda: core.tries[-1] == "")
         assert core.sight("n1") is NodeHealth.UP
 
 
