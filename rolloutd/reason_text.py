@@ -275,6 +275,10 @@ def _detail(text: str | None) -> str:
     return f": {text}" if text else ""
 
 
+def _tries(params: Params) -> str:
+    return f" ({params['tries']} tries)" if params["tries"] > 1 else ""
+
+
 def _since(params: Params) -> str:
     return f" since {format_rfc3339(params['since'])}"
 
@@ -392,8 +396,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.ROLLED_BACK: lambda node, p: f"{node} is done: rolled-back{_by(p.get('detail'))}",
     ReasonCode.DONE_WITH_EXCEPTIONS: lambda _, p: f"done with exceptions: {_exceptions(p)}",
     # A node in flight whose isolators or checks wait.
-    ReasonCode.NOT_ISOLATED_YET: lambda _, p: str(p["detail"]),
-    ReasonCode.NOT_RETURNED_YET: lambda node, p: f"{node} cannot return to service yet: {p['detail']}",
+    ReasonCode.NOT_ISOLATED_YET: lambda _, p: f"{p['detail']}{_tries(p)}",
+    ReasonCode.NOT_RETURNED_YET: lambda node, p: (
+        f"{node} cannot return to service yet: {p['detail']}{_tries(p)}"
+    ),
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
     ReasonCode.INVENTORY_AWAITED: lambda node, p: (
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "

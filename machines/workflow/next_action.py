@@ -324,8 +324,9 @@ class _Reconciler:
             return ""
         if self.over_budget:
             return f"no slot within {self.plan.isolate_timeout_s:.0f} s: {self.over_budget}"
-        busy = [f": {r.text}" for r in self._attempt_records if r.state is StepState.BUSY]
-        return f"not isolated within {self.plan.isolate_timeout_s:.0f} s" + "".join(busy[-1:])
+        unfinished = (StepState.BUSY, StepState.UNKNOWN)
+        answers = [f": {r.text}" for r in self._attempt_records if r.state in unfinished]
+        return f"not isolated within {self.plan.isolate_timeout_s:.0f} s" + "".join(answers[-1:])
 
     def _apply_isolator(self, spec: StepDef, number: int) -> Isolate:
         for _, prior in active_isolations([spec], self.records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepState
@@ -68,23 +68,35 @@ def completed_since_revert(step: str, records: Sequence[StepRecord]) -> bool:
     return next((r.action is StepAction.APPLY for r in ended if r.action is not StepAction.INSPECT), False)
 
 
-def first_busy(records: Sequence[StepRecord], target: Target) -> StepRecord | None:
-    """Return the first of the latest unbroken series of "busy" answers, with the text of the last one.
+@dataclass(frozen=True, slots=True)
+class RepeatedTry:
+    """An isolation, or a return to service, that is tried again: since when, how often, the last answer."""
+
+    is_return: bool
+    since: float
+    tries: int
+    text: str
+
+
+def repeated_try(records: Sequence[StepRecord], target: Target) -> RepeatedTry | None:
+    """Return the latest unbroken series of "busy" and of lost answers.
 
     The answers are all to isolations, or all to returns to service.  None when the last step was carried out,
     or when no isolator was asked in this attempt.
     """
-    first = last = None
+    found: RepeatedTry | None = None
     for record in reversed(records):
         if record.attempt != target.attempt or record.action not in _ISOLATOR_ACTIONS:
             continue
         if record.state is StepState.INTENDED:
             continue
         is_return = record.action is StepAction.REVERT
-        if record.state is not StepState.BUSY or (last and is_return != (last.action is StepAction.REVERT)):
+        is_tried_again = record.state in (StepState.BUSY, StepState.UNKNOWN)
+        if not is_tried_again or (found is not None and is_return != found.is_return):
             break
-        first, last = record, last or record
-    return None if first is None or last is None else replace(first, text=last.text)
+        text, tries = (record.text, 0) if found is None else (found.text, found.tries)
+        found = RepeatedTry(is_return, record.at, tries + 1, text)
+    return found
 
 
 def upsert(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:

@@ -14,7 +14,6 @@ from machines.facts import votes
 from machines.facts.availability import observed_unavailability
 from machines.facts.counters import percent_done
 from machines.facts.index import Index
-from machines.model.events import StepAction
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Digest, GateName
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
@@ -402,12 +401,11 @@ def _in_flight_reason(
     isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
     if live.awaited_slot is not None:
         return replace(live.awaited_slot, remedy=isolation)
-    if live.first_busy is not None:
-        params = {"detail": live.first_busy.text}
-        is_return = live.first_busy.action is StepAction.REVERT
-        code = ReasonCode.NOT_RETURNED_YET if is_return else ReasonCode.NOT_ISOLATED_YET
-        remedy = isolation if target.phase is Phase.ISOLATING and not is_return else None
-        return Reason(code, target.node, params, live.first_busy.at, remedy)
+    if (waits := live.repeated_try) is not None:
+        params: dict[str, Param] = {"detail": waits.text, "tries": waits.tries}
+        code = ReasonCode.NOT_RETURNED_YET if waits.is_return else ReasonCode.NOT_ISOLATED_YET
+        remedy = isolation if target.phase is Phase.ISOLATING and not waits.is_return else None
+        return Reason(code, target.node, params, waits.since, remedy)
     if live.failing_check:
         checks = {"step": live.step, "detail": live.failing_check}
         remedy = Remedy(RemedyKind.WAIT_FOR_CHECK, until=live.failing_check_until)

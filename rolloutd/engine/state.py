@@ -17,10 +17,11 @@ from typing import Protocol
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import Actor, Event, MismatchSettled, StepRecord
+from machines.model.events import Actor, Event, MismatchSettled
 from machines.model.node import SourceFreshness
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
+from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.transition_log import log_events
 from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
@@ -64,8 +65,8 @@ class StepProgress:
     percent: float = 0.0
     task: str = ""
     since: float = 0.0
-    first_busy: StepRecord | None = None
-    """When the isolator of a waiting node first reported busy; the text is that of its latest report."""
+    repeated_try: RepeatedTry | None = None
+    """What the isolator of a waiting node answers, and how often it has been tried."""
     isolation_deadline: float = 0.0
     """When the isolation is aborted (epoch seconds)."""
     awaited_slot: Reason | None = None

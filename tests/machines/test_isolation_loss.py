@@ -10,7 +10,7 @@ from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
-from machines.workflow.records import first_busy
+from machines.workflow.records import repeated_try
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
 from tests.machines.builders import CORDONS, T0, plan_of
@@ -76,20 +76,21 @@ def test_failed_in_service_without_isolation_fails() -> None:
 
 
 def test_wait_reason_is_last_isolator_message() -> None:
-    def said(*steps: tuple[str, StepAction, int, StepState, float]) -> float | None:
-        found = first_busy([record(*step) for step in steps], MAINTAINING)
-        return None if found is None else found.at - T0
+    def said(*steps: tuple[str, StepAction, int, StepState, float]) -> tuple[float, int] | None:
+        found = repeated_try([record(*step) for step in steps], MAINTAINING)
+        return None if found is None else (found.since - T0, found.tries)
 
     busy = [(CORDON.name, StepAction.INSPECT, n, StepState.BUSY, 10.0 * n) for n in (2, 3)]
     assert said() is None
     assert said(FIRST) is None
-    assert said(FIRST, *busy) == 20.0
-    assert said(FIRST, *busy, (CORDON.name, StepAction.APPLY, 4, StepState.INTENDED, 40.0)) == 20.0
+    assert said(FIRST, *busy) == (20.0, 2)
+    assert said(FIRST, *busy, (CORDON.name, StepAction.APPLY, 4, StepState.INTENDED, 40.0)) == (20.0, 2)
+    assert said(FIRST, *busy, (CORDON.name, StepAction.APPLY, 4, StepState.UNKNOWN, 40.0)) == (20.0, 3)
     assert said(*busy, (CORDON.name, StepAction.APPLY, 4, StepState.OK, 40.0)) is None
     returning = [(CORDON.name, StepAction.REVERT, n, StepState.BUSY, 10.0 * n) for n in (4, 5)]
-    assert said(*busy, *returning) == 40.0
+    assert said(*busy, *returning) == (40.0, 2)
     assert said(*busy, *returning, (CORDON.name, StepAction.REVERT, 6, StepState.OK, 60.0)) is None
-    assert first_busy([record(*step) for step in busy], replace(MAINTAINING, attempt=2)) is None
+    assert repeated_try([record(*step) for step in busy], replace(MAINTAINING, attempt=2)) is None
 
 
 def test_isolation_wait_ends_at_deadline() -> None:

@@ -183,6 +183,15 @@ def test_resumed_abort_has_no_invented_reason() -> None:
     assert late.text == "not isolated within 600 s"
 
 
+def test_late_isolation_names_its_last_answer_also_a_lost_one() -> None:
+    for state, answer in ((StepState.BUSY, BUSY), (StepState.UNKNOWN, "why")):
+        lost: Step = (CORDON, DO, 1, state, 600.0)
+        assert decided_action(601.0, lost) == Revert(CORDON, 1, None, True)
+        late = decided_action(602.0, lost, (CORDON, UNDO, 1, OK, 601.5))
+        assert isinstance(late, Transition)
+        assert late.text == f"not isolated within 600 s: {answer}"
+
+
 def test_aborted_rollback_probed_as_usual() -> None:
     """Nobody stands beside it when its turn comes again: it must be idle then."""
     done = replace(ISOLATING, phase=Phase.DONE, outcome=Outcome.CHANGED, aborted_isolations=3)

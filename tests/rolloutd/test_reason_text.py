@@ -229,10 +229,14 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.SKIPPED: ("n1", {}, f"{DONE}skipped"),
     ReasonCode.LEFT: ("n1", {}, f"{DONE}left"),
     ReasonCode.ROLLED_BACK: ("n1", {}, f"{DONE}rolled-back"),
-    ReasonCode.NOT_ISOLATED_YET: ("n1", {"detail": "2 pods are left"}, "2 pods are left"),
+    ReasonCode.NOT_ISOLATED_YET: (
+        "n1",
+        {"detail": "2 pods are left", "tries": 2},
+        "2 pods are left (2 tries)",
+    ),
     ReasonCode.NOT_RETURNED_YET: (
         "n1",
-        {"detail": "lb1 does not answer"},
+        {"detail": "lb1 does not answer", "tries": 1},
         "n1 cannot return to service yet: lb1 does not answer",
     ),
     ReasonCode.NOT_PASSED_YET: (

@@ -26,7 +26,7 @@ from machines.scheduler.supersede import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow import next_action
 from machines.workflow.phase_transitions import transition
-from machines.workflow.records import active_isolations, first_busy
+from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
@@ -430,7 +430,7 @@ class Driver:
             progress.step, progress.percent, progress.task, progress.since = step, 0.0, "", self._state.now()
             self._state.changes.notify_progress()
         progress.failing_check = ""
-        progress.first_busy = first_busy(self._journal.records, self._session.target)
+        progress.repeated_try = repeated_try(self._journal.records, self._session.target)
 
     async def _capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed."""

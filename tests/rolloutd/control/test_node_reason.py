@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.facts.fleet_facts import IsolationProgress
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import decide
 from machines.states import Trigger
+from machines.workflow.records import RepeatedTry
 from rolloutd.control.serializers import node_reason
 from rolloutd.engine.state import StepProgress
 from rolloutd.ports import RunnerStatus
@@ -16,9 +16,7 @@ from rolloutd.reason_text import describe, lifted_by
 from tests.machines.builders import T0, admit, index_of, nodes_of, submit, transition
 
 HELD = "payments/api-7d9 is held by budget payments/api: needs 3 healthy, has 3"
-WAITS = StepRecord(
-    "R", "n1", 1, "isolate.0.kubernetes", StepAction.APPLY, 1, StepState.BUSY, at=T0, began_at=T0, text=HELD
-)
+WAITS = RepeatedTry(is_return=False, since=T0, tries=1, text=HELD)
 
 
 def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
@@ -27,7 +25,7 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     admit(index, "n1")
     assert node_reason(index, index.target("R", "n1"), None, StepProgress(), RunnerStatus(), T0) is None
 
-    live = StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
+    live = StepProgress(repeated_try=WAITS, isolation_deadline=T0 + 60.0)
     isolating = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0)
     assert isolating is not None
     assert describe(isolating) == HELD
@@ -36,7 +34,7 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
 
     transition(index, "n1", Trigger.ISOLATED)
     maintaining = node_reason(
-        index, index.target("R", "n1"), None, StepProgress(first_busy=WAITS), RunnerStatus(), T0
+        index, index.target("R", "n1"), None, StepProgress(repeated_try=WAITS), RunnerStatus(), T0
     )
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
@@ -46,7 +44,7 @@ def test_moment_that_has_passed_is_not_shown() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index)
     admit(index, "n1")
-    target, live = index.target("R", "n1"), StepProgress(first_busy=WAITS, isolation_deadline=T0 + 60.0)
+    target, live = index.target("R", "n1"), StepProgress(repeated_try=WAITS, isolation_deadline=T0 + 60.0)
     late = node_reason(index, target, None, live, RunnerStatus(), T0 + 60.0)
     assert late is not None
     assert lifted_by(late) == "its cause; the isolation is being aborted"
@@ -76,13 +74,13 @@ def test_node_that_cannot_return_says_why() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index)
     admit(index, "n1")
-    waits = replace(WAITS, action=StepAction.REVERT, text="lb1 does not answer")
+    waits = replace(WAITS, is_return=True, tries=3, text="lb1 does not answer")
     found = node_reason(
-        index, index.target("R", "n1"), None, StepProgress(first_busy=waits), RunnerStatus(), T0
+        index, index.target("R", "n1"), None, StepProgress(repeated_try=waits), RunnerStatus(), T0
     )
     assert found is not None
     assert (found.code, found.remedy) == ("not-returned-yet", None)
-    assert describe(found) == "n1 cannot return to service yet: lb1 does not answer"
+    assert describe(found) == "n1 cannot return to service yet: lb1 does not answer (3 tries)"
 
 
 def test_repeated_check_shows_result_and_deadline() -> None:
