@@ -31,14 +31,14 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
 """What completes an argument, by the name of its value in the help; files are the shell's own."""
 
 _PREAMBLES = {
-    "bash": '_rolloutctl_{kind}() {{ compgen -W "$(rolloutctl names {kind} 2>/dev/null)" -- "$1"; }}\n',
+    "bash": '{function}() {{ compgen -W "$(rolloutctl names {kinds} 2>/dev/null)" -- "$1"; }}\n',
     "zsh": (
-        "_rolloutctl_{kind}() {{ local -a names;"
-        ' names=(${{(f)"$(rolloutctl names {kind} 2>/dev/null)"}}); compadd -a names }}\n'
+        "{function}() {{ local -a names;"
+        ' names=(${{(f)"$(rolloutctl names {kinds} 2>/dev/null)"}}); compadd -a names }}\n'
     ),
-    "fish": "function _rolloutctl_{kind}; rolloutctl names {kind} 2>/dev/null; end\n",
+    "fish": "function {function}; rolloutctl names {kinds} 2>/dev/null; end\n",
 }
-"""A function for each kind of name, in each shell: shells ask the daemon when they complete."""
+"""A function for the kinds of names of an argument: shells ask the daemon when they complete."""
 
 _PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
 """Names that a shell reads as they are: bash expands the words that it completes with."""
@@ -46,7 +46,7 @@ _PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command("names", names, "print the names that completion offers", json=False)
-    parser.add_argument("kind", metavar="KIND", choices=tuple(_READERS), help=", ".join(_READERS))
+    parser.add_argument("kinds", metavar="KIND", nargs="+", choices=tuple(_READERS), help=", ".join(_READERS))
     complete = partial(completion, commands.root_parser)
     parser = commands.add_command(
         "completion", complete, "print a completion script, to evaluate in your shell", json=False
@@ -59,30 +59,41 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
     import shtab
 
     shell = call.args.shell
-    _set_completers(root_parser, {"file": shtab.FILE, "directory": shtab.DIRECTORY})
-    preamble = "".join(_PREAMBLES[shell].format(kind=kind) for kind in _READERS)
+    functions: dict[str, str] = {}
+    _set_completers(root_parser, {"file": shtab.FILE, "directory": shtab.DIRECTORY}, functions)
+    preamble = "".join(
+        _PREAMBLES[shell].format(function=function, kinds=kinds) for function, kinds in functions.items()
+    )
     print_line(shtab.complete(root_parser, shell, preamble=preamble))
     return exits.OK
 
 
-def _set_completers(parser: argparse.ArgumentParser, own: Mapping[str, Any]) -> None:
-    """Let a shell complete each argument of a parser and its subcommands; `own` are the shell's."""
+def _set_completers(
+    parser: argparse.ArgumentParser, own: Mapping[str, Any], functions: dict[str, str]
+) -> None:
+    """Let a shell complete each argument of a parser and its subcommands; `own` are the shell's.
+
+    `functions` gets the shell functions that this needs, each with its kinds of names.
+    """
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
-                _set_completers(below, own)
+                _set_completers(below, own, functions)
         elif isinstance(action.metavar, str) and action.choices is None:
             words = action.metavar.split(" | ")
-            kind = next((_KINDS_BY_METAVAR[word] for word in words if word in _KINDS_BY_METAVAR), None)
-            if kind is not None:
-                function = f"_rolloutctl_{kind}"
+            kinds = [_KINDS_BY_METAVAR[word] for word in words if word in _KINDS_BY_METAVAR]
+            if kinds and kinds[0] in own:
+                action.complete = own[kinds[0]]  # type: ignore[attr-defined]
+            elif kinds:
+                function = "_".join(("_rolloutctl", *kinds))
+                functions[function] = " ".join(kinds)
                 asks_daemon = {"bash": function, "zsh": function, "fish": f"({function})"}
-                action.complete = own.get(kind, asks_daemon)  # type: ignore[attr-defined]
+                action.complete = asks_daemon  # type: ignore[attr-defined]
 
 
 def names(call: Invocation) -> int:
-    """Print the names of one kind, one per line."""
-    for name in dict.fromkeys(_READERS[call.args.kind](call)):
+    """Print the names of some kinds, one per line."""
+    for name in dict.fromkeys(name for kind in call.args.kinds for name in _READERS[kind](call)):
         if name and _PLAIN_WORD.fullmatch(name):
             print_line(name)
     return exits.OK

@@ -354,6 +354,7 @@ def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tm
         "audit --rollout ker": ["kernel-abcde", "kernel"],
         "changes ker": ["kernel"],
         "why kernel ": ["n1"],
+        "clean ": ["n1", "kernel-abcde", "kernel"],
         "approve kernel continue --node ": ["n1"],
         "approve kernel continue --team in": ["infra"],
         "approve kernel continue --wave ca": ["canary"],
