@@ -49,7 +49,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import Digest, GateName
-from machines.model.rollout import GateOpening, Hold, Interruption, NodeOrder, Target
+from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target
 from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
@@ -275,8 +275,8 @@ async def test_configurations_of_gone_nodes_are_pruned_with_their_documents(stor
     await write(store, NodesDiscovered((node("n1"), node("n2"))), rollout_opened(), *moves_to_done("n1")[:2])
     run = step(StepState.INTENDED, step="run.configure", action=StepAction.RUN)
     await write(store, StepRecorded(run, content="hash-1", document={"commit": "a"}))
+    await store.remove_unused_documents()  # the run may still pass
     await write(store, *moves_to_done("n1")[2:], NodesRemoved(("n1",)), at=50.0)
-    await store.remove_unused_documents()
     assert "hash-1" in (await store.load_configurations(("n1",))).documents
     assert [*await store.list_expired_configurations(60.0)] == []  # its rollout is not over
     await write(store, *moves_to_done("n2"), RolloutEnded("r1", 55.0))
@@ -294,6 +294,20 @@ async def test_configurations_of_gone_nodes_are_pruned_with_their_documents(stor
     await write(store, *moves_to_done("n1", "r2")[2:])
     found = await store.load_configurations(("n1",))
     assert ([*found.records], dict(found.documents)) == (["n1"], {})
+
+
+async def test_documents_of_all_three_records_stay(store: Store) -> None:
+    run = step(StepState.INTENDED, step="run.configure", action=StepAction.RUN)
+    broken = Failure("n1#1", "n1", 1, "run.configure", "broken", 10.0)
+    failed = phase_moved("n1", Trigger.FAILED, Phase.MAINTAINING, Phase.FAILED, rollout="r3", failure=broken)
+    for rollout in ("r1", "r2", "r3"):
+        moves = moves_to_done("n1", rollout)
+        await write(store, rollout_opened(rollout), *moves[:2])
+        await write(store, StepRecorded(replace(run, rollout=rollout), content=f"of-{rollout}", document={}))
+        await write(store, *((failed,) if rollout == "r3" else moves[2:]), RolloutEnded(rollout, 20.0))
+        await write(store, RolloutDeleted(rollout, ALICE, 21.0))
+    await store.remove_unused_documents()
+    assert (await store.load_configurations(("n1",))).documents.keys() == {"of-r1", "of-r2", "of-r3"}
 
 
 async def test_configuration_of_present_node_cannot_be_pruned(store: Store) -> None:
