@@ -7,6 +7,7 @@ there.  A decision asks for the places of a stage, so its cost does not grow wit
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class RolloutPreparations:
     _waves: dict[str, int] = field(default_factory=dict)
     _contents: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
     _spent_s: float = 0.0
+    _prepared: Counter[str] = field(default_factory=Counter)
+    """On how many nodes each stage is done."""
 
     def __post_init__(self) -> None:
         self._waves = {wave.name: number for number, wave in enumerate(self.rollout.plan.waves)}
@@ -61,6 +64,7 @@ class RolloutPreparations:
         """Return preparations of their own: a later change of these does not change them."""
         made = copy(self)
         made.rows, made.active, made._places = self.rows.copy(), self.active.copy(), self._places.copy()
+        made._prepared = self._prepared.copy()
         made.stages = {
             name: StagePlaces(each.waiting.copy(), each.failed.copy()) for name, each in self.stages.items()
         }
@@ -103,6 +107,9 @@ class RolloutPreparations:
             self._spent_s -= duration_s(replaced, replaced.at)
         if not is_active:
             self._spent_s += duration_s(row, row.at)
+        self._prepared[row.stage] += row.state in PREPARED
+        if replaced is not None:
+            self._prepared[row.stage] -= replaced.state in PREPARED
         self.rows[row.node, row.stage] = row
         (self.active.add if is_active else self.active.discard)((row.node, row.stage))
 
@@ -118,7 +125,7 @@ class RolloutPreparations:
 
     def is_proven(self, stage: PrepareStage) -> bool:
         """Return whether the stage is done, undisturbed, on one node at least."""
-        return any(row.stage == stage.name and row.state in PREPARED for row in self.rows.values())
+        return self._prepared[stage.name] > 0
 
     def is_unfinished(self, targets: Iterable[Target], *, has_later: bool) -> bool:
         """Return whether a closed rollout has a stage that runs, or something to clean up."""

@@ -96,6 +96,8 @@ def test_install_runs_first_on_one_node_alone() -> None:
     assert due(index) == [(first, "install")]
     record(index, first, INSTALL, PreparationState.DONE)
     assert len(due(index)) == len(NODES) - 1
+    record(index, first, INSTALL, PreparationState.RUNNING)  # again, for its labels changed
+    assert due(index) == [(first, "install")]
 
 
 def test_node_starts_only_after_its_last_stage() -> None:

@@ -14,7 +14,7 @@ from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.builds import built_directory
 from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
-from rolloutd.engine.preparation.rate_limit import RateLimit
+from rolloutd.engine.preparation.rate_limit import RateLimits
 from rolloutd.engine.preparation.run_ids import run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
@@ -47,7 +47,7 @@ class NodeStages:
         self._adapters = adapters
         self._journal = journal
         self._runs = runs
-        self._limits: dict[tuple[str, str], RateLimit] = {}
+        self._limits = RateLimits()
 
     @property
     def _ports(self) -> PreparationAdapters:
@@ -194,8 +194,8 @@ class NodeStages:
         return (tree / job.stage.manifest_file).parent
 
     def _take(self, job: PrepareJob) -> TakeBytes:
-        key, stage = (job.rollout.id, job.stage.name), job.stage
-        limit = self._limits.setdefault(key, RateLimit(stage.rate_bps, sleep=self._state.clock.sleep))
+        stage, rollouts = job.stage, self._state.index.rollouts
+        limit = self._limits.limit(job.rollout.id, stage, rollouts)
         share = job.host.labels.get(stage.rate_by, "") if stage.rate_by else ""
         return lambda size: limit.take(size, share)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+
+from machines.model.preparation import PrepareStage
+from machines.model.rollout import Rollout
 
 BURST_S = 0.05
 """How late a transfer may be and still catch up: the delay of a busy event loop."""
@@ -32,7 +35,8 @@ class ByteBudget:
 class RateLimit:
     """A limit for a whole rollout, or for the nodes of each value of a label.
 
-    Transfers that each ask for one chunk at a time get equal shares.
+    Transfers that each ask for one chunk at a time get equal shares.  It measures by the loop's clock: a wall
+    clock that is set back would stop all transfers for as long.
     """
 
     rate_bps: float | None
@@ -53,3 +57,19 @@ class RateLimit:
         except asyncio.CancelledError:
             budget.give_back(size)
             raise
+
+
+class RateLimits:
+    """The limit of each stage of the open rollouts, also between its transfers."""
+
+    def __init__(self) -> None:
+        self._limits: dict[tuple[str, str], RateLimit] = {}
+
+    def limit(self, rollout: str, stage: PrepareStage, rollouts: Mapping[str, Rollout]) -> RateLimit:
+        """Return the limit of a stage; a new stage drops the limits of rollouts that were closed."""
+        key = (rollout, stage.name)
+        if key not in self._limits:
+            is_open = {name for name, _ in self._limits if name in rollouts and not rollouts[name].closed}
+            self._limits = {known: each for known, each in self._limits.items() if known[0] in is_open}
+            self._limits[key] = RateLimit(stage.rate_bps)
+        return self._limits[key]

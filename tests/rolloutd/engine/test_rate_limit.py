@@ -7,7 +7,10 @@ import heapq
 
 import pytest
 
-from rolloutd.engine.preparation.rate_limit import BURST_S, ByteBudget, RateLimit
+from machines.model.events import RolloutCancelled
+from machines.model.preparation import PrepareKind, PrepareStage
+from rolloutd.engine.preparation.rate_limit import BURST_S, ByteBudget, RateLimit, RateLimits
+from tests.machines.builders import ALICE, T0, index_of, nodes_of, submit
 
 RATE = 1_000_000.0
 CHUNK = 10_000
@@ -57,6 +60,19 @@ async def test_each_label_value_has_the_rate() -> None:
         await limit.take(int(RATE), share)
     assert waits == [0.0, 0.0, 1.0 - BURST_S]
     await RateLimit(None).take(CHUNK)
+
+
+def test_limit_is_kept_until_its_rollout_is_closed() -> None:
+    index = index_of(nodes_of({"a": ("n1",)}))
+    for name in "RS":
+        submit(index, name)
+    limits, app, other = RateLimits(), *(PrepareStage(name, PrepareKind.STAGE) for name in ("app", "other"))
+    limit = limits.limit("R", app, index.rollouts)
+    limits.limit("S", app, index.rollouts)
+    assert limits.limit("R", app, index.rollouts) is limit
+    index.apply(RolloutCancelled("R", ALICE, "wrong", T0))
+    limits.limit("S", other, index.rollouts)
+    assert limits.limit("R", app, index.rollouts) is not limit
 
 
 async def test_cancelled_wait_gives_its_bytes_back() -> None:
