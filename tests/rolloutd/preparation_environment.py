@@ -1,0 +1,105 @@
+"""A fleet in memory for prepare stages: what is on its nodes, and what their runs do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from machines.scheduler.decide import decide
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.preparation.preparer import Preparer
+from rolloutd.errors import NodeUnreachable, NotFound
+from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
+from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.stager import FakeStager
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment
+
+IDLE = {"boot-id": "b1", "unit/app.service": "pid 7", "sysctl/net.core.somaxconn": "128"}
+
+
+def plan_with(*stages: str) -> str:
+    items = ", ".join(f"{{install: {{name: {name}, playbook: site.yml}}}}" for name in stages)
+    return PLAN.replace("  soak:", f"  prepare: [{items}]\n  soak:")
+
+
+@dataclass
+class Fleet:
+    """What is on the nodes: snapshots and checkpoints; `disturb` is what a run does, `cut` ends a login.
+
+    So many snapshots after a run get no answer as `silent` says; `cleaned` has the nodes on which lost runs
+    were ended.
+    """
+
+    state: dict[str, dict[str, str]] = field(default_factory=dict)
+    facts: dict[str, dict[tuple[str, str], Checkpoint]] = field(default_factory=dict)
+    disturb: Mapping[str, str] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    silent: int = 0
+    cleaned: list[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    edited: bool = False
+    stager: FakeStager = field(default_factory=FakeStager)
+    tree: Path = Path("/tree")
+    build: Callable[[Path], None] = field(default=lambda manifest: None)
+    """What a build's playbook does, given the path of its manifest."""
+
+    async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
+        if self.silent and self.runs:
+            self.silent -= 1
+            raise NodeUnreachable(f"{host.name}: no answer")
+        return dict(self.state.setdefault(host.name, dict(IDLE)))
+
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint] | None:
+        return None if self.edited else dict(self.facts.setdefault(host.name, {}))
+
+    async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+        if checkpoint.stage in self.cut:
+            raise NodeUnreachable(f"{host.name}: the connection was lost")
+        self.facts[host.name][checkpoint.plan, checkpoint.stage] = checkpoint
+
+    async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        self.facts[host.name] = without_rollout(self.facts[host.name], rollout)
+
+
+class InstallingRunner(FakeRunner):
+    """A runner whose runs change the node as the fleet says, and end at once."""
+
+    def __init__(self, inside: ControlEnvironment, fleet: Fleet) -> None:
+        super().__init__(inside.run_host)
+        self._fleet = fleet
+
+    async def start(self, request: RunRequest) -> str:
+        _, node, _, stage, attempt = request.run_id.rsplit(".", 4)
+        self._fleet.runs.append(f"{node}.{stage}.{attempt}")
+        if "rolloutd_manifest" in request.variables:
+            self._fleet.build(Path(str(request.variables["rolloutd_manifest"])))
+        else:
+            self._fleet.state[node].update(self._fleet.disturb)
+        return await super().start(request)
+
+    async def clean_up_stale_runs(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Unknown:
+        self._fleet.cleaned.append(host.name)
+        return await super().clean_up_stale_runs(host, keep=keep, timeout_s=timeout_s)
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        await asyncio.sleep(0)
+        return await super().get_state(handle)
+
+
+async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
+    """Carry out what the core decides, until it decides nothing more."""
+
+    async def tree(rollout: str) -> Path:
+        if tree_failure:
+            raise NotFound(tree_failure)
+        return fleet.tree
+
+    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet)
+    preparer = Preparer(
+        inside.state, AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
+    )
+    while wanted := decide(inside.state.index, inside.clock.now()).preparations:
+        async with asyncio.TaskGroup() as tasks:
+            preparer.request(tasks, wanted)
