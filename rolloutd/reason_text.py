@@ -418,7 +418,10 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     ),
     RemedyKind.RESUME: lambda a: f"resume {a['rollout']} --reason ...",
     RemedyKind.RETRY: lambda a: f"retry {a['rollout']} {a['node']} --reason ...",
-    RemedyKind.RETRY_PREPARATION: lambda a: f"retry {a['rollout']} {a['node']} --reason ...",
+    # A build is of no node.
+    RemedyKind.RETRY_PREPARATION: lambda a: (
+        f"retry {a['rollout']}{a['node'] and ' ' + str(a['node'])} --reason ..."
+    ),
     RemedyKind.ROLL_BACK: lambda a: f"rollback {a['rollout']} {a['nodes']} --reason ...",
     RemedyKind.SKIP: lambda a: (
         f"skip {a['rollout']} {a['node']}{' --return' if a['return'] else ''} --reason ..."
@@ -435,7 +438,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
 
 REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.RETRY: lambda r: f"{command(r)} (or skip, or rollback)",
-    RemedyKind.RETRY_PREPARATION: lambda r: f"{command(r)} (or skip), or time",
+    RemedyKind.RETRY_PREPARATION: lambda r: f"{command(r)}{' (or skip)' if r.args['node'] else ''}, or time",
     RemedyKind.ADD_TEAM: lambda r: (
         f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
     ),

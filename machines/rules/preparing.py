@@ -85,9 +85,5 @@ def _failed_reason(subject: str, row: Preparation, *, failed: int) -> Reason:
         "until": row.not_before,
     }
     args: dict[str, str | bool] = {"rollout": row.rollout, "node": row.node}
-    remedy = (
-        Remedy(RemedyKind.RETRY_PREPARATION, args, until=row.not_before)
-        if row.node
-        else Remedy(RemedyKind.WAIT_UNTIL, until=row.not_before)
-    )
+    remedy = Remedy(RemedyKind.RETRY_PREPARATION, args, until=row.not_before)
     return Reason(ReasonCode.PREPARE_FAILED, subject, params, row.at, remedy)

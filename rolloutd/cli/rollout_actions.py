@@ -32,7 +32,7 @@ _ROLLOUT_ACTIONS = {
 }
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {
-    "retry": ("retry a failed node, or the failed prepare stage of a pending one", "will be retried"),
+    "retry": ("retry a failed node or prepare stage; without NODE, the failed build", "will be retried"),
     "advance": ("move a waiting node to the front of its wave", "goes next"),
 }
 
@@ -57,7 +57,7 @@ def register(commands: CommandGroup) -> None:
     }.items():
         parser = commands.add_command(action, handler, summary)
         add_rollout_argument(parser)
-        add_node_argument(parser)
+        add_node_argument(parser, optional=action == "retry")
         add_reason_option(parser)
     choice = parser.add_mutually_exclusive_group()
     for option, text in (
@@ -113,6 +113,11 @@ def _describe_cancel(call: Invocation) -> str:
 def run_node_action(call: Invocation) -> int:
     """Retry or advance."""
     action: str = call.args.command
+    if call.args.node is None:
+        answer = call.client.post(
+            api_path("rollouts", call.args.rollout, action), {"reason": call.args.reason}
+        )
+        return call.report(answer, f"{call.args.rollout}: its build will be retried")
     path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, action)
     answer = call.client.post(path, {"reason": call.args.reason})
     reason = answer.get("reason")

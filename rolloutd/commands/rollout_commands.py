@@ -180,6 +180,18 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     return (transition(target, Trigger.RETRIED, state.now(), text=reason),)
 
 
+def retry_build(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
+    """Retry a rollout's failed build at once."""
+    require_plan_owner(who, rollout, "retry the build of")
+    _require_open(rollout)
+    known = state.index.preparations(rollout.id)
+    rows = [] if known is None else [known.build_row(stage) for stage in rollout.prepare_stages]
+    failed = next((row for row in rows if row is not None and row.state is PreparationState.FAILED), None)
+    if failed is None:
+        raise Refused("not-failed", f"{rollout.id}: no build of it has failed; name the node to retry")
+    return (PreparationRecorded(replace(failed, not_before=state.now())),)
+
+
 def rollback(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
     """Run the plan's rollback playbook on a failed node now, on a changed one once its pools have a slot.
 

@@ -28,7 +28,7 @@ from rolloutd.commands import tokens
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import CachedNameService
 from tests.docs.reference_tables import ROLES, ROLES_BEGIN, ROLES_END, render_roles
-from tests.rolloutd.control.test_routes import archive
+from tests.rolloutd.control.test_routes import BUILDING, archive, fail_build
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.unix_users import UnixUser, can_create_users, temporary_users
 
@@ -155,6 +155,12 @@ async def submitting(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     owner = mine if own else "search"
     text = PLAN.replace("name: sysctl, owner: infra", f"name: other, owner: {owner}")
     return ApiCall("/v1/plans/submit", {"file": "p", "text": text})
+
+
+async def retrying_build(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    answer = await scene.do("submitter", "POST", "/v1/plans/submit", {"file": "p", "text": BUILDING})
+    await fail_build(scene.inside, answer["rollout"])
+    return ApiCall(f"/v1/rollouts/{answer['rollout']}/retry", REASON)
 
 
 async def impact(scene: RoleScenario, role: str, own: bool) -> ApiCall:
@@ -298,6 +304,7 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", REASON),
     ("POST", f"{_R}/drift"): plain(f"{_R}/drift", {}),
     ("POST", "/v1/clean/{s}"): cleaning,
+    ("POST", f"{_R}/retry"): retrying_build,
     ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", REASON),
     ("DELETE", _R): after(cancelled, _R),
     ("POST", f"{_N}/advance"): advancing,

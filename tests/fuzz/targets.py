@@ -373,7 +373,7 @@ REQUESTS = encoded(
     ),
     asked("POST", "/v1/rollouts/R/withdraw", {"gate": "start", **REASON}),
     asked("POST", "/v1/rollouts/R/votes/token", {"token": "aaa.bbb.ccc"}),
-    *(asked("POST", f"/v1/rollouts/R/{order}", REASON) for order in ("pause", "resume")),
+    *(asked("POST", f"/v1/rollouts/R/{order}", REASON) for order in ("pause", "resume", "retry")),
     *(
         asked("POST", f"/v1/rollouts/R/nodes/p1/{order}", REASON)
         for order in ("advance", "retry", "rollback")

@@ -300,6 +300,11 @@ def test_code_renders_as_sentence(code: ReasonCode) -> None:
     assert describe(Reason(code, subject, params)) == sentence
 
 
+def test_failed_build_is_retried_without_node() -> None:
+    remedy = Remedy(RemedyKind.RETRY_PREPARATION, {"rollout": "R", "node": ""})
+    assert describe_remedy(remedy) == "rolloutctl retry R --reason ..., or time"
+
+
 @pytest.mark.parametrize("kind", RemedyKind)
 def test_remedy_renders_with_its_command(kind: RemedyKind) -> None:
     remedy = Remedy(kind, ARGS, who="alice", until=AT)

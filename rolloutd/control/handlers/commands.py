@@ -102,6 +102,12 @@ async def resume(services: Services, request: Request) -> wire.Rollout:
     return await _command_rollout(services, request, rollout_commands.resume)
 
 
+@routes.add("POST", f"{_ROLLOUT_PATH}/retry", body_model=_REASON, access=rights.PLAN_OWNER)
+async def retry_build(services: Services, request: Request) -> wire.Rollout:
+    """Retry the failed build of a rollout at once."""
+    return await _command_rollout(services, request, rollout_commands.retry_build)
+
+
 @routes.add(
     "POST",
     f"{_ROLLOUT_PATH}/cancel",

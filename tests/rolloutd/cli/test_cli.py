@@ -244,6 +244,14 @@ def test_a_retry_says_what_the_node_waits_for_until_then(
     assert "lifted by a proceed vote" in err
 
 
+def test_retry_without_node_is_for_the_build(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("POST", "rollouts/r/retry", {"rollout": "r"})
+    code, _, err = run(capsys, "retry", "r", "--reason", "x")
+    assert (code, err) == (0, "r: its build will be retried\n")
+
+
 @pytest.mark.parametrize(
     ("words", "put_back"), [([], None), (["--return"], "return"), (["--leave"], "leave")]
 )

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import VerdictRecorded
+from machines.facts.preparations import BUILD_NODE
+from machines.model.events import PreparationRecorded, VerdictRecorded
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.verdict import Verdict
 from machines.states import Trigger
 from rolloutd.commands import tokens
@@ -37,10 +39,26 @@ def archive() -> bytes:
     return packed.getvalue()
 
 
+BUILDING = PLAN.replace("name: sysctl", "name: building").replace(
+    "  soak:", "  prepare: [{build: {playbook: site.yml}}]\n  soak:"
+)
+
+
+async def fail_build(inside: ControlEnvironment, rollout: str) -> None:
+    """Have the build of BUILDING fail."""
+    at = inside.clock.now()
+    row = Preparation(
+        rollout, BUILD_NODE, "build", 1, PreparationState.FAILED, "", at, at, not_before=at + 60
+    )
+    await inside.commit(PreparationRecorded(row))
+
+
 async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tuple[str, str, Any]]:
     """Return who asks what of each route, in an order in which all of them can be answered."""
     other = await inside.start(text=PLAN.replace("name: sysctl", "name: other"))
     await inside.finish(other, "p1")
+    building = await inside.start(text=BUILDING)
+    await fail_build(inside, building)
     r = await inside.start()
     await inside.isolate(r, "s1")
     await inside.fail(r, "p1")
@@ -111,6 +129,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ("POST", "/v1/rollouts/{r}/drift"): ("olga", f"/v1/rollouts/{other}/drift", {}),
         ("POST", "/v1/rollouts/{r}/pause"): ("oscar", f"/v1/rollouts/{r}/pause", REASON),
         ("POST", "/v1/rollouts/{r}/resume"): ("adam", f"/v1/rollouts/{r}/resume", REASON),
+        ("POST", "/v1/rollouts/{r}/retry"): ("olga", f"/v1/rollouts/{building}/retry", REASON),
         ("POST", "/v1/rollouts/{r}/cancel"): ("olga", f"/v1/rollouts/{other}/cancel", REASON),
         ("DELETE", "/v1/rollouts/{r}"): ("olga", f"/v1/rollouts/{other}", None),
         ("POST", "/v1/clean/{s}"): ("paul", "/v1/clean/p1", REASON),

@@ -71,7 +71,9 @@ async def test_manifest_of_earlier_try_is_not_taken(tmp_path: Path) -> None:
         await prepare_all(inside, fleet)
         inside.run_host.scripts["site.yml"] = Script.OK
         fleet.build = lambda path: None
-        inside.clock.advance(600.0)
+        reason = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}"))["reason"]
+        assert reason["lifted_by"] == f"rolloutctl retry {rollout} --reason ..., or time"
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/retry", {"reason": "disk"})
         await prepare_all(inside, fleet)
         row = inside.state.index.preparation(rollout, BUILD_NODE, "build")
         assert row is not None
@@ -81,6 +83,9 @@ async def test_manifest_of_earlier_try_is_not_taken(tmp_path: Path) -> None:
         inside.observe_all_up()
         await prepare_all(inside, fleet)
         assert {name for name, _ in fleet.stager.files} == {"p1", "p2", "s1", "s2"}
+        with pytest.raises(ApiError) as refused:
+            await inside.request("olga", "post", f"/v1/rollouts/{rollout}/retry", {"reason": "disk"})
+        assert refused.value.body["code"] == "not-failed"
 
 
 def write_text(path: Path, text: str | None) -> None:
