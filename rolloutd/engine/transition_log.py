@@ -28,6 +28,7 @@ from machines.model.events import (
     NodesRemoved,
     PhaseMoved,
     PilotEvidenceAttached,
+    PreparationRecorded,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -42,8 +43,9 @@ from machines.model.events import (
     VoteCast,
     VoteWithdrawn,
 )
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Actor
-from machines.model.timefmt import format_duration
+from machines.model.timefmt import format_duration, format_rfc3339
 from machines.states import Phase
 from rolloutd.text import pluralize
 
@@ -60,8 +62,7 @@ def log_events(events: Sequence[Event], actor: Actor, cause: str) -> None:
         text = describe_event(event)
         if not text:
             continue
-        failed = isinstance(event, PhaseMoved) and event.target is Phase.FAILED
-        level = logging.WARNING if failed or isinstance(event, RequestDenied) else logging.INFO
+        level = logging.WARNING if _is_warning(event) else logging.INFO
         log.log(
             level,
             "%s [%s]",
@@ -69,6 +70,16 @@ def log_events(events: Sequence[Event], actor: Actor, cause: str) -> None:
             cause[:MAX_TEXT_CHARS],
             extra=_log_fields(event, actor, cause),
         )
+
+
+def _is_warning(event: Event) -> bool:
+    match event:
+        case PhaseMoved():
+            return event.target is Phase.FAILED
+        case PreparationRecorded():
+            return event.preparation.state is PreparationState.FAILED
+        case _:
+            return isinstance(event, RequestDenied)
 
 
 def describe_event(event: Event) -> str:
@@ -121,6 +132,8 @@ def _describe_fleet_event(event: Event) -> str:
             return (
                 f"{event.rollout}: output of {runs} is removed, {format_duration(event.keep_s)} after its end"
             )
+        case PreparationRecorded():
+            return _describe_preparation(event.preparation)
         case ArtifactsBuilt():
             artifacts = pluralize(len(event.manifest), "artifact")
             return f"{event.rollout}: prepare stage {event.stage} built {artifacts}"
@@ -130,6 +143,19 @@ def _describe_fleet_event(event: Event) -> str:
             return f"{event.subject}: settled by the {event.kept} by {event.actor.name}: {event.reason}"
         case _:
             return _describe_lock_event(event)
+
+
+def _describe_preparation(row: Preparation) -> str:
+    """Return how a stage ended; its beginning and progress are too many, a disturbance is a transition."""
+    subject = f"{row.rollout}/{row.node}" if row.node else row.rollout
+    text = f"{subject}: prepare stage {row.stage} {row.state}"
+    match row.state:
+        case PreparationState.DONE | PreparationState.SKIPPED if row.node:  # a build has ArtifactsBuilt
+            return f"{text}: {row.text}" if row.text else text
+        case PreparationState.FAILED:
+            return f"{text} in try {row.attempt}: {row.text}; next try at {format_rfc3339(row.not_before)}"
+        case _:
+            return ""
 
 
 def _describe_lock_event(event: Event) -> str:
@@ -178,6 +204,8 @@ def _wave_suffix(wave: str) -> str:
 
 def _log_fields(event: Event, actor: Actor, cause: str) -> dict[str, Any]:
     named = {"rollout": getattr(event, "rollout", None), "node": getattr(event, "node", None)}
+    if isinstance(event, PreparationRecorded):
+        named = {"rollout": event.preparation.rollout, "node": event.preparation.node}
     if isinstance(event, HoldTaken):
         named["node"] = event.hold.node
     if isinstance(event, PhaseMoved):

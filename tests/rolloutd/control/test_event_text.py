@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from machines.model.events import Event, NodesRemoved, RunOutputPruned
+from machines.model.events import Event, NodesRemoved, PreparationRecorded, RunOutputPruned
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.rollout import DAEMON
 from rolloutd.control import event_text
 from rolloutd.engine import transition_log
 from rolloutd.text import pluralize
@@ -20,6 +22,32 @@ from rolloutd.text import pluralize
 )
 def test_the_journal_tells_one_as_one(event: Event, told: str) -> None:
     assert transition_log.describe_event(event) == told
+
+
+FAILED_STAGE = "prepare stage one failed in try 2: text; next try at 1970-01-01T00:01:00Z"
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "lines"),
+    [
+        ("running", "n1", []),
+        ("skipped", "n1", [("INFO", "r/n1: prepare stage one skipped: text [test]")]),
+        ("disturbed", "n1", []),  # its transition to failed is logged
+        ("done", "", []),  # the manifest of the build is logged
+        ("failed", "", [("WARNING", f"r: {FAILED_STAGE} [test]")]),
+        ("failed", "n1", [("WARNING", f"r/n1: {FAILED_STAGE} [test]")]),
+    ],
+)
+def test_end_of_stage_is_logged(
+    state: str, node: str, lines: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rolloutd.transition")
+    row = Preparation(
+        "r", node, "one", 2, PreparationState(state), "", 0.0, 0.0, text="text", not_before=60.0
+    )
+    transition_log.log_events([PreparationRecorded(row)], DAEMON, "test")
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == lines
+    assert all(getattr(each, "rollout", "") == "r" for each in caplog.records)
 
 
 @pytest.mark.parametrize(("targets", "told"), [(1, "1 target"), (3, "3 targets")])
