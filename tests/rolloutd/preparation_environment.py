@@ -88,8 +88,8 @@ class InstallingRunner(FakeRunner):
         return await super().get_state(handle)
 
 
-async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
-    """Carry out what the core decides, until it decides nothing more."""
+def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> AdapterSet:
+    """Return adapters over the fleet."""
 
     async def tree(rollout: str) -> Path:
         if tree_failure:
@@ -97,9 +97,12 @@ async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: st
         return fleet.tree
 
     ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet)
-    preparer = Preparer(
-        inside.state, AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
-    )
+    return AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
+
+
+async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
+    """Carry out what the core decides, until it decides nothing more."""
+    preparer = Preparer(inside.state, preparing_adapters(inside, fleet, tree_failure))
     while wanted := decide(inside.state.index, inside.clock.now()).preparations:
         async with asyncio.TaskGroup() as tasks:
             preparer.request(tasks, wanted)

@@ -82,10 +82,13 @@ def adapters_of(
 
 
 def daemon_of(
-    env: ControlEnvironment, adapters: AdapterSet, inventory: FakeInventory | None = None
+    env: ControlEnvironment,
+    adapters: AdapterSet,
+    inventory: FakeInventory | None = None,
+    alarm: FakeScheduler | None = None,
 ) -> Daemon:
     """Return a daemon over the facts of a house."""
-    alarm = FakeScheduler(env.clock)
+    alarm = alarm or FakeScheduler(env.clock)
     return Daemon(
         env.state, adapters, inventories=[inventory or FakeInventory()], observers=[], scheduler=alarm
     )

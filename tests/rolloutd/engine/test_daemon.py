@@ -20,6 +20,7 @@ from machines.model.events import (
 from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
 from machines.model.windows import Freeze
+from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
@@ -29,10 +30,11 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Busy, Failed, Host, Ok, StepContext, StepResult
 from tests.contracts.fakes.check import FakeCheck
-from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.clock import START, FakeClock, FakeScheduler
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.preparation_environment import Fleet, plan_with, preparing_adapters
 from tests.rolloutd.slow_store import (
     FakeInventory,
     adapters_of,
@@ -70,6 +72,33 @@ async def until(inside: ControlEnvironment, there: Callable[[], object]) -> None
         await asyncio.sleep(0)
         inside.clock.advance(0.001)
     raise AssertionError("it never came to be so")
+
+
+async def test_preparation_begins_when_its_window_opens(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        window = '{days: mon-sun, from: "08:05", to: "12:00", zone: UTC}'  # it is 08:00
+        stages = "[{install: {name: one, playbook: site.yml}}]"
+        text = plan_with().replace("prepare: []", f"prepare: {{stages: {stages}, windows: [{window}]}}")
+        fleet, alarm = Fleet(), FakeScheduler(inside.clock)
+        rollout = await inside.start(text=text)
+        daemon = daemon_of(inside, preparing_adapters(inside, fleet), alarm=alarm)
+
+        def pass_time() -> bool:
+            alarm.run_due()
+            return inside.state.index.preparation(rollout, "p1", "one") is not None
+
+        async with running(daemon):
+            await loop_iterations(200)
+            assert (
+                explain_node(inside.state.index, rollout, "p1", inside.clock.now()).code == "outside-window"
+            )
+            inside.clock.advance(299.0 + START - inside.clock.now())
+            alarm.run_due()
+            await loop_iterations(200)
+            assert fleet.runs == []
+            inside.clock.advance(1.0)
+            await until(inside, pass_time)
+            assert inside.clock.now() - START < 301.0
 
 
 async def delete(inside: ControlEnvironment, rollout: str) -> None:

@@ -200,6 +200,30 @@ async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path)
             assert staged(fleet) == first
 
 
+async def test_cleanup_playbook_runs_on_nodes_without_the_change(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        stages = "[{install: {name: one, playbook: site.yml}}]"
+        text = plan_with().replace(
+            "prepare: []", f"prepare: {{stages: {stages}, cleanup: {{playbook: undo.yml}}}}"
+        )
+        fleet, rollout = Fleet(), await inside.start(text=text)
+        await prepare_all(inside, fleet)
+        await inside.finish(rollout, "p1")
+        fleet.runs.clear()
+        inside.run_host.scripts["undo.yml"] = Script.FAIL
+        await cancel(inside, fleet, rollout)
+        assert sorted(fleet.runs) == [f"{node}.cleanup.1" for node in ("p2", "s1", "s2")]
+        fleet.runs.clear()
+        inside.run_host.scripts["undo.yml"] = Script.OK
+        for _ in range(2):
+            inside.clock.advance(600.0)
+            await prepare_all(inside, fleet)
+        assert sorted(fleet.runs) == [f"{node}.cleanup.2" for node in ("p2", "s1", "s2")]
+        rows = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/prepare"))["preparations"]
+        cleaned = {row["node"]: row["state"] for row in rows if row["stage"] == "cleanup"}
+        assert cleaned == dict.fromkeys(("p2", "s1", "s2"), "done")
+
+
 async def test_artifacts_of_cancelled_rollout_stay_for_a_later_one_that_ended(tmp_path: Path) -> None:
     async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
         fleet = Fleet(tree=tmp_path)
