@@ -17,7 +17,7 @@ from tests.support.daemon_environment import (
     fleet_labels,
     plan,
 )
-from tests.support.prepared_fleet import SHARED_BY_NODES
+from tests.support.prepared_fleet import SHARED_BY_NODES, closed_window
 
 # The manifest is written by a shell on the machine that builds.
 BUILD_HERE = """\
@@ -78,6 +78,34 @@ def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
             assert any(line["text"].startswith(text) for line in followed), followed
         with pytest.raises(ApiError, match="no prepare stage gone"):
             list(env.client.stream(path, {"stage": "gone"}))
+        assert_cancelled_rollout_is_removed(env)
+
+
+def assert_cancelled_rollout_is_removed(env: DaemonEnvironment) -> None:
+    """Bring an artifact by another plan, cancel, and find only what the finished rollout brought."""
+    cache = env.directory / "cache"
+    before = {path.name for path in cache.iterdir()} - {".incoming"}
+    stage = {
+        "manifest": env.write_artifacts({"brought": b"brought"}),
+        "to": str(cache),
+        "may_change": SHARED_BY_NODES,
+    }
+    other = plan("other", prepare=[{"stage": stage}], windows=[closed_window()])
+    rollout = env.submit(other, {"change.yml": CHANGE_PLAYBOOK})
+    env.vote(rollout, "start")
+    env.wait_until(lambda: env.status(rollout)["prepared"]["done"] == 1, "the node is prepared")
+    brought = cache / hashlib.sha256(b"brought").hexdigest() / "brought"
+    assert brought.read_bytes() == b"brought"
+    env.client.post(api_path("rollouts", rollout, "cancel"), {"reason": "wrong"})
+
+    def is_cleaned() -> bool:
+        rows = env.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
+        return any((row["stage"], row["state"]) == ("cleanup", "done") for row in rows)
+
+    env.wait_until(is_cleaned, "the node is cleaned up")
+    assert {path.name for path in cache.iterdir()} == before
+    found = env.client.get(api_path("nodes", "n1", "checkpoints"))["checkpoints"]
+    assert {each["plan"] for each in found} == {"app"}
 
 
 def building_plan(env: DaemonEnvironment) -> dict[str, Any]:

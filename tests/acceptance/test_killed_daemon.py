@@ -83,8 +83,6 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
 def test_killed_while_it_prepares_no_stage_is_lost_or_doubled(tmp_path: Path) -> None:
     draw, kills = random.Random(SEED), min(KILLS, PREPARE_KILLS)
     labels = fleet_labels(PREPARED_NODES, 2, 1)
-    for name, each in labels.items():
-        each["rolloutd_fact_path"] = str(tmp_path / "facts" / name)
     content = random.Random(SEED).randbytes(1 << 18)
     with daemon_environment(tmp_path, labels, nodes_per_sshd=PREPARED_NODES) as made:
         rollout = submit_prepared(made, content)

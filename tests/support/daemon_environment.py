@@ -92,8 +92,12 @@ class DaemonEnvironment:
         self.sshds = {name: sshd for group, sshd in zip(groups, started, strict=True) for name in group}
         lines = "".join(sshd.known_hosts.read_text() for sshd in started)
         (self.directory / "known_hosts").write_text(lines)
-        hosts = {
-            name: {**sshd.connection(address), **self.labels[name]}
+        hosts = {  # the checkpoints of each node are its own, though all nodes are this machine
+            name: {
+                **sshd.connection(address),
+                "rolloutd_fact_path": str(self.directory / "facts" / name),
+                **self.labels[name],
+            }
             for group, sshd in zip(groups, started, strict=True)
             for name, address in zip(group, sshd.addresses, strict=True)
         }

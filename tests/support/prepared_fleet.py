@@ -125,7 +125,6 @@ def prepared_fleet(directory: Path, nodes: int, *, size: int, rate: str) -> Iter
     labels = fleet_labels(nodes, 2, 1)
     (directory / "runs").mkdir()
     for name, each in labels.items():
-        each["rolloutd_fact_path"] = str(directory / "facts" / name)
         each["runs"] = str(directory / "runs" / name)
     with daemon_environment(directory, labels, nodes_per_sshd=NODES_PER_SSHD) as env:
         yield PreparedFleet(env, size=size, rate=rate)
