@@ -15,10 +15,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.events import Actor, Event, MismatchSettled
 from machines.model.node import SourceFreshness
+from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from machines.workflow.records import RepeatedTry
@@ -237,6 +239,18 @@ class State:
         first = await self.store.read_audit(limit=1)
         database_id = first[0].hash[:DATABASE_ID_LENGTH] if first else "unnamed"
         return f"{self.epoch}.{self.changes.latest_seq} {database_id} {int(self.now())}"
+
+    async def has_unfinished_run(self, node: str) -> bool:
+        """Return whether a run may have left processes on the node; a lost build counts for its host."""
+        builds = (
+            self.index.preparation(rollout.id, BUILD_NODE, stage.name)
+            for rollout in self.index.rollouts.values()
+            for stage in rollout.plan.prepare
+            if stage.host == node
+        )
+        if any(row and row.handle and row.state is PreparationState.FAILED for row in builds):
+            return True
+        return await self.store.has_unfinished_run(node)
 
     def problems(self) -> tuple[str, ...]:
         """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""

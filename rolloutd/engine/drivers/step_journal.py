@@ -48,7 +48,7 @@ class StepJournal:
 
     async def update_unfinished_run(self) -> None:
         """Read again whether a run may have left processes on the node."""
-        self.has_unfinished_run = await self._state.store.has_unfinished_run(self._session.node)
+        self.has_unfinished_run = await self._state.has_unfinished_run(self._session.node)
 
     def invalidate(self) -> None:
         """Make the next load() read the store again: the last write may have failed or been cancelled."""

@@ -141,7 +141,7 @@ class Preparer:
     async def _may_have_lost_run(self, host: Host, row: Preparation, stage: PrepareStage) -> bool:
         """Return whether a run that was lost may still be on the node; a handle is that of an earlier try."""
         runs = bool(stage.playbook) and host.name != LOCALHOST
-        return bool(row.handle) or (runs and await self._state.store.has_unfinished_run(host.name))
+        return bool(row.handle) or (runs and await self._state.has_unfinished_run(host.name))
 
     async def _abandon(self, row: Preparation) -> None:
         """End what a stage of a closed rollout, or of a node that is gone, left running."""

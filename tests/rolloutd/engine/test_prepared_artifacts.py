@@ -58,9 +58,12 @@ async def test_lost_build_is_ended_on_its_host(tmp_path: Path) -> None:
         assert row is not None
         await inside.commit(PreparationRecorded(replace(row, handle="lost")))
         assert fleet.cleaned == []
+        await inside.start(text=plan_with("install").replace("name: sysctl", "name: other"))
+        await prepare_all(inside, fleet)  # before the build is tried again
+        assert fleet.cleaned == ["p1"]
         inside.clock.advance(600.0)
         await prepare_all(inside, fleet)
-        assert fleet.cleaned == ["p1"]
+        assert fleet.cleaned == ["p1", "p1"]
 
 
 async def test_manifest_of_earlier_try_is_not_taken(tmp_path: Path) -> None:
