@@ -166,7 +166,7 @@ def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
 def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
     """Return the done nodes of every wave that soaks now, in all rollouts.
 
-    A node that another rollout has taken out of service is left out: its checks say nothing about this one.
+    A node that another rollout works on is left out: its checks say nothing about this one.
     """
     index = index.at(now)
     found: list[Target] = []
@@ -177,7 +177,7 @@ def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
         if wave_progress.soak_ends_at is not None and wave_progress.wave is not None:
             name = wave_progress.wave.name
             done = (t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE)
-            found += [target for target in done if not is_out_of_service(index, target.node)]
+            found += [target for target in done if not is_at_work(index, target.node)]
     return tuple(found)
 
 
@@ -189,14 +189,12 @@ def can_fail_soak(index: Index, checked: Target) -> bool:
     rollout = index.rollouts.get(checked.rollout)
     if rollout is None or rollout.closed or checked.node not in index.nodes:
         return False
-    return index.target(checked.rollout, checked.node) == checked and not is_out_of_service(
-        index, checked.node
-    )
+    return index.target(checked.rollout, checked.node) == checked and not is_at_work(index, checked.node)
 
 
-def is_out_of_service(index: Index, node: str) -> bool:
-    """Return whether any rollout works on the node, failed on it or has it isolated."""
-    return any(
+def is_at_work(index: Index, node: str) -> bool:
+    """Return whether any rollout works on the node, prepares it, failed on it or has it isolated."""
+    return any(index.preparing_rollouts(node)) or any(
         t.phase in IN_FLIGHT_PHASES or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node)
     )
 

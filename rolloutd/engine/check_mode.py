@@ -13,7 +13,7 @@ from pathlib import Path
 
 from machines.model.compliance import ComplianceReport, TaskChange
 from machines.model.plan import Stage
-from machines.scheduler.progress import is_out_of_service
+from machines.scheduler.progress import is_at_work
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, Runner, RunRequest, RunState, Unknown
@@ -68,7 +68,7 @@ class CheckMode:
         self, node: str, tree: Path, stage: Stage, run_prefix: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
-        if is_out_of_service(self._state.index, node):
+        if is_at_work(self._state.index, node):
             raise Refused("out-of-service", f"{node}: a rollout works on it or has it isolated")
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")

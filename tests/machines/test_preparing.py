@@ -37,7 +37,7 @@ from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.preparing import may_begin
-from machines.scheduler.progress import RolloutState, rollout_progress
+from machines.scheduler.progress import RolloutState, is_at_work, rollout_progress
 from machines.states import Phase, Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import (
@@ -222,6 +222,12 @@ def test_node_of_another_rollout_is_not_prepared() -> None:
     assert explain_node(other, "S", "n1", T0).code == "preparing"
     moved = phase_transitions.transition(other.target("S", "n1"), Trigger.ADMITTED, T0)
     assert "R prepares it" in str(violation(other, moved, T0))
+
+
+def test_node_in_stage_is_not_checked() -> None:
+    index = prepared_fleet(INSTALL)
+    record(index, "n1", INSTALL, PreparationState.RUNNING)
+    assert (is_at_work(index, "n1"), is_at_work(index, "n2")) == (True, False)
 
 
 def test_build_runs_once_before_the_other_stages() -> None:

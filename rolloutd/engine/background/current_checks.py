@@ -13,7 +13,7 @@ from machines.model.compliance import Compliance, ComplianceReport
 from machines.model.decision import CheckIfCurrent
 from machines.model.events import ChangeNeeded
 from machines.model.rollout import Target
-from machines.scheduler.progress import is_out_of_service
+from machines.scheduler.progress import is_at_work
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.extra_checks import run_check
@@ -81,7 +81,7 @@ class CurrentChecker:
             target = index.target(*key)
             if target.phase is not Phase.PENDING:
                 return
-            if tuple(index.targets_on(key[1])) != tuple(before) or is_out_of_service(index, key[1]):
+            if tuple(index.targets_on(key[1])) != tuple(before) or is_at_work(index, key[1]):
                 return  # a rollout worked on the node meanwhile; the next decision asks again
             if problem:
                 needed = ChangeNeeded(target.rollout, target.node, now, problem)

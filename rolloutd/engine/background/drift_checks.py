@@ -14,7 +14,7 @@ from machines.model.compliance import Compliance, ComplianceReport
 from machines.model.events import DriftRecorded
 from machines.model.plan import Plan
 from machines.model.rollout import DAEMON, Actor, Target
-from machines.scheduler.progress import is_out_of_service
+from machines.scheduler.progress import is_at_work
 from machines.states import CARRIES_CHANGE
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
@@ -64,7 +64,7 @@ class DriftChecker:
             index = self._state.index
             if target.rollout in index.rollouts and index.target(target.rollout, target.node) != target:
                 return  # the node moved during the check
-            if is_out_of_service(index, target.node):
+            if is_at_work(index, target.node):
                 return
             try:
                 await commit([DriftRecorded(target.rollout, target.node, report.at, tasks)], cause)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
-from machines.scheduler.progress import is_out_of_service
+from machines.scheduler.progress import is_at_work
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.playbook_execution import CLEANUP_TIMEOUT_S
@@ -57,7 +57,7 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
 
 
 async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok | Failed | Unknown:
-    if is_out_of_service(session.state.index, session.node):
+    if is_at_work(session.state.index, session.node):
         return Unknown(f"{session.node} is at work in another rollout")
     earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
     record = journal.begin("clear", StepAction.CLEAN_UP, 1 + max(earlier, default=0))

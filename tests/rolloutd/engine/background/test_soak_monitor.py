@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import RolloutCancelled, RolloutDeleted, StepAction, StepRecorded, StepState
+from machines.model.events import (
+    PreparationRecorded,
+    RolloutCancelled,
+    RolloutDeleted,
+    StepAction,
+    StepRecorded,
+    StepState,
+)
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import make_check
@@ -21,6 +29,7 @@ from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.preparation_environment import plan_with
 
 UNREACHABLE = Unknown("no answer within 15 s")
 
@@ -175,6 +184,13 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
 
         checks = {"playbook": make_check(playbook_context(inside.run_host))}
         adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, tree)
+        preparing = await inside.start(text=plan_with("one").replace("name: sysctl", "name: other"))
+        now = inside.clock.now()
+        stage = Preparation(preparing, "p1", "one", 1, PreparationState.RUNNING, "", now, now)
+        await inside.commit(PreparationRecorded(stage))
+        result = await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec)
+        assert isinstance(result, Unknown)  # cleaning up would end the run of the stage too
+        await inside.commit(PreparationRecorded(replace(stage, state=PreparationState.DONE)))
         assert isinstance(await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec), Ok)
         records = await inside.state.store.load_steps(rollout, "p1")
         assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
