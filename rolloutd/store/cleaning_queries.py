@@ -31,11 +31,10 @@ FROM rollout LEFT JOIN target ON target.rollout = rollout.id AND target.node = ?
 WHERE rollout.id = ?"""
 
 _EXPIRED_CONFIGURATIONS = f"""
-SELECT node FROM node_configuration JOIN node ON node.name = node_configuration.node
-WHERE gone_at <= ? AND NOT EXISTS (
-    SELECT 1 FROM target JOIN rollout ON rollout.id = target.rollout
-    WHERE target.node = node_configuration.node AND {IS_LIVE})
-ORDER BY node"""  # noqa: S608  # a constant
+SELECT node_configuration.node FROM node_configuration JOIN node ON node.name = node_configuration.node
+WHERE gone_at <= ? AND node.name NOT IN (
+    SELECT target.node FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))
+ORDER BY node.name"""  # noqa: S608  # a constant
 
 _REMOVE_UNUSED_DOCUMENTS = f"""
 DELETE FROM configuration WHERE content NOT IN (
