@@ -53,10 +53,14 @@ def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, build
 def queue_reason(index: Index, target: Target, now: float) -> Reason:
     """Return why a node that is due waits for its rollback."""
     rollout = index.rollout(target.rollout)
+    own = start_blockers.rollback_blocker(index, rollout, target, now)
+    slot = pools.slot_blocker(index, target, now)
+    if own is not None and own.code in start_blockers.NEEDS_OBSERVATION:
+        own, slot = slot or own, None  # the node is observed once its pools have a slot
     return (
         _rollout_blocker(index, rollout)
-        or start_blockers.rollback_blocker(index, rollout, target, now)
-        or pools.slot_blocker(index, target, now)
+        or own
+        or slot
         or start_blockers.capacity_blocker(index, rollout, _wave(rollout, target), start_blockers.Capacity())
         or (None if target.isolated else start_blockers.traffic_blocker(index, target))
         or Reason(ReasonCode.ROLLBACK_QUEUED, target.node, since=target.ordered_at or None)

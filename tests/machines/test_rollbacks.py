@@ -126,6 +126,17 @@ def test_budget_of_pool_limits_rollbacks_in_order() -> None:
     assert explain_node(index, "R", "n1", T0 + 80.0).code is ReasonCode.ROLLBACK_QUEUED
 
 
+def test_unobserved_node_without_slot_names_who_has_the_slot() -> None:
+    index = index_of(nodes_of({"t": ["n1", "n2"]}), Limits(pools={"team": PoolRule()}))
+    submit(index, rollback=UNDO, on_failure=OnFailure.PAUSE, max_parallel=9)
+    finish(index, "n1", at=T0 + 1)
+    fail(index, "n2", at=T0 + 2)
+    order(index, "n1")
+    later = T0 + 4 * index.limits.observe_within_s
+    assert decide(index, later).nodes_to_observe == ()
+    assert explain_node(index, "R", "n1", later).code is ReasonCode.POOL_FULL
+
+
 def test_node_without_capacity_says_so() -> None:
     index = fleet(max_parallel=1)
     fail(index, "n5", at=T0 + 5)

@@ -15,8 +15,8 @@ from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from tests.sim.people import ALL_USERS, OLGA, SimUser, SimUsers
 
-ISOLATED_WAIT_LIMIT_S = 3600.0
-"""After this time the user skips a node that waits isolated: it may wait for a pool peer."""
+WAIT_LIMIT_S = 3600.0
+"""After this time the user skips a node that waits isolated, or that failed and keeps its slot."""
 
 MAX_RETRY_COMMANDS = 6
 """Commands to retry one node, after which it is skipped: a retry that is refused stays so."""
@@ -100,10 +100,11 @@ class RecoveryUser:
         reason = rollbacks_reason(state.index, rollout)
         is_rolling_back = reason is not None and reason.code is ReasonCode.ROLLING_BACK
         for target in list(state.index.targets(name)):
-            if target.phase is Phase.FAILED and target.order is None and not is_rolling_back:
+            waits_long = state.now() - target.since > WAIT_LIMIT_S
+            may_act = waits_long or not is_rolling_back
+            if target.phase is Phase.FAILED and target.order is None and may_act:
                 await self._retry_or_skip(target)
-            stuck = target.phase is Phase.PENDING and target.isolated
-            if stuck and state.now() - target.since > ISOLATED_WAIT_LIMIT_S:
+            if target.phase is Phase.PENDING and target.isolated and waits_long:
                 await self._users.command_node(_return, name, target.node)
 
     async def _approve_gate(self, state: State, name: str, gate: GateName, wave: str) -> None:
