@@ -16,8 +16,11 @@ from typing import Any
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
 
-_NAME_KEYS = ("node", "pool", "gate", "rollout", "team", "id")
+_NAME_KEYS = ("node", "pool", "rollout", "team", "id")
 """The key that names an object, the most special first: a node has its team too."""
+
+_GATE_KEYS = ("rollout", "gate", "wave", "team")
+"""The keys that together name a gate: every rollout has a `start`, and may have several `continue`."""
 
 COLUMN_GAP = "   "
 BAR_CELLS = 24
@@ -64,7 +67,10 @@ def print_names(value: Any) -> None:
     if isinstance(value, dict):
         value = next((each for each in value.values() if isinstance(each, list)), [value])
     for each in value:
-        print_line(next((str(each[key]) for key in _NAME_KEYS if key in each), "-"))
+        if "gate" in each:
+            print_line("/".join(str(each[key]) for key in _GATE_KEYS if each.get(key)))
+        else:
+            print_line(next((str(each[key]) for key in _NAME_KEYS if key in each), "-"))
 
 
 def print_json_line(value: Any) -> None:

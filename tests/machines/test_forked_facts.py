@@ -43,13 +43,13 @@ def test_a_changed_fork_or_origin_changes_only_itself(seed: int) -> None:
             world.decide()
         left = world.index
         before = content(left)
-        world.index = left.fork()  # the fork goes on, the origin must stay
+        world.index = left.fork()  # the fork changes, the origin must not
         assert content(world.index) == before
         for _ in range(6):
             world.step()
             world.decide()
         assert content(left) == before
-        kept = world.index.fork()  # the origin goes on, the fork must stay
+        kept = world.index.fork()  # the origin changes, the fork must not
         before = content(kept)
         for _ in range(6):
             world.step()

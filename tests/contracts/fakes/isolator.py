@@ -6,7 +6,7 @@ from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepContext, StepR
 
 
 class FakeIsolator:
-    """ports.Isolator; `isolated` are the nodes out of service, by whomever.
+    """ports.Isolator; `isolated` are the nodes out of service for any cause.
 
     `answers` are results that take the place of an action, by (node, "do" or
     "undo"); `acts` are all actions that changed something or would have.

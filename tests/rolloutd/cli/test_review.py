@@ -30,6 +30,7 @@ def test_gates_of_live_rollouts_are_listed(daemon: CannedDaemon, capsys: pytest.
     assert out.splitlines()[1].strip() == "proceed after fleet is waiting: 1 vote of infra"
     code, out, _ = run(capsys, "gates", "--json")
     assert json.loads(out) == [{"rollout": "somaxconn-abcde", **GATE}]
+    assert run(capsys, "gates", "-o", "name")[1] == "somaxconn-abcde/proceed/fleet\n"
 
 
 def test_gate_of_later_names_the_votes_it_will_need() -> None:

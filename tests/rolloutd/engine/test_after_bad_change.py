@@ -78,7 +78,7 @@ async def test_changed_and_failed_node_rolled_back_midway(tmp_path: Path) -> Non
         await made.until(lambda: {made.target(n).outcome for n in nodes} == {Outcome.ROLLED_BACK})
         assert [made.playbooks_on(node) for node in nodes] == [["site.yml", "undo.yml"]] * 2
         assert not any(made.target(node).isolated for node in nodes)
-        # History: what was done to a node, and by whom.
+        # History: what was done to a node, and who did it.
         asked = {"rollout": made.rollout, "node": "p1"}
         found: dict[str, Any] = await made.inside.request("olga", "get", "/v1/audit", asked)
         entries = [each["entry"] for each in found["entries"]]

@@ -1,4 +1,4 @@
-"""What is told to people who do not look: the right things, once, whatever becomes of the channel."""
+"""Notifications: each event once, also when the channel fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TURNS = 200
 
 
 @asynccontextmanager
-async def told(
+async def notifying(
     tmp_path: Path, *notifiers: FakeNotifier, **more: Any
 ) -> AsyncIterator[tuple[ControlEnvironment, Callable[[float], Any]]]:
-    """Open a house in which people are told; yields it and a way to let time pass."""
+    """Yield an environment that sends notifications, and a function that lets time pass."""
     async with control_environment(tmp_path) as inside:
         telling = NotificationDispatcher(inside.state, notifiers, **more)
         task = asyncio.create_task(telling.run())
@@ -42,9 +42,9 @@ async def told(
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_gates_failures_and_ends_are_told_once(tmp_path: Path) -> None:
+async def test_gates_failures_and_ends_are_sent_once(tmp_path: Path) -> None:
     people = FakeNotifier()
-    async with told(tmp_path, people) as (inside, passes):
+    async with notifying(tmp_path, people) as (inside, passes):
         rollout = await inside.submit()
         await passes(10)
         title, text = people.sent.pop()
@@ -54,7 +54,7 @@ async def test_gates_failures_and_ends_are_told_once(tmp_path: Path) -> None:
             f"rolloutctl approve {rollout} start --reason ...",
         ]
         await passes(100)
-        assert people.sent == [], "told once"
+        assert people.sent == [], "sent once"
         await inside.vote("olga", rollout, "start")
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong week"})
         await passes(10)
@@ -63,7 +63,7 @@ async def test_gates_failures_and_ends_are_told_once(tmp_path: Path) -> None:
 
 async def test_a_failure_says_what_failed_and_that_people_are_asked(tmp_path: Path) -> None:
     people = FakeNotifier()
-    async with told(tmp_path, people) as (inside, passes):
+    async with notifying(tmp_path, people) as (inside, passes):
         rollout = await inside.start()
         await inside.fail(rollout, "p1")
         await passes(10)
@@ -77,7 +77,7 @@ async def test_a_failure_says_what_failed_and_that_people_are_asked(tmp_path: Pa
 async def test_a_channel_that_fails_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     people, others = FakeNotifier("people"), FakeNotifier("others")
     people.failures = 3
-    async with told(tmp_path, people, others) as (inside, passes):
+    async with notifying(tmp_path, people, others) as (inside, passes):
         rollout = await inside.submit()
         for _ in range(12):
             await passes(10)
@@ -95,7 +95,7 @@ async def test_a_channel_that_fails_is_tried_again_and_then_given_up(tmp_path: P
 async def test_a_burst_becomes_one_message_and_a_queue_has_an_end(tmp_path: Path) -> None:
     people = FakeNotifier()
     people.failures = 1
-    async with told(tmp_path, people) as (inside, passes):
+    async with notifying(tmp_path, people) as (inside, passes):
         for number in range(notifications.MAX_QUEUED + 20):
             await inside.submit(text=PLAN.replace("name: sysctl", f"name: plan-{number}"))
             if number == 0:
@@ -108,9 +108,9 @@ async def test_a_burst_becomes_one_message_and_a_queue_has_an_end(tmp_path: Path
         assert f"and {notifications.MAX_QUEUED + 19 - notifications.MAX_LISTED} more" in text
 
 
-async def test_a_standstill_is_told_once_and_says_why(tmp_path: Path) -> None:
+async def test_standstill_is_sent_once_with_its_reason(tmp_path: Path) -> None:
     people = FakeNotifier()
-    async with told(tmp_path, people, events=["nothing-moved"], stall_after_s=3600.0) as (
+    async with notifying(tmp_path, people, events=["nothing-moved"], stall_after_s=3600.0) as (
         inside,
         passes,
     ):
@@ -126,9 +126,9 @@ async def test_a_standstill_is_told_once_and_says_why(tmp_path: Path) -> None:
         assert len(people.sent) == 2, "it had moved in between"
 
 
-async def test_adapter_that_keeps_failing_is_told_once_and_so_is_its_recovery(tmp_path: Path) -> None:
+async def test_failing_adapter_and_its_recovery_are_sent_once(tmp_path: Path) -> None:
     people = FakeNotifier()
-    async with told(tmp_path, people) as (inside, passes):
+    async with notifying(tmp_path, people) as (inside, passes):
 
         async def fails(times: int) -> None:
             for _ in range(times):
