@@ -20,6 +20,15 @@ def pluralize(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
+def format_exceptions(skipped: int, rolled_back: int) -> str:
+    """Return `2 skipped, 1 rolled back` for nodes without the change; "" for none.
+
+    As in the API, `skipped` counts the rolled-back nodes too.
+    """
+    parts = ((skipped - rolled_back, "skipped"), (rolled_back, "rolled back"))
+    return ", ".join(f"{number:,} {name}" for number, name in parts if number)
+
+
 def format_size(number: int) -> str:
     """Return bytes as `31 MiB`, or as `245 KiB` below one MiB."""
     return f"{number // 2**20} MiB" if number >= 2**20 else f"{number // 2**10} KiB"

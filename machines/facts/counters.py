@@ -38,6 +38,7 @@ class PoolCounters:
     done: int = 0
     failed: int = 0
     skipped: int = 0
+    rolled_back: int = 0
     in_flight: int = 0
 
 
@@ -114,8 +115,13 @@ class RolloutCounters:
 
     @property
     def skipped(self) -> int:
-        """Targets that were skipped or rolled back."""
+        """Targets that are done without the change: skipped or rolled back."""
         return sum(self.outcomes[outcome] for outcome in EXCEPTIONS)
+
+    @property
+    def rolled_back(self) -> int:
+        """Targets whose change was undone; `skipped` counts them too."""
+        return self.outcomes[Outcome.ROLLED_BACK]
 
     @property
     def done(self) -> int:
@@ -136,6 +142,7 @@ class RolloutCounters:
                 counters.done += delta
             elif target.outcome in EXCEPTIONS:
                 counters.skipped += delta
+                counters.rolled_back += delta * (target.outcome is Outcome.ROLLED_BACK)
             elif target.phase is Phase.FAILED:
                 counters.failed += delta
             elif target.phase in IN_FLIGHT_PHASES:

@@ -1,8 +1,8 @@
 """Progress of a rollout, computed from its targets and gates, stored nowhere.
 
 Counting: total = done + failed + skipped + pending + in flight, for a rollout and for each of its pools.
-Nodes that left are not in the total, rolled-back ones count as skipped, and the percentage is
-machines.facts.counters.percent_done().
+Nodes that left are not in the total.  `skipped` counts all nodes that are done without the change, and
+`rolled_back` those of them whose change was undone.  The percentage is counters.percent_done().
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PoolProgress:
     done: int
     failed: int
     skipped: int
+    rolled_back: int
     in_flight: int
     down: int
     unobserved: int
@@ -92,6 +93,7 @@ class RolloutProgress:
     done: int
     failed: int
     skipped: int
+    rolled_back: int
     pending: int
     in_flight: tuple[Target, ...]
     pools: tuple[PoolProgress, ...]
@@ -123,6 +125,7 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         done=counters.done,
         failed=counters.phases[Phase.FAILED],
         skipped=counters.skipped,
+        rolled_back=counters.rolled_back,
         pending=counters.phases[Phase.PENDING],
         in_flight=tuple(
             index.target(rollout_id, node) for node in sorted(counters.in_flight, key=natural_sort_key)
@@ -225,6 +228,7 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
             done=each.done,
             failed=each.failed,
             skipped=each.skipped,
+            rolled_back=each.rolled_back,
             in_flight=each.in_flight,
             down=len(pool.down) + len(pool.unknown),
             unobserved=len(pool.unknown),

@@ -29,7 +29,7 @@ from rolloutd.cli.output import (
 )
 from rolloutd.cli.voting import SHORT_DIGEST_CHARS, format_gate
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.text import format_exceptions, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, PilotEvidence, Pool, Reason, Rollout, RolloutLine
@@ -328,7 +328,8 @@ def _format_counts(rollout: Rollout) -> str:
         ("in flight", len(rollout["in_flight"])),
         ("pending", rollout["pending"]),
         ("failed", rollout["failed"]),
-        ("skipped or rolled back", rollout["skipped"]),
+        ("skipped", rollout["skipped"] - rollout["rolled_back"]),
+        ("rolled back", rollout["rolled_back"]),
         ("drifted", rollout.get("drifted", 0)),
     ):
         if number:
@@ -351,11 +352,11 @@ def _status_row(rollout: Rollout) -> tuple[str, ...]:
 
 
 def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
-    has_exceptions = rollout["state"] == "done" and rollout["skipped"]
+    exceptions = format_exceptions(rollout["skipped"], rollout["rolled_back"])
     return (
         rollout["rollout"],
         rollout["plan"],
-        f"done, {rollout['skipped']} skipped" if has_exceptions else rollout["state"],
+        f"done, {exceptions}" if rollout["state"] == "done" and exceptions else rollout["state"],
         f"{format_fraction(rollout)} {format_percent(rollout['percent'])}",
         rollout["submitted_by"],
         timestamps.format_local(rollout["submitted_at"]),

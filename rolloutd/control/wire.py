@@ -157,13 +157,17 @@ class RolloutInFlight(InFlight):
 
 
 class Pool(TypedDict):
-    """A pool of a rollout; `down` counts all its nodes, `unobserved` those without a fresh observation."""
+    """A pool of a rollout; its counts are of the rollout's nodes, as those of the rollout.
+
+    `down` counts all its nodes, `unobserved` those without a fresh observation.
+    """
 
     pool: str
     total: int
     done: int
     failed: int
     skipped: int
+    rolled_back: int
     in_flight: int
     down: int
     unobserved: int
@@ -191,6 +195,7 @@ class Source(TypedDict):
 class Rollout(TypedDict):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
+    `skipped` nodes are done without the change, `rolled_back` is how many of these were changed before.
     `work` is what machines have left to do, `votes_missing` what people have: votes at all gates ahead.
     `prepared` is null if the plan has no prepare stage; `minutes` are of all nodes together.
     """
@@ -206,6 +211,7 @@ class Rollout(TypedDict):
     done: int
     failed: int
     skipped: int
+    rolled_back: int
     drifted: int
     pending: int
     in_flight: list[InFlight]
@@ -246,6 +252,7 @@ class RolloutLine(TypedDict):
     total: int
     done: int
     skipped: int
+    rolled_back: int
     submitted_by: str
     submitted_at: str
     ended_at: str | None

@@ -220,6 +220,9 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
     percent = _make_labelled_gauge(
         "rollout_percent", "Percentage of nodes that carry the change, of those not skipped.", "rollout"
     )
+    rolled_back = _make_labelled_gauge(
+        "rolled_back_nodes", "Targets of a live rollout whose change was undone.", "rollout"
+    )
     prepared = _make_labelled_gauge(
         "prepared_nodes", "Prepared nodes of a live rollout; absent without prepare stages.", "rollout"
     )
@@ -232,13 +235,14 @@ def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iter
             nodes.add_metric([rollout.id, phase.value], tally.phases[phase])
         states.add_metric([rollout.id, current.state.value], 1)
         percent.add_metric([rollout.id], current.percent)
+        rolled_back.add_metric([rollout.id], current.rolled_back)
         if current.prepared is not None:
             prepared.add_metric([rollout.id], current.prepared)
         if current.reason is not None:
             reasons.add_metric([rollout.id, current.reason.code], 1)
         latest = max((target.since for target in index.targets(rollout.id)), default=rollout.submitted_at)
         last_progress.add_metric([rollout.id], max(latest, rollout.submitted_at))
-    yield from (nodes, states, percent, prepared, reasons, last_progress)
+    yield from (nodes, states, percent, rolled_back, prepared, reasons, last_progress)
 
 
 def _collect_pools(index: Index, live: Sequence[Rollout]) -> Iterator[Metric]:

@@ -67,12 +67,13 @@ def test_failure_rolls_changed_nodes_of_its_wave_back(tmp_path: Path) -> None:
             )
 
         made.wait_until(is_settled, "the wave is rolled back, and people are asked")
-        nodes = made.nodes(rollout)
+        nodes, status = made.nodes(rollout), made.status(rollout)
         rolled_back = {name for name, node in nodes.items() if node["outcome"] == "rolled-back"}
         moves = transitions(made, rollout)
     touched = {node for node, trigger, _ in moves if trigger in ("maintained", "failed")}
     canaries = {node for node, own in labels.items() if own["canary"] == "true"}
     assert rolled_back == touched - canaries
+    assert len(rolled_back) == status["rolled_back"] == sum(each["rolled_back"] for each in status["pools"])
     assert {"n5", "n6", "n7", "n8", FAILS} <= rolled_back
     assert {node: state_of(files / f"{node}.conf") for node in labels if node not in canaries} == {
         node: state for node, state in before.items() if node not in canaries

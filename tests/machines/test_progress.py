@@ -36,7 +36,7 @@ def progress_of(index: Projection, now: float = T0) -> RolloutProgress:
     return rollout_progress(index, "R", now)
 
 
-def test_left_excluded_and_rolled_back_counts_as_skipped() -> None:
+def test_left_excluded_and_rolled_back_counted_among_skipped() -> None:
     index = index_of(NODES)
     submit(index, rollback=None)
     finish(index, "n1")
@@ -47,6 +47,7 @@ def test_left_excluded_and_rolled_back_counts_as_skipped() -> None:
     transition(index, "n5", Trigger.ROLLED_BACK, Outcome.ROLLED_BACK, isolated=False)
     seen = progress_of(index)
     assert (seen.total, seen.done, seen.failed, seen.skipped, seen.pending) == (5, 2, 0, 2, 1)
+    assert seen.rolled_back == sum(pool.rolled_back for pool in seen.pools) == 1
     assert seen.percent == 100.0 * 2 / 3
     assert seen.total == seen.done + seen.failed + seen.skipped + seen.pending + len(seen.in_flight)
 

@@ -61,7 +61,9 @@ class ReplayedFleet:
         }
         self.error_response: tuple[int, JSON] | None = None
         self.changed = threading.Condition()
-        self.counts: dict[str, int] = dict.fromkeys(("total", "done", "failed", "skipped", "pending"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("total", "done", "failed", "skipped", "rolled_back", "pending"), 0
+        )
         self.pools: dict[str, JSON] = {}
         self.used_slots: dict[str, set[str]] = {}
         for pool in range(pools):
@@ -94,6 +96,7 @@ class ReplayedFleet:
             self.counts["total"] += by
             self.counts["done"] += by * (outcome in ("changed", "already-current"))
             self.counts["skipped"] += by * (outcome in ("skipped", "rolled-back"))
+            self.counts["rolled_back"] += by * (outcome == "rolled-back")
             self.counts["failed"] += by * (phase == "failed")
             self.counts["pending"] += by * (phase == "pending")
         for name in node["pools"]:
@@ -103,6 +106,7 @@ class ReplayedFleet:
                 "done": 0,
                 "failed": 0,
                 "skipped": 0,
+                "rolled_back": 0,
                 "in_flight": 0,
                 "down": 0,
                 "unobserved": 0,
@@ -113,6 +117,7 @@ class ReplayedFleet:
             pool["done"] += by * (outcome in ("changed", "already-current"))
             pool["failed"] += by * (phase == "failed")
             pool["skipped"] += by * (outcome in ("skipped", "rolled-back"))
+            pool["rolled_back"] += by * (outcome == "rolled-back")
             pool["in_flight"] += by * (phase in BUSY)
             pool["down"] += by * (phase in (*BUSY, "failed"))
             taken = self.used_slots.setdefault(name, set())

@@ -24,7 +24,8 @@ Figures = dict[str, Any]
 
 _NUMBERS = re.compile(
     r"(?P<percent>\d+) %  (?P<done>[\d,]+) of (?P<wanted>[\d,]+) \w+(?:, (?P<failed>[\d,]+) failed)?"
-    r"(?:, (?P<skipped>[\d,]+) skipped)?, (?P<in_flight>[\d,]+) in flight, (?P<pending>[\d,]+) pending"
+    r"(?:, (?P<skipped>[\d,]+) skipped)?(?:, (?P<rolled_back>[\d,]+) rolled back)?"
+    r", (?P<in_flight>[\d,]+) in flight, (?P<pending>[\d,]+) pending"
 )
 _AGE = re.compile(r"● live .*?age (\d+)([sm]) ")
 _WORK = re.compile(r"~(\S+) left")
@@ -88,7 +89,8 @@ def fleet_page_figures(screen: str) -> Figures:
 
 def status_figures(status: Mapping[str, Any]) -> Figures:
     """Return the figures of a rollout's status."""
-    found: Figures = {name: float(status[name]) for name in ("done", "failed", "skipped", "pending")}
+    found: Figures = {name: float(status[name]) for name in ("done", "failed", "rolled_back", "pending")}
+    found["skipped"] = float(status["skipped"] - status["rolled_back"])
     found["percent"] = _percent(status["percent"])
     found["wanted"] = float(status["total"] - status["skipped"])
     found["in_flight"] = float(len(status["in_flight"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rolloutd.control import wire
+from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
@@ -100,14 +101,15 @@ def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
     glyph, role = summaries.state_glyph(each["state"], each["skipped"])
     percent = formatting.format_percent(each["percent"])
     ended = formatting.format_age(parse_timestamp(each["ended_at"]), now)
-    exceptions = f", {each['skipped']} skipped" if each["state"] == "done" and each["skipped"] else ""
+    exceptions = format_exceptions(each["skipped"], each["rolled_back"]) if each["state"] == "done" else ""
+    state = ", ".join(filter(None, (each["state"], exceptions)))
 
     def draw(width: int) -> Line:
         left: Line = [
             (f"{glyph} ", role),
             (fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3))), ""),
             (
-                f" {each['state']}{exceptions}  {percent}  by {each['submitted_by']}",
+                f" {state}  {percent}  by {each['submitted_by']}",
                 role if exceptions else "dim",
             ),
         ]

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from rolloutd.control import event_text, user_time
+from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph
 from tui.formatting.lines import Line, fit
@@ -78,7 +79,7 @@ def _counts_line(past: list[tuple[NodeState, PastPhase]]) -> Line:
     return [
         (f"  {percent}  {counts['done']:,} of {wanted:,} changed", "bold"),
         (f", {counts['failed']:,} failed" if counts["failed"] else "", "bad"),
-        (f", {skipped:,} skipped" if skipped else "", ""),
+        (f", {format_exceptions(skipped, counts['rolled-back'])}" if skipped else "", ""),
         (f", {in_flight:,} in flight, {counts['pending']:,} pending", ""),
     ]
 

@@ -10,6 +10,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from rolloutd.control import event_text
+from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
 from tui.formatting.lines import Line, fit, justify
@@ -397,10 +398,11 @@ def _duration(rollout: RolloutState, history: History, now: float) -> tuple[floa
 def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
     """Return a rollout's figures; on a narrow screen the rate gives way to them, and then the bar."""
     counts = rollout.counts
+    exceptions = format_exceptions(counts["skipped"], counts["rolled_back"])
     numbers = (
         f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"
         + (f", {counts['failed']:,} failed" if counts["failed"] else "")
-        + (f", {counts['skipped']:,} skipped" if counts["skipped"] else "")
+        + (f", {exceptions}" if exceptions else "")
         + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
     )
     low, high = summaries.format_work_left(rollout)

@@ -62,7 +62,7 @@ COUNTER_BY_OUTCOME = {
 }
 """The counter of a done node by outcome; a node that left is in none."""
 
-_COUNTERS = ("total", "done", "failed", "skipped", "pending")
+_COUNTERS = ("total", "done", "failed", "skipped", "rolled_back", "pending")
 
 _IDLE_PHASES = frozenset({"pending", "done"})
 
@@ -370,6 +370,8 @@ class Model:
         pools = node.pools if node is not None else in_flight.pools if in_flight is not None else ()
         self._adjust_counts(known, pools, _counter_of(fields["source"], "changed"), -1)
         self._adjust_counts(known, pools, _counter_of(fields["target"], fields["outcome"]), +1)
+        if fields["outcome"] == "rolled-back":  # counted as skipped too, as in the daemon
+            known.counts["rolled_back"] += 1
         if node is not None and node.isolated:
             # An isolated node uses its slots also while it is neither in flight nor failed.
             self._count_idle_isolation(known, pools, fields)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutd.control import event_text, wire, wire_fleet
+from rolloutd.text import format_exceptions
 from tui.formatting import formatting
 from tui.state import permissions
 from tui.state.model import COUNTER_BY_OUTCOME, Model
@@ -166,8 +167,8 @@ def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[st
     match rollout.state:
         case "done":
             changed = f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current"
-            skipped = rollout.counts["skipped"]
-            return sentence or (f"{changed}, {skipped} skipped" if skipped else changed), ""
+            exceptions = format_exceptions(rollout.counts["skipped"], rollout.counts["rolled_back"])
+            return sentence or ", ".join(filter(None, (changed, exceptions))), ""
         case "cancelled":
             finish = f"{moving} in flight will finish" if rollout.in_flight else ""
             return "; ".join(filter(None, [sentence, finish])), ""

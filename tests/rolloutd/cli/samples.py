@@ -42,6 +42,7 @@ ROLLOUT: dict[str, Any] = {
     "done": 7,
     "failed": 1,
     "skipped": 0,
+    "rolled_back": 0,
     "pending": 3,
     "in_flight": [
         {
@@ -61,6 +62,7 @@ ROLLOUT: dict[str, Any] = {
             "done": 2,
             "failed": 0,
             "skipped": 0,
+            "rolled_back": 0,
             "in_flight": 1,
             "down": 3,
             "unobserved": 2,

@@ -9,7 +9,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from rolloutd.control import event_text
 from rolloutd.engine import transition_log
-from rolloutd.text import pluralize
+from rolloutd.text import format_exceptions, pluralize
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,12 @@ def test_rollback_in_the_audit_says_so() -> None:
 
 def test_a_plural_of_its_own() -> None:
     assert pluralize(2, "process", "processes") == "2 processes"
+
+
+def test_rolled_back_nodes_are_not_named_skipped() -> None:
+    assert [format_exceptions(*counts) for counts in ((3, 1), (1, 1), (2, 0), (0, 0))] == [
+        "2 skipped, 1 rolled back",
+        "1 rolled back",
+        "2 skipped",
+        "",
+    ]
