@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -126,8 +129,17 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create the tables of this version in an empty database."""
-    for number, script in _migrations():
-        _migrate(connection, number, script)
+    _migrate(connection, len(_migrations()), _schema())
+
+
+@cache
+def _schema() -> str:
+    """Return a script with the result of all migrations; it takes a tenth of their time."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for number, script in _migrations():
+            _migrate(connection, number, script)
+        _, *statements, _ = connection.iterdump()  # without BEGIN and COMMIT
+        return "\n".join(statements)
 
 
 def has_current_schema(connection: sqlite3.Connection, name: str = "main") -> bool:
@@ -196,8 +208,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA secure_delete = ON")
         if 0 < version < SECRETS_REMOVED:
             connection.execute("VACUUM")  # older versions only marked it: drop those pages
-        for number, script in _migrations()[version:]:
-            _migrate(connection, number, script)
+        if not version:
+            create_tables(connection)
+        else:
+            for number, script in _migrations()[version:]:
+                _migrate(connection, number, script)
         # The WAL has old pages until it is emptied; if a reader prevents that, the next start does it.
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except (*DATABASE_ERRORS, RolloutdError):
@@ -222,7 +237,8 @@ def _read_schema_version(connection: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
-def _migrations() -> list[tuple[int, str]]:
+@cache
+def _migrations() -> Sequence[tuple[int, str]]:
     """Return the migrations, oldest first; they are numbered without gaps."""
     directory = resources.files("rolloutd.store") / "migrations"
     files = sorted((entry.name, entry) for entry in directory.iterdir() if entry.name.endswith(".sql"))

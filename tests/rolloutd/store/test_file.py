@@ -132,6 +132,15 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
         assert connection.execute("SELECT name FROM sqlite_schema WHERE name = 'half'").fetchall() == []
 
 
+def test_new_database_equals_migrated_one(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as migrated:
+        for number, script in database._migrations():
+            database._migrate(migrated, number, script)
+        with closing(database.open_writer(tmp_path / "db")) as new:
+            assert list(new.iterdump()) == list(migrated.iterdump())
+            assert database.has_current_schema(new)
+
+
 def test_migrations_are_numbered_without_gaps() -> None:
     directory = Path(database.__file__).parent / "migrations"
     names = sorted(path.name for path in directory.glob("*.sql"))
