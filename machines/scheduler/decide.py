@@ -95,17 +95,18 @@ def decide(index: Index, now: float) -> Decision:
 
 def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     """Return the reason for a node's state; raises KeyError for a node that is not a target."""
+    return explain_rollout_nodes(index, rollout_id, now, (node,))[node]
+
+
+def explain_rollout_nodes(
+    index: Index, rollout_id: str, now: float, nodes: Iterable[str] | None = None
+) -> dict[str, Reason]:
+    """Return the reason for the state of each node of a rollout, or of these nodes."""
     index = index.at(now)
-    return _explain(index, rollout_id, (index.target(rollout_id, node),), now)[node]
-
-
-def explain_rollout_nodes(index: Index, rollout_id: str, now: float) -> dict[str, Reason]:
-    """Return the reason for the state of every node of a rollout."""
-    index = index.at(now)
-    return _explain(index, rollout_id, index.targets(rollout_id), now)
-
-
-def _explain(index: Index, rollout_id: str, targets: Iterable[Target], now: float) -> dict[str, Reason]:
+    if nodes is None:
+        targets = index.targets(rollout_id)
+    else:
+        targets = [index.target(rollout_id, node) for node in nodes]
     rollout = index.rollout(rollout_id)
     shared = start_blockers.rollout_blocker(index, rollout, now)
     progress = waves.wave_progress(index, rollout, now)

@@ -95,10 +95,6 @@ class Client:
     def get(self, path: str, query: Query | None = None) -> Any:
         return _decode_json(self._send("GET", path, query, None, ""))
 
-    def get_text(self, path: str, query: Query | None = None) -> str:
-        """Return the body undecoded, for callers that must not block while decoding."""
-        return self._send("GET", path, query, None, "").decode()
-
     def post(self, path: str, body: Any = None) -> Any:
         return _decode_json(self._send("POST", path, None, _encode_json(body), "application/json"))
 

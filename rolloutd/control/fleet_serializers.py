@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
 from machines.model.node import Conflict, Node, NodeHealth, natural_sort_key
@@ -10,7 +12,8 @@ from machines.model.windows import Freeze
 from machines.rules import pools
 from rolloutd import reason_text
 from rolloutd.control import wire_fleet
-from rolloutd.control.serializers import format_optional_timestamp, format_timestamp
+from rolloutd.control.requests import PageQuery
+from rolloutd.control.serializers import format_optional_timestamp, format_timestamp, page
 from rolloutd.engine.state import SourceState, State
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
@@ -104,13 +107,17 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 # -- the inventory ------------------------------------------------------------
 
 
-def inventory(state: State) -> wire_fleet.Inventory:
+def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
     index, now = state.index, state.now()
+    names = sorted(index.nodes, key=natural_sort_key)
+    if query.after is not None:
+        begin = natural_sort_key(query.after)
+        names = names[bisect_right(names, begin, key=natural_sort_key) :]
+    shown, next_after = page(names, query, str)
     return {
-        "nodes": [
-            _inventory_node(index, index.nodes[name]) for name in sorted(index.nodes, key=natural_sort_key)
-        ],
+        "nodes": [_inventory_node(index, index.nodes[name]) for name in shown],
         "sources": [_source(each, now) for each in state.sources.values()],
+        "next": next_after,
     }
 
 

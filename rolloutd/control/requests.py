@@ -41,7 +41,7 @@ MAX_WINDOWS = 100
 """Windows of one team; every decision evaluates all of them."""
 
 MAX_PAGE_SIZE = 1_000
-"""Audit entries of one page: default and maximum."""
+"""Nodes or audit entries of one page; for audit entries also the default."""
 
 
 def _require_printable(text: str) -> str:
@@ -71,6 +71,7 @@ Name = Annotated[
 Gate = Literal["pilot", "start", "continue", "proceed"]
 Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)]
 
 
 class RequestBody(BaseModel):
@@ -260,6 +261,13 @@ class StatusQuery(QueryParams):
     all: bool = False
 
 
+class PageQuery(QueryParams):
+    """At most `limit` nodes, those that follow the node `after`; without both, all."""
+
+    limit: PageSize | None = None
+    after: Name | None = None
+
+
 class ChangesQuery(QueryParams):
     """Changes of all plans, or of one."""
 
@@ -320,7 +328,7 @@ class AuditQuery(QueryParams):
     kind: Name | None = None
     after: Count = 0
     before: Count | None = None
-    limit: Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)] = MAX_PAGE_SIZE
+    limit: PageSize = MAX_PAGE_SIZE
 
 
 class VerifyQuery(QueryParams):

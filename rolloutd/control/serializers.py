@@ -6,9 +6,9 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from machines.facts import votes
 from machines.facts.availability import observed_unavailability
@@ -26,6 +26,7 @@ from machines.scheduler.progress import rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_configuration, wire_plans, wire_preparation
+from rolloutd.control.requests import PageQuery
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
@@ -33,6 +34,8 @@ from rolloutd.ports import AuditReport, ClosedRollout, RunnerStatus
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
 from rolloutd.vote_text import describe_missing_votes
+
+T = TypeVar("T")
 
 NO_PROGRESS = StepProgress()
 
@@ -342,17 +345,31 @@ def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reaso
     }
 
 
-def nodes(state: State, resolved: ResolvedRollout) -> list[wire.Node]:
-    """Return the nodes of a rollout in their order, each with the reason why it does not move."""
-    targets = sorted(resolved.index.targets(resolved.rollout.id), key=lambda target: target.position)
-    now = state.now()
-    blockers = decide.explain_rollout_nodes(resolved.index, resolved.rollout.id, now)
+def nodes(state: State, resolved: ResolvedRollout, query: PageQuery) -> wire.Nodes:
+    """Return nodes of a rollout in their order, each with the reason why it does not move."""
+    index, rollout, now = resolved.index, resolved.rollout.id, state.now()
+    rest = sorted(index.targets(rollout), key=lambda target: target.position)
+    if query.after is not None:
+        rest = rest[rest.index(resolved.target(query.after)) + 1 :]
+    targets, next_after = page(rest, query, lambda target: target.node)
+    blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets])
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
-        node_reason(resolved.index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
+        node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
         for each in targets
     )
-    return [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)]
+    return {
+        "nodes": [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)],
+        "seq": state.changes.latest_seq,
+        "next": next_after,
+    }
+
+
+def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+    """Return the first items up to the limit, and the name of the last one if more follow."""
+    if query.limit is None or len(rest) <= query.limit:
+        return rest, None
+    return rest[: query.limit], name_of(rest[query.limit - 1])
 
 
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:

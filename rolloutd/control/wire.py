@@ -300,10 +300,14 @@ class Node(TypedDict):
 
 
 class Nodes(TypedDict):
-    """The nodes of a rollout in their order, as of audit entry `seq`."""
+    """A rollout's nodes in their order, as of audit entry `seq`.
+
+    `next` is the `after` of the next page, null at the end.
+    """
 
     nodes: list[Node]
     seq: int
+    next: str | None
 
 
 class Failure(TypedDict):

@@ -149,10 +149,11 @@ class InventorySourceStatus(TypedDict):
 
 
 class Inventory(TypedDict):
-    """All known nodes and their sources."""
+    """The known nodes by name, and their sources; `next` is the `after` of the next page, null at the end."""
 
     nodes: list[InventoryNode]
     sources: list[InventorySourceStatus]
+    next: str | None
 
 
 class RefreshResponse(TypedDict):

@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["rollouts", _, "review"]:
                 self._send_json(fleet.review)
             case ["rollouts", _, "nodes"]:
-                self._send_json(fleet.all_nodes())
+                self._send_json(fleet.all_nodes(query))
             case ["rollouts", _, "nodes", name]:
                 self._send_json(fleet.detail(name))
             case ["rollouts", _, "nodes", name, "log"]:

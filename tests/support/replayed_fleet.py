@@ -8,6 +8,7 @@ Longer than 500 lines: the API's responses are long.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -411,10 +412,18 @@ class ReplayedFleet:
             "remedy": None,
         }
 
-    def all_nodes(self) -> JSON:
-        """Return the nodes."""
+    def all_nodes(self, query: Mapping[str, str] | None = None) -> JSON:
+        """Return a page of the nodes, or all of them."""
+        query = query or {}
         with self.changed:
-            return {"nodes": [self.node(name) for name in self.nodes], "seq": self.seq}
+            names = list(self.nodes)
+            rest = names[names.index(query["after"]) + 1 :] if "after" in query else names
+            page = rest[: int(query.get("limit", len(rest)))]
+            return {
+                "nodes": [self.node(name) for name in page],
+                "seq": self.seq,
+                "next": page[-1] if len(page) < len(rest) else None,
+            }
 
     def detail(self, name: str) -> JSON:
         """Return a node with its steps."""

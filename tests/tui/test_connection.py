@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rolloutd.control.client import Client
 from tests.support.replay_server import ReplayServer
 from tests.support.replayed_fleet import ReplayedFleet
 from tests.tui.harness import run_console, running_fleet, screen_text, wait_for_text, wait_until
 from tui.app import Console
+from tui.connection.event_stream import Response
+from tui.state.fetch_queue import NODES_PER_PAGE, FetchQueue
+from tui.state.model import Model
 
 
 async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> None:
@@ -48,6 +53,25 @@ async def test_daemon_with_another_history_is_loaded_again(socket_dir: Path) -> 
             await wait_until(pilot, lambda: "kernel-x7k2p" not in screen_text(pilot.app))
         finally:
             again.close()
+
+
+async def test_nodes_of_a_large_fleet_are_read_in_pages(socket_dir: Path) -> None:
+    fleet = ReplayedFleet(pools=21, per_pool=NODES_PER_PAGE // 20, at=1_800_000_000.0)
+    model, server = Model(), ReplayServer(fleet, socket_dir / "s")
+
+    async def call(request: Callable[[], Any]) -> Response[Any]:
+        return Response(request())
+
+    try:
+        queue = FetchQueue(model, Client(socket_dir / "s"), call, lambda: fleet.at, lambda: 0.0)
+        model.apply_status(fleet.status())
+        model.track_nodes(fleet.id)
+        for fetch in queue.due_fetches():
+            await fetch()
+    finally:
+        server.close()
+    assert [*(model.rollouts[fleet.id].nodes or {})] == [*fleet.nodes]
+    assert len(fleet.nodes) > NODES_PER_PAGE
 
 
 async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:

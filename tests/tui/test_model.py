@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 from hypothesis import given, settings
@@ -66,7 +65,7 @@ def model_of(fleet: ReplayedFleet) -> Model:
 def apply_responses(model: Model, fleet: ReplayedFleet, responses: tuple[Any, Any]) -> None:
     model.apply_status(responses[0])
     model.track_nodes(fleet.id)
-    model.apply_nodes(fleet.id, parse_nodes(json.dumps(responses[1])))
+    model.apply_nodes(fleet.id, parse_nodes([responses[1]]))
 
 
 def visible_state(model: Model, fleet: ReplayedFleet) -> Any:
@@ -94,6 +93,27 @@ def visible_state(model: Model, fleet: ReplayedFleet) -> Any:
             for name, node in known.nodes.items()
         },
     }
+
+
+@property_settings
+@given(before=moves, between=moves, after=moves)
+def test_pages_of_different_entries_equal_a_later_response(before: Any, between: Any, after: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, before)
+    model, first = Model(), copy.deepcopy(fleet.all_nodes({"limit": "2"}))
+    model.apply_status(fleet.status())
+    model.track_nodes(fleet.id)
+    apply_moves(fleet, between)
+    pages = [first, copy.deepcopy(fleet.all_nodes({"after": first["next"]}))]
+    apply_moves(fleet, after)
+    model.apply_stream_lines(stream_lines(fleet))
+    model.apply_nodes(fleet.id, parse_nodes(pages))
+    known, later = model.rollouts[fleet.id].nodes, model_of(fleet).rollouts[fleet.id].nodes
+    assert known is not None
+    assert later is not None
+    assert [(each.node, each.phase, each.since, each.attempt) for each in known.values()] == [
+        (each.node, each.phase, each.since, each.attempt) for each in later.values()
+    ]
 
 
 @property_settings

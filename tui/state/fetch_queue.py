@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from rolloutd.control.client import Client, DaemonUnreachable, api_path
+from rolloutd.control import wire
+from rolloutd.control.client import Client, api_path
 from tui.connection.event_stream import Response
 from tui.state.model import FetchRequest, Model
 from tui.state.values import NodesSnapshot, parse_nodes
@@ -34,6 +35,9 @@ URGENT_INTERVAL_S = 0.1
 
 COST_FACTOR = 20
 """Pause after slow work, in multiples of its duration: it uses 5 % of a core at most."""
+
+NODES_PER_PAGE = 1_000
+"""Decoding a page holds the interpreter for some milliseconds, and the console answers no key meanwhile."""
 
 MAX_COMPLETED = 256
 """Requests whose completion is remembered, more than one console shows."""
@@ -111,8 +115,13 @@ class FetchQueue:
 
     def _fetch_nodes(self, path: str) -> NodesSnapshot:
         """Fetch and parse nodes in the request's thread, so that drawing continues."""
-        text = self._client.get_text(path)
-        try:
-            return parse_nodes(text, self._key_delay)
-        except ValueError as exc:
-            raise DaemonUnreachable(f"response: invalid: {exc}") from exc
+        return parse_nodes(self._node_pages(path), self._key_delay)
+
+    def _node_pages(self, path: str) -> Iterator[wire.Nodes]:
+        after: str | None = None
+        while True:
+            page: wire.Nodes = self._client.get(path, {"limit": NODES_PER_PAGE, "after": after})
+            yield page
+            after = page["next"]
+            if after is None:
+                return

@@ -25,6 +25,7 @@ from tui.state.values import (
     CLOSED_STATES,
     InFlightNode,
     NodesSnapshot,
+    NodeState,
     RolloutState,
     parse_in_flight_node,
     parse_pool,
@@ -72,11 +73,12 @@ _NODE_EVENTS = frozenset(
         "TargetsJoined",
         "TargetChanged",
         "NodeOrdered",
+        "NodeAdvanced",
         "PreparationRecorded",
         "ArtifactsBuilt",
     }
 )
-"""Events that change counts or reasons of a rollout's nodes."""
+"""Events that change counts, reasons or the order of a rollout's nodes."""
 
 _GATE_EVENTS = frozenset({"VoteCast", "VoteWithdrawn", "GateOpened"})
 
@@ -155,10 +157,9 @@ class Model:
             return
         if not self._has_entries_since(snapshot.seq):
             self._add_fetch_request("nodes", rollout)
-        known.nodes, known.nodes_seq = snapshot.nodes, snapshot.seq
-        known.node_deadlines = snapshot.deadlines
+        known.nodes, known.node_deadlines = snapshot.nodes, snapshot.deadlines
         for entry in self._entries_after(snapshot.seq, rollout):
-            self._apply_to_node(known, entry)
+            self._apply_to_node(known, known.nodes, entry)
         self._fill_pools(known)
         self._set_in_flight(known, known.in_flight)
         self.version += 1
@@ -216,7 +217,7 @@ class Model:
             self.histories.pop(old, None)
             evicted = self.rollouts.get(old)
             if evicted is not None:
-                evicted.nodes, evicted.nodes_seq, evicted.node_deadlines = None, -1, frozenset()
+                evicted.nodes, evicted.node_deadlines = None, frozenset()
                 for pool in evicted.pools.values():
                     pool.nodes = []
         del self._tracked_rollouts[:-MAX_TRACKED_ROLLOUTS]
@@ -308,8 +309,8 @@ class Model:
 
     def _apply_to_rollout(self, known: RolloutState, entry: Mapping[str, Any]) -> None:
         """Apply one entry to the responses about a rollout that are older than the entry."""
-        if entry["seq"] > known.nodes_seq and known.nodes is not None:
-            self._apply_to_node(known, entry)
+        if known.nodes is not None:
+            self._apply_to_node(known, known.nodes, entry)
         if entry["seq"] > known.seq:
             self._apply_to_counts(known, entry)
         if entry["event"] in _GATE_EVENTS and known.id in self.reviews:
@@ -320,10 +321,11 @@ class Model:
             self._add_fetch_request("rollout", known.id)
         known.version += 1
 
-    def _apply_to_node(self, known: RolloutState, entry: Mapping[str, Any]) -> None:
-        assert known.nodes is not None
-        node = known.nodes.get(entry["node"] or "")
-        if node is None:
+    def _apply_to_node(
+        self, known: RolloutState, nodes: Mapping[str, NodeState], entry: Mapping[str, Any]
+    ) -> None:
+        node = nodes.get(entry["node"] or "")
+        if node is None or entry["seq"] <= node.seq:
             return
         fields = entry["fields"]
         match entry["event"]:

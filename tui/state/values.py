@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from rolloutd.control import wire
-from tui.connection import incremental_json
 
 BUSY_PHASES = frozenset({"isolating", "maintaining", "verifying"})
 
@@ -35,9 +34,10 @@ def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
 
 @dataclass(slots=True)
 class NodeState:
-    """A node of a rollout: the last response, and the events since."""
+    """A node of a rollout: the last response, of audit entry `seq`, and the events since."""
 
     node: str
+    seq: int
     team: str | None
     pools: tuple[str, ...]
     wave: str
@@ -106,7 +106,6 @@ class RolloutState:
     in_flight: dict[str, InFlightNode] = field(default_factory=dict)
     pools: dict[str, PoolState] = field(default_factory=dict)
     nodes: dict[str, NodeState] | None = None
-    nodes_seq: int = -1
     node_deadlines: frozenset[float] = frozenset()
     recent_completions: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_COMPLETIONS))
     version: int = 0
@@ -134,7 +133,7 @@ class RolloutState:
 
 @dataclass(frozen=True, slots=True)
 class NodesSnapshot:
-    """The parsed nodes of a rollout after audit entry `seq`; the model takes and mutates them."""
+    """The parsed nodes of a rollout after audit entry `seq` or later; the model takes and mutates them."""
 
     nodes: dict[str, NodeState]
     seq: int
@@ -142,25 +141,26 @@ class NodesSnapshot:
     """When time ends the reasons of its nodes, in epoch seconds."""
 
 
-def parse_nodes(text: str, delay: Callable[[], float] = lambda: 0.0) -> NodesSnapshot:
-    """Parse a response of type wire.Nodes; before each node, sleep for the delay."""
+def parse_nodes(pages: Iterable[wire.Nodes], delay: Callable[[], float] = lambda: 0.0) -> NodesSnapshot:
+    """Parse the pages of a rollout's nodes; before each node, sleep for the delay."""
     # Thousands of nodes share few pools and reasons; one copy of each saves tens of MiB.
     pools: dict[tuple[str, ...], tuple[str, ...]] = {}
     reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]] = {}
-
-    def parse(each: wire.Node) -> NodeState:
-        if pause := delay():
-            time.sleep(pause)
-        return _parse_node(each, pools, reasons)
-
-    response = incremental_json.decode_object(text, "nodes", parse)
+    nodes: dict[str, NodeState] = {}
+    first_seq: int | None = None
+    for page in pages:
+        first_seq = page["seq"] if first_seq is None else first_seq
+        for each in page["nodes"]:
+            if pause := delay():
+                time.sleep(pause)
+            nodes[each["node"]] = _parse_node(each, page["seq"], pools, reasons)
     ends = (parse_timestamp(remedy_deadline(reason)) for reason, _ in reasons.values())
-    deadlines = frozenset(at for at in ends if at is not None)
-    return NodesSnapshot({each.node: each for each in response["nodes"]}, response["seq"], deadlines)
+    return NodesSnapshot(nodes, first_seq or 0, frozenset(at for at in ends if at is not None))
 
 
 def _parse_node(
     each: wire.Node,
+    seq: int,
     shared_pools: dict[tuple[str, ...], tuple[str, ...]],
     shared_reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]],
 ) -> NodeState:
@@ -172,6 +172,7 @@ def _parse_node(
         reason, waiting_key = shared_reasons[identity]
     return NodeState(
         node=each["node"],
+        seq=seq,
         team=each["team"],
         pools=shared_pools.setdefault(pools, pools),
         wave=each["wave"],

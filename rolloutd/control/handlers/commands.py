@@ -325,7 +325,7 @@ async def accept_inventory(services: Services, request: Request) -> wire_fleet.I
     """Let the held answer of an inventory source take effect."""
     body: requests.AcceptInventory = request.body
     await services.accept_inventory(body.source, request.identity.actor, body.reason)
-    return fleet_serializers.inventory(services.state)
+    return fleet_serializers.inventory(services.state, requests.PageQuery())
 
 
 @routes.add("POST", "/v1/inventory/{n}/pin", body_model=requests.ReasonBody, access=rights.INVENTORY_ADMIN)

@@ -23,7 +23,7 @@ from rolloutd.control import (
 from rolloutd.control.comparison import comparison
 from rolloutd.control.handover import handover
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import AuditQuery, HandoverQuery, StatusQuery, VerifyQuery
+from rolloutd.control.requests import AuditQuery, HandoverQuery, PageQuery, StatusQuery, VerifyQuery
 from rolloutd.control.resolve import (
     MAX_CLOSED,
     ResolvedRollout,
@@ -120,11 +120,11 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
     )
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes")
+@routes.add("GET", "/v1/rollouts/{r}/nodes", query_model=PageQuery)
 async def nodes(services: Services, request: Request) -> wire.Nodes:
     """Show the nodes of a rollout."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    return {"nodes": serializers.nodes(services.state, resolved), "seq": services.state.changes.latest_seq}
+    return serializers.nodes(services.state, resolved, request.query)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
@@ -199,10 +199,10 @@ async def settings(services: Services, request: Request) -> wire_fleet.SettingsS
     return fleet_serializers.settings(services.state.settings)
 
 
-@routes.add("GET", "/v1/inventory")
+@routes.add("GET", "/v1/inventory", query_model=PageQuery)
 async def inventory(services: Services, request: Request) -> wire_fleet.Inventory:
     """Show all known nodes, and the age of each source's answer."""
-    return fleet_serializers.inventory(services.state)
+    return fleet_serializers.inventory(services.state, request.query)
 
 
 @routes.add("GET", "/v1/inventory/{n}")

@@ -431,6 +431,24 @@ async def test_audit_pages_backwards_with_before(tmp_path: Path) -> None:
         assert page["entries"] == []
 
 
+async def test_nodes_are_paged_in_their_order(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        path = f"/v1/rollouts/{await inside.start()}/nodes"
+        await inside.request("olga", "post", f"{path}/s2/advance", REASON)
+        for asked in (path, "/v1/inventory"):
+            whole = await inside.request("nora", "get", asked)
+            paged, after = [], ""
+            while after is not None:
+                page = await inside.request("nora", "get", f"{asked}?limit=1{after and '&after=' + after}")
+                paged += page["nodes"]
+                after = page["next"]
+            assert (paged, whole["next"]) == (whole["nodes"], None)
+        assert [each["node"] for each in whole["nodes"]] == ["p1", "p2", "s1", "s2"]
+        assert (await inside.request("nora", "get", "/v1/inventory?after=p10"))["nodes"] == whole["nodes"][2:]
+        with pytest.raises(ApiError, match="did you mean"):
+            await inside.request("nora", "get", f"{path}?after=p11")
+
+
 async def test_absent_is_null_and_never_an_empty_string(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
