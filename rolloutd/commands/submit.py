@@ -1,4 +1,4 @@
-"""Submission of a plan: read, pin, resolve, assign waves, hash, open a rollout.
+"""Submission of a plan that was read: pin, resolve, assign waves, hash, open a rollout.
 
 Preview and submit differ only in the last step, so a submit opens what was
 previewed.  The daemon opens no path that a client names: a `path` source is an
@@ -76,13 +76,11 @@ NO_OVERRIDES = Overrides()
 async def resolve_plan(
     state: State,
     sources: SourceStore,
-    file: str,
-    text: bytes,
+    plan_file: PlanFile,
     upload: str | None,
     force: ForcedStages = NOT_FORCED,
 ) -> ResolvedPlan:
     """Resolve a plan against the current inventory; raises InvalidFile, SourceFailed or Refused."""
-    plan_file = await asyncio.to_thread(planfile.read, text, file)
     with contextlib.suppress(TimeoutError):
         # After a timeout, the inventory of the last run is used.
         await asyncio.wait_for(state.inventory_refreshed.wait(), FIRST_REFRESH_TIMEOUT_S)
@@ -134,8 +132,7 @@ def draft_of(resolved: ResolvedPlan) -> Draft:
 async def submit(
     state: State,
     sources: SourceStore,
-    file: str,
-    text: bytes,
+    plan_file: PlanFile,
     upload: str | None,
     actor: Actor,
     *,
@@ -145,7 +142,7 @@ async def submit(
     force: ForcedStages = NOT_FORCED,
 ) -> tuple[str, bool]:
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
-    resolved = await resolve_plan(state, sources, file, text, upload, force)
+    resolved = await resolve_plan(state, sources, plan_file, upload, force)
     _require_coverage(resolved)
     async with state.submit_lock:
         known_invalid = await matching_verdicts(state, draft_of(resolved))

@@ -169,10 +169,9 @@ class RollBack(ReasonBody):
         return self
 
 
-class SetTeamRules(RequestBody):
+class SetTeamRules(ReasonBody):
     """A team's own windows and canaries; a missing key keeps them, an empty list removes them."""
 
-    reason: Reason
     windows: Annotated[list[WindowSpec], Field(max_length=MAX_WINDOWS)] | None = None
     canaries: Names | None = None
 
@@ -189,43 +188,29 @@ class OptionalReasonBody(RequestBody):
     reason: Reason | None = None
 
 
-class CastVote(RequestBody):
-    """A yes or no at a gate; `shown` are the failures that a proceed vote covers."""
+class WithdrawVote(ReasonBody):
+    """The gate at which the caller's votes are withdrawn."""
 
     gate: Gate
-    yes: bool
-    reason: Reason
     team: Name | None = None
-    digest: Name | None = None
     wave: Name | None = None
+
+
+class CastVote(WithdrawVote):
+    """A yes or no at a gate; `shown` are the failures that a proceed vote covers."""
+
+    yes: bool
+    digest: Name | None = None
     shown: Names | None = None
     nodes: Names = Field(default_factory=list)
     more: Annotated[int, Field(ge=0, le=MAX_NODES_NAMED)] = 0
     until: AwareDatetime | None = None
 
 
-class WithdrawVote(RequestBody):
-    gate: Gate
-    reason: Reason
-    team: Name | None = None
-    wave: Name | None = None
-
-
-class SkipNode(RequestBody):
+class SkipNode(ReasonBody):
     """Leave a node out; an isolated node needs `put_back`."""
 
-    reason: Reason
     put_back: Literal["return", "leave"] | None = None
-
-
-class TakeHold(RequestBody):
-    """Take a node's slots; (source, id) is the hold's owner, by default the person."""
-
-    node: Name
-    id: Name | None = None
-    source: Name | None = None
-    until: AwareDatetime | None = None
-    reason: Reason
 
 
 class ReleaseHold(RequestBody):
@@ -234,10 +219,15 @@ class ReleaseHold(RequestBody):
     source: Name | None = None
 
 
-class StartFreeze(RequestBody):
+class TakeHold(ReleaseHold, ReasonBody):
+    """Take a node's slots; (source, id) is the hold's owner, by default the person."""
+
+    until: AwareDatetime | None = None
+
+
+class StartFreeze(ReasonBody):
     """Start no node in `scope`: `all`, `team/NAME`, `node/NAME` or a pool."""
 
-    reason: Reason
     scope: Name = "all"
     until: AwareDatetime | None = None
 

@@ -7,18 +7,18 @@ server checks what was sent and writes what is returned.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
-from rolloutd.control.requests import NoParams, QueryParams
+from rolloutd.control.requests import NoParams, QueryParams, RequestBody
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
-from rolloutd.ports import JSON, AuditReport, Checkpoints, Runner, SourceStore
+from rolloutd.ports import AuditReport, Checkpoints, Runner, SourceStore
 
 
 def _record_nothing(report: AuditReport) -> None:
@@ -36,6 +36,9 @@ async def _observe_nothing(nodes: Sequence[str]) -> None:
 async def _change_nothing(name: str, actor: Actor, reason: str) -> None:
     pass
 
+
+Input = TypeVar("Input", covariant=True)
+Body = TypeVar("Body", covariant=True)
 
 InventoryCommand = Callable[[str, Actor, str], Awaitable[None]]
 """Changes what is believed of a source or a node, on behalf of an actor and for a reason."""
@@ -69,36 +72,35 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request: the caller, the path's parameters, the query and the body."""
+class Request(Generic[Input]):
+    """A checked request: the caller, the path's parameters, and the query or the body as `input`."""
 
     identity: Identity
-    operation: str = ""
-    path_params: Mapping[str, str] = field(default_factory=dict)
-    query: Any = None
-    body: Any = None
+    operation: str
+    path_params: Mapping[str, str]
+    input: Input
     upload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Created:
+class Created(Generic[Body]):
     """An answer with status 201: something new exists."""
 
-    body: JSON
+    body: Body
 
 
 LineStream = AsyncGenerator[Any, None]
 """A stream: one JSON object per line."""
 
-Handler = Callable[[Services, Request], Awaitable[Any]]
+Handler = Callable[[Services, Request[Any]], Awaitable[Any]]
 """Returns a JSON value, Created, or a LineStream if the route streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row of the route table.
+    """One row of the route table: a handler, the models of its input and of its answer, and who may call it.
 
-    `response_type` is the TypedDict of the body, or of one line if the route streams.
+    `response_type` is the model of the body, or of one line if the route streams.
     `access` is checked before query and body are read, and is in the documents.  `is_heavy`: a core is busy
     for seconds, so only few run at once.
     """
@@ -107,43 +109,46 @@ class Route:
     path: str
     handler: Handler
     summary: str
+    query_model: type[QueryParams]
+    body_model: type[RequestBody] | None
     response_type: Any
-    body_model: type[Any] | None = None
-    query_model: type[QueryParams] = NoParams
+    streams: bool
+    creates: bool
     upload_type: str | None = None
-    is_body_optional: bool = False
-    streams: bool = False
-    creates: bool = False
     is_heavy: bool = False
     access: rights.Access = rights.EVERYBODY
+
+    @property
+    def is_body_optional(self) -> bool:
+        fields = {} if self.body_model is None else self.body_model.model_fields
+        return not any(each.is_required() for each in fields.values())
 
 
 class RouteTable(list[Route]):
     """The routes of one module: `@routes.add(...)` above a handler adds it."""
 
-    def add(
-        self, method: str, path: str, *, creates: Any = None, **options: Any
-    ) -> Callable[[Handler], Handler]:
-        """Add a route; its summary is the handler's docstring, its type the return annotation.
-
-        `creates` is the response type of a handler that may return Created; `options` are fields of Route.
-        """
+    def add(self, method: str, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        """Add a route; its models are the handler's annotations, its summary is the handler's docstring."""
 
         def register(handler: Handler) -> Handler:
-            response_type = creates or get_type_hints(handler)["return"]
-            streams = get_origin(response_type) is AsyncGenerator
-            if streams:
-                response_type = get_args(response_type)[0]
-            summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
+            hints = get_type_hints(handler)
+            (model,) = get_args(hints["request"])
+            is_body = issubclass(model, RequestBody)
+            kinds = {get_origin(each): each for each in get_args(hints["return"])} | {
+                get_origin(hints["return"]): hints["return"]
+            }
+            wrapped = kinds.get(AsyncGenerator) or kinds.get(Created)
             self.append(
                 Route(
                     method,
                     path,
                     handler,
-                    summary,
-                    response_type,
-                    streams=streams,
-                    creates=creates is not None,
+                    summary=(handler.__doc__ or "").partition("\n")[0].rstrip("."),
+                    query_model=NoParams if is_body else model,
+                    body_model=model if is_body else None,
+                    response_type=hints["return"] if wrapped is None else get_args(wrapped)[0],
+                    streams=AsyncGenerator in kinds,
+                    creates=Created in kinds,
                     **options,
                 )
             )

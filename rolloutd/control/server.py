@@ -207,18 +207,18 @@ class ControlServer:
         settings = self._services.state.settings
         return identify(account, settings.teams.items(), settings.admins)
 
-    async def _read_request(self, route: Route, request: web.Request, identity: Identity) -> Request:
+    async def _read_request(self, route: Route, request: web.Request, identity: Identity) -> Request[Any]:
         path_params, operation = dict(request.match_info), route.handler.__name__
         query = _parse_query(route, request)
         if route.upload_type is not None:
             upload = await self._read_upload(route, request, identity.uid)
-            return Request(identity, operation, path_params, query, upload=upload)
+            return Request(identity, operation, path_params, query, upload)
         if route.body_model is None:
             return Request(identity, operation, path_params, query)
         raw = await _read_limited(request, MAX_BODY_BYTES)
         if not raw.strip() and route.is_body_optional:
             raw = b"{}"
-        return Request(identity, operation, path_params, query, _parse_body(route.body_model, raw))
+        return Request(identity, operation, path_params, _parse_body(route.body_model, raw))
 
     async def _read_upload(self, route: Route, request: web.Request, uid: int) -> bytes:
         if request.content_type != route.upload_type:

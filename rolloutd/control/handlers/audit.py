@@ -9,15 +9,10 @@ from rolloutd.control.routes import Request, RouteTable, Services
 routes = RouteTable()
 
 
-@routes.add(
-    "POST",
-    "/v1/audit/settle",
-    body_model=requests.SettleBody,
-    access=rights.ADMIN,
-)
-async def settle(services: Services, request: Request) -> wire.AuditVerification:
+@routes.add("POST", "/v1/audit/settle", access=rights.ADMIN)
+async def settle(services: Services, request: Request[requests.SettleBody]) -> wire.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""
-    body: requests.SettleBody = request.body
+    body = request.input
     state = services.state
     async with state.exclusive_commit(request.identity.actor) as commit:
         events = await audit_settlement.settle(state, request.identity, body.subjects, body.keep, body.reason)

@@ -9,8 +9,8 @@ from rolloutd.control.routes import Request, RouteTable, Services
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/changes", query_model=requests.ChangesQuery)
-async def changes(services: Services, request: Request) -> wire_changes.Changes:
+@routes.add("GET", "/v1/changes")
+async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_changes.Changes:
     """Show which node has which change, across rollouts."""
-    query: requests.ChangesQuery = request.query
+    query = request.input
     return await change_matrix(services.state, query.plan)

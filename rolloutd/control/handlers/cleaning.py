@@ -14,10 +14,12 @@ from rolloutd.errors import Refused
 routes = RouteTable()
 
 
-@routes.add("POST", "/v1/clean/{s}", body_model=requests.CleanBody, access=rights.CLEANER, is_heavy=True)
-async def clean(services: Services, request: Request) -> AsyncGenerator[wire_fleet.CleanLine, None]:
+@routes.add("POST", "/v1/clean/{s}", access=rights.CLEANER, is_heavy=True)
+async def clean(
+    services: Services, request: Request[requests.CleanBody]
+) -> AsyncGenerator[wire_fleet.CleanLine, None]:
     """Stream what is removed from a node, or from each node of a rollout, that ended rollouts left there."""
-    body: requests.CleanBody = request.body
+    body = request.input
     state, cleaner, subject = services.state, services.cleaner, request.path_params["s"]
     if cleaner is None:
         raise Refused("not-available", "this daemon cannot clean nodes; upgrade it")

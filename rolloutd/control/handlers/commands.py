@@ -27,7 +27,6 @@ from rolloutd.errors import Refused
 NO_REASON = "no reason given"
 
 _ROLLOUT_PATH, _NODE_PATH = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
-_REASON, _REASON_NOW = requests.ReasonBody, requests.ReasonNowBody
 
 _RolloutCommand = Callable[[State, Identity, Rollout, str], Events]
 _NodeCommand = Callable[[State, Identity, Rollout, Target, str], Events]
@@ -38,15 +37,10 @@ routes = RouteTable()
 # -- gates --------------------------------------------------------------------
 
 
-@routes.add(
-    "POST",
-    f"{_ROLLOUT_PATH}/votes",
-    body_model=requests.CastVote,
-    access=rights.VOTER,
-)
-async def vote(services: Services, request: Request) -> wire.Gate:
+@routes.add("POST", f"{_ROLLOUT_PATH}/votes", access=rights.VOTER)
+async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
-    body: requests.CastVote = request.body
+    body = request.input
     ballot = voting.Ballot(
         gate=GateName(body.gate),
         yes=body.yes,
@@ -62,15 +56,10 @@ async def vote(services: Services, request: Request) -> wire.Gate:
     return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
 
 
-@routes.add(
-    "POST",
-    f"{_ROLLOUT_PATH}/withdraw",
-    body_model=requests.WithdrawVote,
-    access=rights.OWN_VOTE,
-)
-async def withdraw(services: Services, request: Request) -> wire.Gate:
+@routes.add("POST", f"{_ROLLOUT_PATH}/withdraw", access=rights.OWN_VOTE)
+async def withdraw(services: Services, request: Request[requests.WithdrawVote]) -> wire.Gate:
     """Withdraw one's own votes at a gate."""
-    body: requests.WithdrawVote = request.body
+    body = request.input
     command = partial(
         voting.withdraw, gate=GateName(body.gate), reason=body.reason, team=body.team, wave=body.wave
     )
@@ -80,47 +69,32 @@ async def withdraw(services: Services, request: Request) -> wire.Gate:
 # -- rollouts -----------------------------------------------------------------
 
 
-@routes.add(
-    "POST",
-    f"{_ROLLOUT_PATH}/pause",
-    body_model=_REASON_NOW,
-    access=rights.PLAN_OWNER,
-)
-async def pause(services: Services, request: Request) -> wire.Rollout:
+@routes.add("POST", f"{_ROLLOUT_PATH}/pause", access=rights.PLAN_OWNER)
+async def pause(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
     """Start no node of a rollout until it is resumed."""
-    return await _command_rollout(services, request, partial(rollout_commands.pause, stop=request.body.now))
+    return await _command_rollout(services, request, partial(rollout_commands.pause, stop=request.input.now))
 
 
-@routes.add(
-    "POST",
-    f"{_ROLLOUT_PATH}/resume",
-    body_model=_REASON,
-    access=rights.PLAN_OWNER,
-)
-async def resume(services: Services, request: Request) -> wire.Rollout:
+@routes.add("POST", f"{_ROLLOUT_PATH}/resume", access=rights.PLAN_OWNER)
+async def resume(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
     """Lift a person's pause."""
     return await _command_rollout(services, request, rollout_commands.resume)
 
 
-@routes.add("POST", f"{_ROLLOUT_PATH}/retry", body_model=_REASON, access=rights.PLAN_OWNER)
-async def retry_build(services: Services, request: Request) -> wire.Rollout:
+@routes.add("POST", f"{_ROLLOUT_PATH}/retry", access=rights.PLAN_OWNER)
+async def retry_build(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
     """Retry the failed build of a rollout at once."""
     return await _command_rollout(services, request, rollout_commands.retry_build)
 
 
-@routes.add(
-    "POST",
-    f"{_ROLLOUT_PATH}/cancel",
-    body_model=_REASON_NOW,
-    access=rights.PLAN_OWNER,
-)
-async def cancel(services: Services, request: Request) -> wire.Rollout:
+@routes.add("POST", f"{_ROLLOUT_PATH}/cancel", access=rights.PLAN_OWNER)
+async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
     """End a rollout: none of its nodes starts again."""
-    return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.body.now))
+    return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.input.now))
 
 
 @routes.add("DELETE", _ROLLOUT_PATH, access=rights.PLAN_OWNER)
-async def delete(services: Services, request: Request) -> wire.DeleteResponse:
+async def delete(services: Services, request: Request[requests.NoParams]) -> wire.DeleteResponse:
     """Delete a closed rollout and the output of its runs; its audit stays."""
     resolved = await resolve_for_deletion(services.state, request.path_params["r"])
     async with services.state.exclusive_commit(request.identity.actor) as commit:
@@ -134,40 +108,35 @@ async def delete(services: Services, request: Request) -> wire.DeleteResponse:
 # -- nodes --------------------------------------------------------------------
 
 
-@routes.add(
-    "POST",
-    f"{_NODE_PATH}/advance",
-    body_model=_REASON,
-    access=rights.PLAN_OR_NODE_OWNER,
-)
-async def advance(services: Services, request: Request) -> wire.Node:
+@routes.add("POST", f"{_NODE_PATH}/advance", access=rights.PLAN_OR_NODE_OWNER)
+async def advance(services: Services, request: Request[requests.ReasonBody]) -> wire.Node:
     """Move a waiting node to the front of its wave."""
     return await _command_node(services, request, rollout_commands.advance)
 
 
-@routes.add("POST", f"{_NODE_PATH}/retry", body_model=_REASON, access=rights.PLAN_OWNER)
-async def retry(services: Services, request: Request) -> wire.Node:
+@routes.add("POST", f"{_NODE_PATH}/retry", access=rights.PLAN_OWNER)
+async def retry(services: Services, request: Request[requests.ReasonBody]) -> wire.Node:
     """Retry a failed node."""
     return await _command_node(services, request, rollout_commands.retry)
 
 
-@routes.add("POST", f"{_NODE_PATH}/rollback", body_model=_REASON, access=rights.PLAN_OWNER)
-async def rollback(services: Services, request: Request) -> wire.Node:
+@routes.add("POST", f"{_NODE_PATH}/rollback", access=rights.PLAN_OWNER)
+async def rollback(services: Services, request: Request[requests.ReasonBody]) -> wire.Node:
     """Run the rollback playbook on a failed node, or order that of a changed one."""
     state, who, node = services.state, request.identity, request.path_params["n"]
     resolved = await resolve_live(services, request)
     async with state.exclusive_commit(who.actor) as commit:
         rollout, target = current_rollout(state, resolved), resolved.target(node)
         later = await state.store.find_later_changes(rollout.id)
-        events = rollbacks.roll_back_nodes(state, who, rollout, [target], request.body.reason, later)
-        await commit(events, f"{request.operation}: {request.body.reason}")
+        events = rollbacks.roll_back_nodes(state, who, rollout, [target], request.input.reason, later)
+        await commit(events, f"{request.operation}: {request.input.reason}")
     return _node_response(services, _reresolve(state, resolved), node)
 
 
-@routes.add("POST", f"{_ROLLOUT_PATH}/rollback", body_model=requests.RollBack, access=rights.PLAN_OWNER)
-async def roll_back(services: Services, request: Request) -> wire.RollbackResponse:
+@routes.add("POST", f"{_ROLLOUT_PATH}/rollback", access=rights.PLAN_OWNER)
+async def roll_back(services: Services, request: Request[requests.RollBack]) -> wire.RollbackResponse:
     """Order the rollback of nodes, of a wave or of a whole rollout, also of one that has ended."""
-    body: requests.RollBack = request.body
+    body = request.input
     state, who = services.state, request.identity
     resolved = await resolve_rollout(state, request.path_params["r"])
     targets = [resolved.target(node) for node in body.nodes]
@@ -188,29 +157,18 @@ async def roll_back(services: Services, request: Request) -> wire.RollbackRespon
     return {"rollout": rollout.id, "nodes": [each.node for each in moved]}
 
 
-@routes.add(
-    "POST",
-    f"{_NODE_PATH}/skip",
-    body_model=requests.SkipNode,
-    access=rights.PLAN_OWNER,
-)
-async def skip(services: Services, request: Request) -> wire.Node:
+@routes.add("POST", f"{_NODE_PATH}/skip", access=rights.PLAN_OWNER)
+async def skip(services: Services, request: Request[requests.SkipNode]) -> wire.Node:
     """Leave a node out of a rollout."""
-    command = partial(rollout_commands.skip, isolation_choice=request.body.put_back)
+    command = partial(rollout_commands.skip, isolation_choice=request.input.put_back)
     return await _command_node(services, request, command)
 
 
-@routes.add(
-    "POST",
-    "/v1/nodes/{n}/return",
-    body_model=requests.OptionalReasonBody,
-    is_body_optional=True,
-    access=rights.ISOLATION_OWNER,
-)
-async def return_node(services: Services, request: Request) -> wire.Node:
+@routes.add("POST", "/v1/nodes/{n}/return", access=rights.ISOLATION_OWNER)
+async def return_node(services: Services, request: Request[requests.OptionalReasonBody]) -> wire.Node:
     """Return a node to service that was left isolated."""
     state, node = services.state, request.path_params["n"]
-    reason = request.body.reason or NO_REASON
+    reason = request.input.reason or NO_REASON
     async with state.exclusive_commit(request.identity.actor) as commit:
         target, events = rollout_commands.return_node(state, request.identity, node, reason)
         await commit(events, f"return: {reason}")
@@ -221,13 +179,8 @@ async def return_node(services: Services, request: Request) -> wire.Node:
 # -- holds and freezes --------------------------------------------------------
 
 
-@routes.add(
-    "PUT",
-    "/v1/holds",
-    body_model=requests.TakeHold,
-    access=rights.NODE_TEAM,
-)
-async def hold(services: Services, request: Request) -> wire_fleet.Hold:
+@routes.add("PUT", "/v1/holds", access=rights.NODE_TEAM)
+async def hold(services: Services, request: Request[requests.TakeHold]) -> wire_fleet.Hold:
     """Take a node's slots; observe its pool first if it is unknown whether one is free."""
     try:
         return await _take_hold(services, request)
@@ -236,8 +189,8 @@ async def hold(services: Services, request: Request) -> wire_fleet.Hold:
         return await _take_hold(services, request)
 
 
-async def _take_hold(services: Services, request: Request) -> wire_fleet.Hold:
-    body: requests.TakeHold = request.body
+async def _take_hold(services: Services, request: Request[requests.TakeHold]) -> wire_fleet.Hold:
+    body = request.input
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         granted, events = holds_and_freezes.hold(
             services.state,
@@ -252,15 +205,10 @@ async def _take_hold(services: Services, request: Request) -> wire_fleet.Hold:
     return fleet_serializers.hold(granted)
 
 
-@routes.add(
-    "DELETE",
-    "/v1/holds",
-    body_model=requests.ReleaseHold,
-    access=rights.HOLD_OWNER,
-)
-async def release(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
+@routes.add("DELETE", "/v1/holds", access=rights.HOLD_OWNER)
+async def release(services: Services, request: Request[requests.ReleaseHold]) -> wire_fleet.ReleaseResponse:
     """Release a hold on a node."""
-    body: requests.ReleaseHold = request.body
+    body = request.input
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = holds_and_freezes.release(
             services.state, request.identity, body.node, source=body.source, id=body.id
@@ -269,15 +217,10 @@ async def release(services: Services, request: Request) -> wire_fleet.ReleaseRes
     return {"lifted": len(events)}
 
 
-@routes.add(
-    "POST",
-    "/v1/freezes",
-    body_model=requests.StartFreeze,
-    access=rights.FREEZE_SCOPE,
-)
-async def freeze(services: Services, request: Request) -> wire_fleet.Freeze:
+@routes.add("POST", "/v1/freezes", access=rights.FREEZE_SCOPE)
+async def freeze(services: Services, request: Request[requests.StartFreeze]) -> wire_fleet.Freeze:
     """Start no node in a scope until the freeze is lifted."""
-    body: requests.StartFreeze = request.body
+    body = request.input
     freeze_id = f"freeze-{secrets.token_hex(4)}"
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = holds_and_freezes.freeze(
@@ -289,52 +232,42 @@ async def freeze(services: Services, request: Request) -> wire_fleet.Freeze:
     )
 
 
-@routes.add(
-    "DELETE",
-    "/v1/freezes",
-    body_model=requests.LiftFreeze,
-    is_body_optional=True,
-    access=rights.FREEZE_SCOPE,
-)
-async def unfreeze(services: Services, request: Request) -> wire_fleet.ReleaseResponse:
+@routes.add("DELETE", "/v1/freezes", access=rights.FREEZE_SCOPE)
+async def unfreeze(services: Services, request: Request[requests.LiftFreeze]) -> wire_fleet.ReleaseResponse:
     """Lift the freezes of a scope, or one by its id."""
-    body: requests.LiftFreeze = request.body
+    body = request.input
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope, body.reason or "")
         await commit(events, f"unfreeze: {body.reason or NO_REASON}")
     return {"lifted": len(events)}
 
 
-@routes.add(
-    "POST",
-    "/v1/inventory/refresh",
-    body_model=requests.EmptyBody,
-    is_body_optional=True,
-    access=rights.ANY_TEAM_MEMBER,
-)
-async def refresh(services: Services, request: Request) -> wire_fleet.RefreshResponse:
+@routes.add("POST", "/v1/inventory/refresh", access=rights.ANY_TEAM_MEMBER)
+async def refresh(services: Services, request: Request[requests.EmptyBody]) -> wire_fleet.RefreshResponse:
     """Read the inventory sources again, in the background."""
     services.refresh_inventory()
     return {"sources": sorted(services.state.sources)}
 
 
-@routes.add(
-    "POST", "/v1/inventory/accept", body_model=requests.AcceptInventory, access=rights.INVENTORY_ADMIN
-)
-async def accept_inventory(services: Services, request: Request) -> wire_fleet.Inventory:
+@routes.add("POST", "/v1/inventory/accept", access=rights.INVENTORY_ADMIN)
+async def accept_inventory(
+    services: Services, request: Request[requests.AcceptInventory]
+) -> wire_fleet.Inventory:
     """Let the held answer of an inventory source take effect."""
-    body: requests.AcceptInventory = request.body
+    body = request.input
     await services.accept_inventory(body.source, request.identity.actor, body.reason)
     return fleet_serializers.inventory(services.state, requests.PageQuery())
 
 
-@routes.add("POST", "/v1/inventory/{n}/pin", body_model=requests.ReasonBody, access=rights.INVENTORY_ADMIN)
-async def pin_identity(services: Services, request: Request) -> wire_fleet.InventoryNodeDetail:
+@routes.add("POST", "/v1/inventory/{n}/pin", access=rights.INVENTORY_ADMIN)
+async def pin_identity(
+    services: Services, request: Request[requests.ReasonBody]
+) -> wire_fleet.InventoryNodeDetail:
     """Pin the host key and machine id that a node's sources report now."""
     name = request.path_params["n"]
     if name not in services.state.index.nodes:
         raise rollout_commands.unknown_node(services.state, name)
-    await services.pin_identity(name, request.identity.actor, request.body.reason)
+    await services.pin_identity(name, request.identity.actor, request.input.reason)
     return fleet_serializers.inventory_node(services.state, name)
 
 
@@ -342,28 +275,34 @@ async def pin_identity(services: Services, request: Request) -> wire_fleet.Inven
 
 
 async def _change_votes(
-    services: Services, request: Request, command: Callable[[State, Identity, Rollout], Events]
+    services: Services,
+    request: Request[requests.WithdrawVote],
+    command: Callable[[State, Identity, Rollout], Events],
 ) -> wire.Gate:
-    name = GateName(request.body.gate)
+    name = GateName(request.input.gate)
     resolved = await resolve_live(services, request)
     # Resolved before the vote, which may open the gate: without a name the next gate would answer.
-    wave = voting.resolve_wave(services.state, resolved.rollout, name, request.body.wave)
+    wave = voting.resolve_wave(services.state, resolved.rollout, name, request.input.wave)
     await _decide_and_commit(services, request, resolved, partial(command, services.state, request.identity))
     return gate_response(services, resolved, name, wave)
 
 
-async def _command_rollout(services: Services, request: Request, command: _RolloutCommand) -> wire.Rollout:
+async def _command_rollout(
+    services: Services, request: Request[requests.ReasonBody], command: _RolloutCommand
+) -> wire.Rollout:
     resolved = await resolve_live(services, request)
     await _decide_and_commit(
         services,
         request,
         resolved,
-        lambda rollout: command(services.state, request.identity, rollout, request.body.reason),
+        lambda rollout: command(services.state, request.identity, rollout, request.input.reason),
     )
     return serializers.rollout(services.state, _reresolve(services.state, resolved))
 
 
-async def _command_node(services: Services, request: Request, command: _NodeCommand) -> wire.Node:
+async def _command_node(
+    services: Services, request: Request[requests.ReasonBody], command: _NodeCommand
+) -> wire.Node:
     resolved = await resolve_live(services, request)
     node = request.path_params["n"]
     await _decide_and_commit(
@@ -371,7 +310,7 @@ async def _command_node(services: Services, request: Request, command: _NodeComm
         request,
         resolved,
         lambda rollout: command(
-            services.state, request.identity, rollout, resolved.target(node), request.body.reason
+            services.state, request.identity, rollout, resolved.target(node), request.input.reason
         ),
     )
     return _node_response(services, _reresolve(services.state, resolved), node)
@@ -379,17 +318,17 @@ async def _command_node(services: Services, request: Request, command: _NodeComm
 
 async def _decide_and_commit(
     services: Services,
-    request: Request,
+    request: Request[requests.ReasonBody],
     resolved: ResolvedRollout,
     decide_events: Callable[[Rollout], Events],
 ) -> None:
     """Decide by facts that nothing else can change meanwhile, and write."""
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = decide_events(current_rollout(services.state, resolved))
-        await commit(events, f"{request.operation}: {request.body.reason}")
+        await commit(events, f"{request.operation}: {request.input.reason}")
 
 
-async def resolve_live(services: Services, request: Request) -> ResolvedRollout:
+async def resolve_live(services: Services, request: Request[object]) -> ResolvedRollout:
     """Return the rollout of the path; raises Refused if it is closed."""
     resolved = await resolve_rollout(services.state, request.path_params["r"])
     if not resolved.live:

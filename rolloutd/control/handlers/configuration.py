@@ -10,6 +10,7 @@ from rolloutd.commands import submit
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.configuration import differences, intended_configuration
 from rolloutd.control import requests, rights, wire_configuration
+from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
@@ -20,7 +21,9 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/nodes/{n}/configuration")
-async def node_configuration(services: Services, request: Request) -> wire_configuration.NodeConfiguration:
+async def node_configuration(
+    services: Services, request: Request[requests.NoParams]
+) -> wire_configuration.NodeConfiguration:
     """Show what runs gave to a node: current, previous and invalid."""
     stored, records = await _load(services.state, request.path_params["n"])
     return {
@@ -30,10 +33,12 @@ async def node_configuration(services: Services, request: Request) -> wire_confi
     }
 
 
-@routes.add("GET", "/v1/nodes/{n}/configuration/diff", query_model=requests.ConfigurationDiffQuery)
-async def configuration_diff(services: Services, request: Request) -> wire_configuration.NodeDifference:
+@routes.add("GET", "/v1/nodes/{n}/configuration/diff")
+async def configuration_diff(
+    services: Services, request: Request[requests.ConfigurationDiffQuery]
+) -> wire_configuration.NodeDifference:
     """Show the values that differ between two records of a node."""
-    query: requests.ConfigurationDiffQuery = request.query
+    query = request.input
     node = request.path_params["n"]
     stored, records = await _load(services.state, node)
     before, after = getattr(records, query.before), getattr(records, query.after)
@@ -49,12 +54,14 @@ async def configuration_diff(services: Services, request: Request) -> wire_confi
     }
 
 
-@routes.add("POST", "/v1/plans/diff", body_model=requests.PlanWithUpload, access=rights.ANY_TEAM_MEMBER)
-async def plan_diff(services: Services, request: Request) -> wire_configuration.PlanDifferences:
+@routes.add("POST", "/v1/plans/diff", access=rights.ANY_TEAM_MEMBER)
+async def plan_diff(
+    services: Services, request: Request[requests.PlanWithUpload]
+) -> wire_configuration.PlanDifferences:
     """Show what a plan would change for whom, grouped by equal differences."""
-    body: requests.PlanWithUpload = request.body
+    body = request.input
     state = services.state
-    draft = await submit.resolve_plan(state, services.sources, body.file, body.text.encode(), body.upload)
+    draft = await submit.resolve_plan(state, services.sources, await read_plan(body), body.upload)
     nodes = [target.node for target in draft.targets]
     stored = await state.store.load_configurations(nodes)
     # In a thread: a fleet's documents take seconds.

@@ -12,14 +12,10 @@ from rolloutd.control.routes import Request, RouteTable, Services
 routes = RouteTable()
 
 
-@routes.add(
-    "POST",
-    "/v1/rollouts/{r}/drift",
-    body_model=requests.EmptyBody,
-    is_body_optional=True,
-    access=rights.PLAN_OWNER,
-)
-async def check_drift(services: Services, request: Request) -> AsyncGenerator[wire_plans.ImpactLine, None]:
+@routes.add("POST", "/v1/rollouts/{r}/drift", access=rights.PLAN_OWNER)
+async def check_drift(
+    services: Services, request: Request[requests.EmptyBody]
+) -> AsyncGenerator[wire_plans.ImpactLine, None]:
     """Stream what check mode would change again on the done nodes of a rollout, and record it."""
     resolved = await resolve_rollout(services.state, request.path_params["r"])
     actor, plan = request.identity.actor, resolved.rollout.plan

@@ -26,28 +26,22 @@ IMPACT_RUN_PREFIX = "impact"
 routes = RouteTable()
 
 
-@routes.add("POST", "/v1/plans/validate", body_model=requests.PlanText)
-async def validate(services: Services, request: Request) -> wire_plans.Validation:
+@routes.add("POST", "/v1/plans/validate")
+async def validate(services: Services, request: Request[requests.PlanText]) -> wire_plans.Validation:
     """List every mistake in a plan file."""
     try:
-        await _read_plan(request.body)
+        await read_plan(request.input)
     except InvalidFile as invalid:
         return {"valid": False, "errors": [diagnostic_body(mistake) for mistake in invalid.diagnostics]}
     return {"valid": True, "errors": []}
 
 
-@routes.add(
-    "POST",
-    "/v1/plans/preview",
-    body_model=requests.PlanWithUpload,
-    access=rights.ANY_TEAM_MEMBER,
-)
-async def preview_plan(services: Services, request: Request) -> wire_plans.Preview:
+@routes.add("POST", "/v1/plans/preview", access=rights.ANY_TEAM_MEMBER)
+async def preview_plan(services: Services, request: Request[requests.PlanWithUpload]) -> wire_plans.Preview:
     """Show what a plan would do."""
-    body: requests.PlanWithUpload = request.body
-    draft = await submit.resolve_plan(
-        services.state, services.sources, body.file, body.text.encode(), body.upload
-    )
+    body = request.input
+    plan_file = await read_plan(body)
+    draft = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
     # In a thread: ten thousand targets take longer than the loop may pause.
     answer = await compute(
         preview, services.state.settings, draft, request.identity.actor, services.state.now()
@@ -57,15 +51,16 @@ async def preview_plan(services: Services, request: Request) -> wire_plans.Previ
     return answer
 
 
-@routes.add("POST", "/v1/plans/impact", body_model=requests.PlanWithUpload, access=rights.PLAN_SUBMITTER)
-async def plan_impact(services: Services, request: Request) -> AsyncGenerator[wire_plans.ImpactLine, None]:
+@routes.add("POST", "/v1/plans/impact", access=rights.PLAN_SUBMITTER)
+async def plan_impact(
+    services: Services, request: Request[requests.PlanWithUpload]
+) -> AsyncGenerator[wire_plans.ImpactLine, None]:
     """Stream what check mode would change on each target of a plan."""
-    body: requests.PlanWithUpload = request.body
+    body = request.input
+    plan_file = await read_plan(body)
     # Check mode executes the plan's playbooks, as a rollout does.
-    _require_owner(services, request, await _read_plan(body), supersedes=False)
-    draft = await submit.resolve_plan(
-        services.state, services.sources, body.file, body.text.encode(), body.upload
-    )
+    _require_owner(services, request, plan_file, supersedes=False)
+    draft = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
     tree = services.sources.tree_path(draft.pinned)
     return report_lines(
         services.check_mode.check(target.node, tree, draft.plan.stages, run_prefix=IMPACT_RUN_PREFIX)
@@ -73,23 +68,18 @@ async def plan_impact(services: Services, request: Request) -> AsyncGenerator[wi
     )
 
 
-@routes.add(
-    "POST",
-    "/v1/plans/submit",
-    body_model=requests.SubmitPlan,
-    creates=wire_plans.Submission,
-    access=rights.PLAN_SUBMITTER,
-)
-async def submit_plan(services: Services, request: Request) -> Created | wire_plans.Submission:
+@routes.add("POST", "/v1/plans/submit", access=rights.PLAN_SUBMITTER)
+async def submit_plan(
+    services: Services, request: Request[requests.SubmitPlan]
+) -> Created[wire_plans.Submission] | wire_plans.Submission:
     """Open a rollout, or return the one that this plan has."""
-    body: requests.SubmitPlan = request.body
-    plan_file = await _read_plan(body)
+    body = request.input
+    plan_file = await read_plan(body)
     _require_owner(services, request, plan_file, supersedes=body.again or body.supersede)
     rollout, existing = await submit.submit(
         services.state,
         services.sources,
-        body.file,
-        body.text.encode(),
+        plan_file,
         body.upload,
         request.identity.actor,
         again=body.again,
@@ -109,32 +99,31 @@ async def submit_plan(services: Services, request: Request) -> Created | wire_pl
 
 
 @routes.add("GET", "/v1/rollouts/{r}/review")
-async def review_rollout(services: Services, request: Request) -> wire_plans.Review:
+async def review_rollout(services: Services, request: Request[requests.NoParams]) -> wire_plans.Review:
     """Show what a voter reads: the change, its differences, the checks, and what an approval starts."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return await review(services.state, services.sources, resolved, request.identity)
 
 
-@routes.add(
-    "POST",
-    "/v1/uploads",
-    upload_type="application/x-tar",
-    creates=wire_plans.UploadResponse,
-    access=rights.ANY_TEAM_MEMBER,
-)
-async def upload(services: Services, request: Request) -> Created:
+@routes.add("POST", "/v1/uploads", upload_type="application/x-tar", access=rights.ANY_TEAM_MEMBER)
+async def upload(
+    services: Services, request: Request[requests.NoParams]
+) -> Created[wire_plans.UploadResponse]:
     """Store a tree of playbooks under its content hash."""
     pinned = await services.sources.store_upload(request.upload)
     response: wire_plans.UploadResponse = {"upload": pinned.pin}
     return Created(response)
 
 
-async def _read_plan(body: requests.PlanText) -> PlanFile:
+async def read_plan(body: requests.PlanText) -> PlanFile:
+    """Read a plan file; raises InvalidFile."""
     # In a thread: reading a plan of a megabyte would block the loop.
     return await asyncio.to_thread(planfile.read, body.text.encode(), body.file)
 
 
-def _require_owner(services: Services, request: Request, plan_file: PlanFile, *, supersedes: bool) -> None:
+def _require_owner(
+    services: Services, request: Request[object], plan_file: PlanFile, *, supersedes: bool
+) -> None:
     """Raise NotAllowed unless the caller may submit for the owner and supersede its rollouts."""
     metadata = plan_file.content["metadata"]
     if metadata["owner"] in services.state.settings.teams:

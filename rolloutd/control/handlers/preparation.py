@@ -31,7 +31,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/rollouts/{r}/prepare")
-async def prepare(services: Services, request: Request) -> wire_preparation.Preparations:
+async def prepare(services: Services, request: Request[requests.NoParams]) -> wire_preparation.Preparations:
     """Show the prepare stages of a rollout on each of its nodes."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return {
@@ -41,7 +41,9 @@ async def prepare(services: Services, request: Request) -> wire_preparation.Prep
 
 
 @routes.add("GET", "/v1/nodes/{n}/checkpoints")
-async def node_checkpoints(services: Services, request: Request) -> wire_preparation.NodeCheckpoints:
+async def node_checkpoints(
+    services: Services, request: Request[requests.NoParams]
+) -> wire_preparation.NodeCheckpoints:
     """Read what a node remembers of prepare stages."""
     node = request.path_params["n"]
     if node not in services.state.index.nodes:
@@ -50,7 +52,9 @@ async def node_checkpoints(services: Services, request: Request) -> wire_prepara
 
 
 @routes.add("GET", "/v1/rollouts/{r}/checkpoints", is_heavy=True)
-async def rollout_checkpoints(services: Services, request: Request) -> wire_preparation.RolloutCheckpoints:
+async def rollout_checkpoints(
+    services: Services, request: Request[requests.NoParams]
+) -> wire_preparation.RolloutCheckpoints:
     """Read what the nodes of a rollout remember of its plan's prepare stages."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     found = await _read(services, _present_nodes(services, resolved))
@@ -59,8 +63,10 @@ async def rollout_checkpoints(services: Services, request: Request) -> wire_prep
     return {"rollout": resolved.rollout.id, "nodes": nodes}
 
 
-@routes.add("GET", "/v1/rollouts/{r}/artifacts", is_heavy=True, query_model=requests.ArtifactReportQuery)
-async def artifact_report(services: Services, request: Request) -> wire_preparation.ArtifactReport:
+@routes.add("GET", "/v1/rollouts/{r}/artifacts", is_heavy=True)
+async def artifact_report(
+    services: Services, request: Request[requests.ArtifactReportQuery]
+) -> wire_preparation.ArtifactReport:
     """Compare the artifacts that a rollout's nodes carry with the manifest, by site."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     found = await _read(services, _present_nodes(services, resolved))
@@ -69,7 +75,7 @@ async def artifact_report(services: Services, request: Request) -> wire_preparat
         if isinstance(each, str):
             continue
         node = services.state.index.nodes[name]
-        site = node.labels.get(request.query.by, "")
+        site = node.labels.get(request.input.by, "")
         for artifact, expected, carried in _compare(resolved.rollout, node, each):
             groups.setdefault((site, artifact, expected, carried), []).append(name)
     return {

@@ -23,7 +23,7 @@ from rolloutd.control import (
 from rolloutd.control.comparison import comparison
 from rolloutd.control.handover import handover
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import AuditQuery, HandoverQuery, PageQuery, StatusQuery, VerifyQuery
+from rolloutd.control.requests import AuditQuery, HandoverQuery, NoParams, PageQuery, StatusQuery, VerifyQuery
 from rolloutd.control.resolve import (
     MAX_CLOSED,
     ResolvedRollout,
@@ -45,7 +45,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/health")
-async def health(services: Services, request: Request) -> wire.Health:
+async def health(services: Services, request: Request[NoParams]) -> wire.Health:
     """Report that the daemon runs, and its trouble."""
     state = services.state
     return {
@@ -60,7 +60,7 @@ async def health(services: Services, request: Request) -> wire.Health:
 
 
 @routes.add("GET", "/v1/whoami")
-async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
+async def whoami(services: Services, request: Request[NoParams]) -> wire_fleet.WhoAmI:
     """Return the caller, as the socket identifies them."""
     identity = request.identity
     plans = (each.plan.owner for each in services.state.index.rollouts.values() if not each.closed)
@@ -74,10 +74,10 @@ async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
     }
 
 
-@routes.add("GET", "/v1/status", query_model=StatusQuery)
-async def status(services: Services, request: Request) -> wire.Status:
+@routes.add("GET", "/v1/status")
+async def status(services: Services, request: Request[StatusQuery]) -> wire.Status:
     """Show all rollouts that are not closed, or with `all` the latest closed ones too."""
-    query: StatusQuery = request.query
+    query = request.input
     state = services.state
     shown = [
         serializers.rollout(state, ResolvedRollout(state.index, each, live=True))
@@ -98,7 +98,7 @@ async def status(services: Services, request: Request) -> wire.Status:
 
 
 @routes.add("GET", "/v1/rollouts")
-async def rollouts(services: Services, request: Request) -> wire.Rollouts:
+async def rollouts(services: Services, request: Request[NoParams]) -> wire.Rollouts:
     """List all rollouts, latest first."""
     state = services.state
     now = state.now()
@@ -113,22 +113,22 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
 
 
 @routes.add("GET", "/v1/rollouts/{r}")
-async def rollout(services: Services, request: Request) -> wire.Rollout:
+async def rollout(services: Services, request: Request[NoParams]) -> wire.Rollout:
     """Show one rollout."""
     return serializers.rollout(
         services.state, await resolve_for_reading(services.state, request.path_params["r"])
     )
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes", query_model=PageQuery)
-async def nodes(services: Services, request: Request) -> wire.Nodes:
+@routes.add("GET", "/v1/rollouts/{r}/nodes")
+async def nodes(services: Services, request: Request[PageQuery]) -> wire.Nodes:
     """Show the nodes of a rollout."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    return serializers.nodes(services.state, resolved, request.query)
+    return serializers.nodes(services.state, resolved, request.input)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
-async def node(services: Services, request: Request) -> wire.NodeDetail:
+async def node(services: Services, request: Request[NoParams]) -> wire.NodeDetail:
     """Show one node of a rollout, with its steps."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
@@ -146,7 +146,7 @@ async def node(services: Services, request: Request) -> wire.NodeDetail:
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/why")
-async def why(services: Services, request: Request) -> wire.NodeReason:
+async def why(services: Services, request: Request[NoParams]) -> wire.NodeReason:
     """Explain why a node does not move."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
@@ -160,7 +160,7 @@ async def why(services: Services, request: Request) -> wire.NodeReason:
 
 
 @routes.add("GET", "/v1/rollouts/{r}/plan")
-async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
+async def plan(services: Services, request: Request[NoParams]) -> wire_plans.PlanContent:
     """Show a rollout's plan in its canonical form."""
     found = (await resolve_for_reading(services.state, request.path_params["r"])).rollout
     content, source = await services.state.store.load_plan(found.id)
@@ -174,39 +174,39 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
 
 
 @routes.add("GET", "/v1/rollouts/{r}/comparison")
-async def compare(services: Services, request: Request) -> wire_handover.Comparison:
+async def compare(services: Services, request: Request[NoParams]) -> wire_handover.Comparison:
     """Compare the nodes of now with the canaries: durations and changed tasks."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return await comparison(services.state, services.runner, resolved)
 
 
-@routes.add("GET", "/v1/handover", query_model=HandoverQuery)
-async def hand_over(services: Services, request: Request) -> wire_handover.Handover:
+@routes.add("GET", "/v1/handover")
+async def hand_over(services: Services, request: Request[HandoverQuery]) -> wire_handover.Handover:
     """Show what changed since an instant, who decided, and what waits."""
-    query: HandoverQuery = request.query
+    query = request.input
     return await handover(services.state, query.since.timestamp())
 
 
 @routes.add("GET", "/v1/locks")
-async def locks(services: Services, request: Request) -> wire_fleet.Locks:
+async def locks(services: Services, request: Request[NoParams]) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
     return fleet_serializers.locks(services.state)
 
 
 @routes.add("GET", "/v1/settings")
-async def settings(services: Services, request: Request) -> wire_fleet.SettingsSummary:
+async def settings(services: Services, request: Request[NoParams]) -> wire_fleet.SettingsSummary:
     """Show the settings' limits, admins and teams."""
     return fleet_serializers.settings(services.state.settings)
 
 
-@routes.add("GET", "/v1/inventory", query_model=PageQuery)
-async def inventory(services: Services, request: Request) -> wire_fleet.Inventory:
+@routes.add("GET", "/v1/inventory")
+async def inventory(services: Services, request: Request[PageQuery]) -> wire_fleet.Inventory:
     """Show all known nodes, and the age of each source's answer."""
-    return fleet_serializers.inventory(services.state, request.query)
+    return fleet_serializers.inventory(services.state, request.input)
 
 
 @routes.add("GET", "/v1/inventory/{n}")
-async def inventory_node(services: Services, request: Request) -> wire_fleet.InventoryNodeDetail:
+async def inventory_node(services: Services, request: Request[NoParams]) -> wire_fleet.InventoryNodeDetail:
     """Show what each source last reported of a node."""
     name = request.path_params["n"]
     if name not in services.state.index.nodes:
@@ -214,10 +214,10 @@ async def inventory_node(services: Services, request: Request) -> wire_fleet.Inv
     return fleet_serializers.inventory_node(services.state, name)
 
 
-@routes.add("GET", "/v1/audit", query_model=AuditQuery)
-async def audit(services: Services, request: Request) -> wire.Audit:
+@routes.add("GET", "/v1/audit")
+async def audit(services: Services, request: Request[AuditQuery]) -> wire.Audit:
     """Show a page of the audit."""
-    query: AuditQuery = request.query
+    query = request.input
     entries: list[wire.AuditEntry] = []
     last = query.after
     scanned = 0
@@ -234,17 +234,17 @@ async def audit(services: Services, request: Request) -> wire.Audit:
     return {"entries": _oldest_first(entries, query), "next": None}
 
 
-@routes.add("GET", "/v1/audit/verify", query_model=VerifyQuery, is_heavy=True)
-async def verify(services: Services, request: Request) -> wire.AuditVerification:
+@routes.add("GET", "/v1/audit/verify", is_heavy=True)
+async def verify(services: Services, request: Request[VerifyQuery]) -> wire.AuditVerification:
     """Verify the audit's hash chain, and that the database follows from the audit."""
-    report = await services.state.store.verify_audit(request.query.head)
-    if request.query.head is None:
+    report = await services.state.store.verify_audit(request.input.head)
+    if request.input.head is None:
         services.record_audit(report)
     return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))
 
 
 @routes.add("GET", "/v1/audit/head")
-async def audit_head(services: Services, request: Request) -> wire.AuditHead:
+async def audit_head(services: Services, request: Request[NoParams]) -> wire.AuditHead:
     """Show the latest hash of the audit, to keep elsewhere."""
     latest = await services.state.store.latest_audit_entry()
     if latest is None:
@@ -253,7 +253,7 @@ async def audit_head(services: Services, request: Request) -> wire.AuditHead:
 
 
 @routes.add("GET", "/v1/openapi.json")
-async def document(services: Services, request: Request) -> dict[str, Any]:
+async def document(services: Services, request: Request[NoParams]) -> dict[str, Any]:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL
 

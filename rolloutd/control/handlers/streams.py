@@ -36,10 +36,10 @@ PAGE_SIZE = 500
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/events", query_model=EventsQuery)
-async def events(services: Services, request: Request) -> AsyncGenerator[wire.EventLine, None]:
+@routes.add("GET", "/v1/events")
+async def events(services: Services, request: Request[EventsQuery]) -> AsyncGenerator[wire.EventLine, None]:
     """Stream audit entries, and with `follow` the progress of running work."""
-    query: EventsQuery = request.query
+    query = request.input
     rollout = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
     after = query.after
     if after is None:
@@ -81,10 +81,10 @@ async def _event_lines(
             await _wait_for_change(changed, max(pause, 0.0))
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log", query_model=LogQuery)
-async def log(services: Services, request: Request) -> AsyncGenerator[wire.LogLine, None]:
+@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log")
+async def log(services: Services, request: Request[LogQuery]) -> AsyncGenerator[wire.LogLine, None]:
     """Stream the steps and output of one attempt on a node."""
-    query: LogQuery = request.query
+    query = request.input
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     if query.stage is not None:
         return _stage_log_lines(services, resolved, request.path_params["n"], query.stage, query)
@@ -102,7 +102,7 @@ async def log(services: Services, request: Request) -> AsyncGenerator[wire.LogLi
 
 async def _log_lines(
     services: Services,
-    request: Request,
+    request: Request[LogQuery],
     key: tuple[str, str],
     attempt: int | None,
     offset: int,

@@ -16,20 +16,15 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/teams/{t}")
-async def team(services: Services, request: Request) -> wire_fleet.Team:
+async def team(services: Services, request: Request[requests.NoParams]) -> wire_fleet.Team:
     """Show a team and its own rules."""
     return _team_response(services, team_rules.get_team_rules(services.state, request.path_params["t"]))
 
 
-@routes.add(
-    "PUT",
-    "/v1/teams/{t}",
-    body_model=requests.SetTeamRules,
-    access=rights.OWN_TEAM,
-)
-async def set_team(services: Services, request: Request) -> wire_fleet.Team:
+@routes.add("PUT", "/v1/teams/{t}", access=rights.OWN_TEAM)
+async def set_team(services: Services, request: Request[requests.SetTeamRules]) -> wire_fleet.Team:
     """Set a team's own windows and canaries."""
-    body: requests.SetTeamRules = request.body
+    body = request.input
     name = request.path_params["t"]
     windows = None
     if body.windows is not None:
@@ -45,17 +40,12 @@ async def set_team(services: Services, request: Request) -> wire_fleet.Team:
     return _team_response(services, team_rules.get_team_rules(services.state, name))
 
 
-@routes.add(
-    "POST",
-    "/v1/rollouts/{r}/votes/token",
-    body_model=requests.TokenVote,
-    access=rights.TOKEN_BEARER,
-)
-async def vote_by_token(services: Services, request: Request) -> wire.Gate:
+@routes.add("POST", "/v1/rollouts/{r}/votes/token", access=rights.TOKEN_BEARER)
+async def vote_by_token(services: Services, request: Request[requests.TokenVote]) -> wire.Gate:
     """Cast the vote in a service's signed token."""
     state = services.state
     accounts = state.settings.service_accounts
-    claims = await service_votes.verify_token(accounts, request.body.token)
+    claims = await service_votes.verify_token(accounts, request.input.token)
     resolved = await resolve_live(services, request)
     service_votes.require_valid_claims(claims, resolved.rollout, state.now())
     voter = service_votes.service_voter(
