@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
-from zoneinfo import ZoneInfo
 
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import (
@@ -35,9 +34,9 @@ from machines.model.preparation import (
     entry_of_record,
 )
 from machines.model.selector import parse_selector
-from machines.model.windows import DAYS, Window
+from machines.model.windows import Window
+from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
-from rolloutd.plugin.field_types import clock_minute
 from rolloutd.ports import SourceRules
 from rolloutd.settings import PoolKey, Settings
 
@@ -125,7 +124,7 @@ def compile_limits(settings: Settings) -> Limits:
         max_parallel=settings.max_parallel,
         observe_within_s=float(settings.observe_within_s),
         team_windows={
-            name: compile_windows(team.window_content)
+            name: tuple(each.window() for each in team.windows)
             for name, team in settings.teams.items()
             if team.windows
         },
@@ -135,15 +134,7 @@ def compile_limits(settings: Settings) -> Limits:
 
 
 def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]:
-    return tuple(
-        Window(
-            days=frozenset(DAYS.index(day) for day in window["days"]),
-            start_minute=clock_minute(window["from"]),
-            end_minute=clock_minute(window["to"]),
-            zone=ZoneInfo(window["zone"]),
-        )
-        for window in windows
-    )
+    return tuple(WindowSpec.model_validate(each).window() for each in windows)
 
 
 def compile_steps(

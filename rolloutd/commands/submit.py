@@ -32,7 +32,6 @@ from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_prepare
-from rolloutd.planfile.rules import prepare_items
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import JSON, Host, PinnedSource, SourceStore
 from rolloutd.settings import Settings
@@ -237,7 +236,6 @@ def _require_filled_places(
     facts: Projection, connections: Connections, plan_file: PlanFile, plan: Plan, targets: Sequence[Target]
 ) -> None:
     """Refuse a prepare stage whose `to` or `url` names a label that one of its nodes lacks."""
-    path, _ = prepare_items(plan_file.root)
     for number, stage in enumerate(plan.prepare):
         for key, text in (("to", stage.to), ("url", stage.url)):
             for target in targets if "{{" in text else ():
@@ -248,7 +246,7 @@ def _require_filled_places(
                 try:
                     render(text, node=host.name, address=host.address, labels=host.labels, variables={})
                 except (RenderFailed, TemplateInvalid) as error:
-                    place = (*path, number, stage.kind.value, key)
+                    place = ("spec", "prepare", "stages", number, stage.kind.value, key)
                     allowed = "labels that each node of the stage has, or | default(...)"
                     mistake = plan_file.diagnostic(place, found=text, allowed=allowed, message=str(error))
                     raise InvalidFile((mistake,)) from None

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutd.errors import Diagnostic, InvalidFile
-from rolloutd.planfile import rules
 from rolloutd.planfile.content import (
     canonical_json,
     change_content,
@@ -21,12 +20,11 @@ from rolloutd.planfile.content import (
     selector_digest,
     written_content,
 )
-from rolloutd.planfile.diagnostic_text import Path, format_path, truncate
-from rolloutd.planfile.document import Value, read_document
+from rolloutd.planfile.diagnostic_text import Path, format_path
+from rolloutd.planfile.document import Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.schema import schema_of_model, values_of_format
-from rolloutd.planfile.validation import FileFormat, validate_document
-from rolloutd.plugin import CHECKS, ISOLATORS, PROBES
+from rolloutd.planfile.validation import validate_document
 
 JSON = Any
 
@@ -46,29 +44,6 @@ __all__ = [
 ]
 
 TITLE = "rolloutd maintenance plan"
-
-FORMAT = FileFormat(
-    title=TITLE,
-    rules=(
-        rules.source_is_git_or_path,
-        lambda root: rules.steps_are_well_formed(root, ("spec", "traffic"), PROBES),
-        lambda root: rules.steps_are_well_formed(root, ("spec", "isolate"), ISOLATORS),
-        lambda root: rules.steps_are_well_formed(root, ("spec", "verify"), CHECKS),
-        lambda root: rules.steps_are_well_formed(root, ("spec", "rollback", "verify"), CHECKS),
-        lambda root: rules.steps_are_well_formed(root, ("spec", "guard", "confirm"), CHECKS),
-        rules.confirmation_is_one_check,
-        rules.pilot_is_a_node_or_waived,
-        rules.rollbacks_are_possible,
-        rules.gates_need_votes,
-        rules.names_are_unique,
-        rules.expected_fits_timeout,
-        rules.windows_are_not_empty,
-        lambda root: rules.windows_are_not_empty(root, ("spec", "prepare", "windows")),
-        rules.prepare_stages_are_well_formed,
-        rules.work_fits_a_window,
-        rules.text_is_not_blank,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +73,8 @@ class PlanFile:
 
     def diagnostic(self, path: Path, *, found: str, allowed: str, message: str) -> Diagnostic:
         """Return a mistake at the line of this part of the plan."""
-        location = self.root.location
-        value: Value | None = self.root
-        for part in path:
-            value = None if value is None else value.child(part)
-            location = location if value is None else value.location
-        return Diagnostic(
-            location.file,
-            location.line,
-            location.column,
-            format_path(path),
-            truncate(found),
-            allowed,
-            message,
-        )
+        path, value, parent = locate(self.root, path)
+        return (value or parent).location.diagnostic(format_path(path), found, allowed, message)
 
     def named_playbooks(self) -> list[tuple[Path, str]]:
         """Return every playbook the plan names, with its path in the plan."""
@@ -126,7 +89,7 @@ def read(text: bytes, file: str) -> PlanFile:
     Raises InvalidFile with every mistake, each with its line.
     """
     document = read_document(text, file)
-    content = plan_content(validate_document(PlanDocument, document, FORMAT))
+    content = plan_content(validate_document(PlanDocument, document, TITLE))
     assert document.root is not None  # check() raises where there is no document
     return PlanFile(file, content, document.root)
 

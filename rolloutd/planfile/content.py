@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, get_args
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.model import DEFAULT_EXPECTED_S, PlanDocument
-from rolloutd.planfile.prepare import default_stage_name
+from rolloutd.planfile.change import DEFAULT_EXPECTED_S
+from rolloutd.planfile.model import PlanDocument
+from rolloutd.planfile.prepare import stage_names
 
 JSON = Any
 Content = Mapping[str, JSON]
@@ -63,7 +63,11 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     if content["spec"]["prepare"] is None:
         del content["spec"]["prepare"]  # so that a plan without it keeps its digest
     else:
-        _name_prepare_stages(content["spec"]["prepare"]["stages"])
+        items = content["spec"]["prepare"]["stages"]
+        written = [(kind, stage) for item in items for kind, stage in item.items()]
+        names = stage_names([(kind, stage["name"]) for kind, stage in written])
+        for name, (_, stage) in zip(names, written, strict=True):
+            stage["name"] = name
     if "pilot" not in content["spec"]:
         del content["spec"]["gates"]["pilot"]
     rollback = content["spec"]["rollback"]
@@ -83,16 +87,6 @@ def written_content(content: Content) -> dict[str, JSON]:
         if stage["expected"] == min(DEFAULT_EXPECTED_S, stage["timeout"]):
             kept.pop("expected", None)
     return written
-
-
-def _name_prepare_stages(items: Sequence[Mapping[str, JSON]]) -> None:
-    """Name each prepare stage that has no name by its kind and, of several, its number."""
-    kinds = [kind for item in items for kind in item]
-    seen: Counter[str] = Counter()
-    for kind, stage in ((kind, stage) for item in items for kind, stage in item.items()):
-        seen[kind] += 1
-        if stage["name"] is None:
-            stage["name"] = default_stage_name(kind, seen[kind], kinds.count(kind))
 
 
 def _default_stage_name(number: int, count: int) -> str:

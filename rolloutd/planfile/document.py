@@ -9,7 +9,7 @@ differently.  It does not know plans or settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,24 @@ class Value:
         if isinstance(children, list) and isinstance(part, int) and 0 <= part < len(children):
             return children[part]
         return None
+
+
+def locate(root: Value, loc: Iterable[str | int]) -> tuple[Path, Value | None, Value]:
+    """Follow a path as far as the document goes; return it, the value and the section that it is in.
+
+    An index into a single item means the item, a key of a list the list: it stands for the section.
+    """
+    path: list[str | int] = []
+    value: Value | None = root
+    parent = root
+    for part in loc:
+        stands_for = dict if isinstance(part, int) else list
+        if value is not None and isinstance(value.children, stands_for):
+            continue
+        path.append(part)
+        if value is not None:
+            parent, value = value, value.child(part)
+    return tuple(path), value, parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rolloutd.planfile.document import Value, read_document
-from rolloutd.planfile.rules import value_at
+from rolloutd.planfile.document import read_document
 from rolloutd.planfile.schema import schema_of_model
-from rolloutd.planfile.validation import FileFormat, RuleViolation, validate_document
+from rolloutd.planfile.validation import validate_document
 from rolloutd.plugin import ABSENT, Params, SelectorText, field_types
-from rolloutd.plugin.field_types import InvalidValue
+from rolloutd.plugin.field_types import InvalidValue, raise_invalid
 
 JSON = Any
 
@@ -40,6 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+~:-]{0,127}")
 
 _UNPACKED_KINDS = ("archive", "git", "venv", "rootfs")
+_TEXT_KEYS = ("path", "url", "mode", "owner")
 
 
 def _form(pattern: re.Pattern[str], allowed: str) -> AfterValidator:
@@ -90,6 +89,17 @@ class Artifact(Params):
         default=False, description="Unpack it into the directory `unpacked` next to the file."
     )
 
+    @model_validator(mode="after")
+    def _require_place(self) -> Self:
+        if {"path", "url"}.isdisjoint(self.model_fields_set):
+            message = "nothing says where the artifact is"
+            raise InvalidValue(message, "`path`, `url` or both", found="neither")
+        if self.unpack and self.kind not in _UNPACKED_KINDS:
+            allowed = f"kind {', '.join(_UNPACKED_KINDS)}"
+            message = "this kind is not unpacked"
+            raise InvalidValue(message, allowed, at=("unpack",), found=f"kind {self.kind}")
+        return self
+
 
 class Manifest(Params):
     """All artifacts of one build."""
@@ -98,10 +108,25 @@ class Manifest(Params):
         min_length=1, max_length=MAX_ARTIFACTS, description="The artifacts; a node gets those that match it."
     )
 
+    @field_validator("artifacts")
+    @classmethod
+    def _require_own_nodes(cls, artifacts: list[Artifact]) -> list[Artifact]:
+        """One name may occur for several archs, each with a selector of its own."""
+        seen: set[tuple[str, str]] = set()
+        errors = []
+        for index, each in enumerate(artifacts):
+            if (each.name, each.select) in seen:
+                message = "two artifacts have this name and the same nodes"
+                allowed = "one artifact of a name for each selector"
+                errors.append(InvalidValue(message, allowed, at=(index, "name")))
+            seen.add((each.name, each.select))
+        raise_invalid(errors)
+        return artifacts
+
 
 def read_manifest(text: bytes, file: str) -> list[dict[str, JSON]]:
     """Return the artifacts as records with all keys; raises InvalidFile with every mistake."""
-    manifest = validate_document(Manifest, read_document(text, file), _FORMAT)
+    manifest = validate_document(Manifest, read_document(text, file), TITLE)
     records = [artifact.model_dump(mode="json") for artifact in manifest.artifacts]
     for record in records:
         record.update({key: record[key] or "" for key in _TEXT_KEYS}, select=record["select"] or None)
@@ -125,60 +150,3 @@ def format_manifest(records: Iterable[Mapping[str, JSON]]) -> str:
         pairs = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in written.items())
         lines.append(f"  - {{{', '.join(pairs)}}}")
     return "\n".join(lines) + "\n"
-
-
-def _artifacts(root: Value) -> Iterator[tuple[int, Value]]:
-    found = value_at(root, "artifacts")
-    if found is not None and isinstance(found.children, list):
-        yield from enumerate(found.children[:MAX_ARTIFACTS])
-
-
-def _data(artifact: Value, key: str) -> JSON:
-    value = artifact.child(key)
-    return None if value is None else value.data
-
-
-def _artifact_has_a_place(root: Value) -> Iterator[RuleViolation]:
-    for number, artifact in _artifacts(root):
-        if isinstance(artifact.children, dict) and not {"path", "url"} & artifact.children.keys():
-            yield RuleViolation(
-                ("artifacts", number),
-                "neither",
-                "`path`, `url` or both",
-                "nothing says where the artifact is",
-            )
-
-
-def _unpacked_kinds_can_be(root: Value) -> Iterator[RuleViolation]:
-    for number, artifact in _artifacts(root):
-        kind = _data(artifact, "kind") or "file"
-        if _data(artifact, "unpack") is True and kind not in _UNPACKED_KINDS:
-            yield RuleViolation(
-                ("artifacts", number, "unpack"),
-                f"kind {kind}",
-                f"kind {', '.join(_UNPACKED_KINDS)}",
-                "this kind is not unpacked",
-            )
-
-
-def _names_are_unique(root: Value) -> Iterator[RuleViolation]:
-    """One name may occur for several archs, each with a selector of its own."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for number, artifact in _artifacts(root):
-        key = (str(_data(artifact, "name")), str(_data(artifact, "select")))
-        seen[key] += 1
-        if seen[key] == 2:
-            yield RuleViolation(
-                ("artifacts", number, "name"),
-                key[0],
-                "one artifact of a name for each selector",
-                "two artifacts have this name and the same nodes",
-            )
-
-
-_TEXT_KEYS = ("path", "url", "mode", "owner")
-
-_FORMAT = FileFormat(
-    title=TITLE,
-    rules=(_artifact_has_a_place, _unpacked_kinds_can_be, _names_are_unique),
-)

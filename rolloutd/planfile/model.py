@@ -1,32 +1,48 @@
 """Models of the plan file: its keys, defaults, ranges and meanings.
 
-The JSON Schema and the reference in docs/ are made from these.  Rules on several keys are in rules.py,
-because they must also apply when one of the keys is wrong.  All durations are seconds after reading.
+The JSON Schema and the reference in docs/ are made from these.  A rule on several keys validates the last of
+them, so that it also applies when another section is wrong.  All durations are seconds after reading.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from rolloutd.planfile.prepare import Cleanup, PrepareItem
-from rolloutd.planfile.steps import IsolateStep, TrafficStep, VerifyStep
+from machines.model.timefmt import format_duration
+from machines.model.windows import DAYS, Window, longest_opening
+from rolloutd.planfile.change import Guard, Rollback, Stage
+from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
+from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
 from rolloutd.plugin import ABSENT, Params, duration_field, field_types
-from rolloutd.plugin.field_types import MAX_ITEMS, Duration, Playbook, PositiveDuration, SelectorText
+from rolloutd.plugin.field_types import (
+    MAX_ITEMS,
+    Duration,
+    InvalidValue,
+    PositiveDuration,
+    SelectorText,
+    clock_minute,
+    raise_invalid,
+    taken_names,
+)
 
 API_VERSION = "rolloutd/v1"
 KIND = "MaintenancePlan"
 
-DEFAULT_EXPECTED_S = 900
 MAX_VOTES = 20
 """Votes that a gate may require of one group: more people than a team on call has."""
 
-MAX_STEPS = 50
-"""Isolators or checks of a plan; each takes minutes of every node's time."""
-
 MAX_PARALLEL = 10_000
 """Nodes at once: the largest fleet the daemon is measured with."""
+
+RESERVED_WAVES = ("canary", "fleet")
+"""Waves that every plan has."""
+
+RESERVED_PREPARE_STAGES = ("cleanup",)
+"""Stages of cancelled rollouts, in their records."""
 
 
 class Metadata(Params):
@@ -60,6 +76,19 @@ class Source(Params):
         description="Directory, relative to the plan file, at most 64 MiB.",
     )
 
+    @model_validator(mode="after")
+    def _require_git_or_path(self) -> Self:
+        given = self.model_fields_set
+        if {"path"} < given:
+            problem = "a source is a git ref or a path, not both"
+        elif not given:
+            problem = "the source names neither git nor path"
+        elif len(given) == 1 and "path" not in given:
+            problem = f"the source lacks `{'ref' if 'git' in given else 'git'}`"
+        else:
+            return self
+        raise InvalidValue(problem, "{git, ref}, or {path}", at_key=True)
+
 
 class Canary(Params):
     """The nodes that go first."""
@@ -77,6 +106,13 @@ class Pilot(Params):
     waived: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
         default=ABSENT, description="Why no pilot is needed; shown at the start gate."
     )
+
+    @model_validator(mode="after")
+    def _require_node_or_reason(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            message = "a pilot is a node, or waived for a reason"
+            raise InvalidValue(message, "{node}, or {waived}", at_key=True)
+        return self
 
 
 class Wave(Params):
@@ -103,6 +139,22 @@ class WindowSpec(Params):
     )
     zone: field_types.TimeZone = Field(default="UTC", description="IANA time zone of the hours.")
 
+    @model_validator(mode="after")
+    def _require_duration(self) -> Self:
+        if self.from_ == self.to:
+            message = "the window ends when it begins; the whole day is 00:00 to 24:00"
+            raise InvalidValue(message, "different `from` and `to`")
+        return self
+
+    def window(self) -> Window:
+        """Return the window of the core."""
+        return Window(
+            days=frozenset(DAYS.index(day) for day in self.days),
+            start_minute=clock_minute(self.from_),
+            end_minute=clock_minute(self.to),
+            zone=ZoneInfo(self.zone),
+        )
+
 
 class Prepare(Params):
     """What is done on every node before its slot, without disturbing it; a list stands for its `stages`."""
@@ -126,69 +178,16 @@ class Prepare(Params):
         "artifacts are removed.",
     )
 
-
-class Stage(Params):
-    """One playbook run on the isolated node."""
-
-    name: field_types.Name = Field(
-        default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
-    )
-    playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[field_types.VariableName, Any] = Field(
-        default={},
-        description="Extra variables of the run; Ansible renders templates in them, rolloutd does not.",
-    )
-    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
-    expected: PositiveDuration = duration_field("15m", "How long the run usually takes; at most `timeout`.")
-    on_unknown: Literal["verify", "rerun", "pause"] = Field(
-        default="verify", description="What to do when the result of the run is unknown."
-    )
-
-
-class Rollback(Params):
-    """The playbook that undoes the change, run when a person or `on_failure` says so."""
-
-    playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[field_types.VariableName, Any] = Field(
-        default={}, description="Extra variables of the run; they override those of `maintain`."
-    )
-    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
-    verify: list[VerifyStep] = Field(
-        default=ABSENT,
-        min_length=1,
-        max_length=MAX_STEPS,
-        description="Checks after a rollback; without them the plan's `reachable` checks.",
-    )
-
-
-class Guard(Params):
-    """What a node undoes by itself unless the daemon confirms the change."""
-
-    paths: list[field_types.NodePath] = Field(
-        min_length=1,
-        max_length=MAX_STEPS,
-        description="Files and directories that the change touches; backed up on the node, with those that "
-        "do not exist.",
-    )
-    commands: list[field_types.OneLineCommand] = Field(
-        default=[],
-        max_length=MAX_STEPS,
-        description="Shell commands that the node runs as root after it has restored the paths.",
-    )
-    after: PositiveDuration = duration_field(
-        "2m", "Silence of the daemon after which the node restores itself, counted on the node."
-    )
-    across_reboot: bool = Field(
-        default=False,
-        description="Wait for the daemon again after a reboot, by an enabled systemd unit, and then restore.",
-    )
-    confirm: list[VerifyStep] = Field(
-        default=ABSENT,
-        min_length=1,
-        max_length=MAX_STEPS,
-        description="Checks that must pass within `after` once the playbook has ended; `reachable` if not "
-        "given.",
-    )
+    @field_validator("stages")
+    @classmethod
+    def _require_own_names(cls, stages: list[PrepareItem]) -> list[PrepareItem]:
+        names = stage_names([(item.kind, item.section.name) for item in stages])
+        paths: list[tuple[str | int, ...]] = [
+            (index, item.kind, *(("name",) if "name" in item.section.model_fields_set else ()))
+            for index, item in enumerate(stages)
+        ]
+        raise_invalid(taken_names(zip(names, paths, strict=True), RESERVED_PREPARE_STAGES))
+        return stages
 
 
 class Needs(Params):
@@ -216,6 +215,14 @@ class Gates(Params):
         description="After the canaries and their soak; one owner and one of each team if not given.",
     )
     proceed: Needs = Field(default=Needs(owner=1), description="After a failure; one owner if not given.")
+
+    @field_validator("pilot", "start", "continue_", "proceed")
+    @classmethod
+    def _require_votes(cls, needs: Needs) -> Needs:
+        if needs.owner == needs.each_team == 0:
+            message = "the gate requires no vote"  # it would open at once
+            raise InvalidValue(message, "owner or each_team of at least 1")
+        return needs
 
 
 class Pools(Params):
@@ -390,6 +397,56 @@ class Spec(Params):
     probation: Duration = duration_field("0s", "How long a node is watched in service before it is done.")
     gates: Gates = Field(default=Gates(), description="Who must say yes, and when.")
     limits: Limits = Field(default=Limits(), description="How long things may take.")
+
+    @field_validator("waves")
+    @classmethod
+    def _require_own_wave_names(cls, waves: list[Wave], info: ValidationInfo) -> list[Wave]:
+        pilot = info.data.get("pilot")
+        taken = (*RESERVED_WAVES, *(("pilot",) if pilot is not None and pilot.node is not None else ()))
+        raise_invalid(taken_names(_written_names(waves), taken))
+        return waves
+
+    @field_validator("maintain")
+    @classmethod
+    def _require_own_stage_names(cls, stages: list[Stage]) -> list[Stage]:
+        raise_invalid(taken_names(_written_names(stages)))
+        return stages
+
+    @field_validator("maintain")
+    @classmethod
+    def _work_fits_a_window(cls, stages: list[Stage], info: ValidationInfo) -> list[Stage]:
+        """A node whose work fits no window would never start."""
+        longest = longest_opening([each.window() for each in info.data.get("windows", ())])
+        total = sum(stage.expected_s for stage in stages)
+        if info.data.get("windows") and total > longest:
+            raise InvalidValue(
+                f"the work is expected to take {format_duration(total)} and fits no window",
+                f"a window of at least {format_duration(total)}, or a shorter `maintain.expected`",
+                at=("..", "windows"),
+                at_key=True,
+                found=f"at most {format_duration(longest)} at a time",
+            )
+        return stages
+
+    @field_validator("on_failure")
+    @classmethod
+    def _require_rollback(cls, on_failure: str, info: ValidationInfo) -> str:
+        if on_failure != "pause" and "rollback" in info.data and info.data["rollback"] is None:
+            raise InvalidValue("the plan has no rollback", "pause, or a rollback")
+        return on_failure
+
+    @field_validator("at_most")
+    @classmethod
+    def _require_automatic_rollback(cls, at_most: int, info: ValidationInfo) -> int:
+        if info.data.get("on_failure", "unreadable") in (None, "pause"):
+            message = "at_most limits what on_failure rolls back"
+            raise InvalidValue(message, "only with on_failure: rollback-...", at_key=True)
+        return at_most
+
+
+def _written_names(items: Sequence[Wave | Stage]) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Yield the names of waves or stages that have one, with their paths."""
+    return ((each.name, (index, "name")) for index, each in enumerate(items) if each.name is not None)
 
 
 class PlanDocument(Params):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_serializer
+from pydantic import AfterValidator, ConfigDict, Field, model_serializer, model_validator
 
 from rolloutd.plugin import ABSENT, Params, SelectorText, duration_field, field_types
 from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, check_template
@@ -38,9 +40,43 @@ AbsolutePath = Annotated[str, Field(min_length=2, max_length=512), AfterValidato
 Glob = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-def default_stage_name(kind: str, number: int, count: int) -> str:
-    """Return the name of the stage that is the `number`th of the `count` of its kind."""
-    return kind if count == 1 else f"{kind}-{number}"
+def stage_names(stages: Sequence[tuple[str, str | None]]) -> list[str]:
+    """Return the names of stages, given as kind and name; one without a name has its kind's, and a number."""
+    counts, seen = Counter(kind for kind, _ in stages), Counter[str]()
+    names = []
+    for kind, name in stages:
+        seen[kind] += 1
+        names.append(name or (kind if counts[kind] == 1 else f"{kind}-{seen[kind]}"))
+    return names
+
+
+class OneKind(Params):
+    """A mapping whose one key is its kind."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_one_kind(cls, value: Any) -> Any:
+        kinds = [field.alias or name for name, field in cls.model_fields.items()]
+        given = [key for key in value if key in kinds] if isinstance(value, dict) else []
+        allowed = "one of: " + ", ".join(kinds)
+        if len(given) > 1:
+            message, found = "an item has one kind; begin another item with `- `", ", ".join(given)
+            raise InvalidValue(message, allowed, at=(given[1],), at_key=True, found=found)
+        if value == {}:
+            raise InvalidValue("the item names no kind", allowed, found="an empty mapping")
+        return value
+
+    @property
+    def kind(self) -> str:
+        name = next(iter(self.model_fields_set))
+        return type(self).model_fields[name].alias or name
+
+    @property
+    def section(self) -> Any:
+        """The parameters of the kind."""
+        return getattr(self, next(iter(self.model_fields_set)))
 
 
 class _PrepareStage(Params):
@@ -119,6 +155,16 @@ class StageArtifacts(_NodeStage):
     )
     max_parallel: int = Field(default=100, ge=1, le=MAX_PREPARE_PARALLEL, description="Nodes at once.")
 
+    @model_validator(mode="after")
+    def _method_fits_playbook(self) -> Self:
+        has_playbook = "playbook" in self.model_fields_set
+        if self.method == "playbook" and not has_playbook:
+            raise InvalidValue("`method: playbook` names no playbook", "a `playbook` too", at=("method",))
+        if self.method != "playbook" and has_playbook:
+            message = "only `method: playbook` runs a playbook"
+            raise InvalidValue(message, "`method: playbook`", at=("playbook",))
+        return self
+
 
 class Install(_NodeStage):
     """Run a playbook on nodes in service; it must not disturb them."""
@@ -137,7 +183,7 @@ class Cleanup(Params):
     timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
 
 
-class PrepareItem(Params):
+class PrepareItem(OneKind):
     """One prepare stage: a mapping whose one key is its kind."""
 
     build: Build = Field(default=ABSENT, description="Make the artifacts, once for the whole rollout.")
@@ -146,12 +192,4 @@ class PrepareItem(Params):
 
     @model_serializer(mode="plain")
     def content(self) -> dict[str, Any]:
-        return {
-            kind: getattr(self, kind).model_dump(mode="json", by_alias=True)
-            for kind in type(self).model_fields
-            if getattr(self, kind) is not None
-        }
-
-
-PrepareItem.model_config["json_schema_extra"] = {"minProperties": 1, "maxProperties": 1}
-PrepareItem.model_rebuild(force=True)
+        return {self.kind: self.section.model_dump(mode="json", by_alias=True)}

@@ -14,7 +14,6 @@ from rolloutd.planfile import PlanFile
 from rolloutd.planfile.diagnostic_text import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
 from rolloutd.planfile.playbook_digest import playbook_digest
-from rolloutd.planfile.rules import prepare_items
 
 JSON = Any
 
@@ -49,7 +48,7 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
             manifest = tree / stage["manifest"] if kind == "stage" else None
             # A manifest that a build of this plan makes is known only then.
             if manifest is not None and stage["manifest"] not in built:
-                path = (*prepare_items(plan.root)[0], number, kind, "manifest")
+                path = ("spec", "prepare", "stages", number, kind, "manifest")
                 found["artifacts"] = _read(plan, path, manifest, stage["manifest"])
             if kind == "build":
                 built.add(stage["manifest"])

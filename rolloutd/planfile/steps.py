@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, create_model, model_serializer
+from pydantic import Field, create_model, model_serializer
 
+from rolloutd.planfile.prepare import OneKind
 from rolloutd.plugin import (
     ABSENT,
     CHECKS,
@@ -23,21 +24,18 @@ from rolloutd.plugin import (
 
 JSON = Any
 
+MAX_STEPS = 50
+"""Isolators or checks of a plan; each takes minutes of every node's time."""
 
-class Step(Params):
+
+class Step(OneKind):
     """One mapping with one key: the kind, and under it the parameters."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
-
-    @property
-    def kind(self) -> str:
-        return type(self).model_fields[next(iter(self.model_fields_set))].alias or ""
 
     @property
     def params(self) -> dict[str, JSON]:
         """The parameters, defaults filled in, durations in seconds."""
-        part: Params = getattr(self, next(iter(self.model_fields_set)))
-        return part.model_dump(mode="json", by_alias=True, exclude_none=True)
+        section: Params = self.section
+        return section.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def items(self) -> Iterator[tuple[str, dict[str, JSON]]]:
         yield self.kind, self.params

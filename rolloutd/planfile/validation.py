@@ -1,17 +1,13 @@
-"""Validation of a document by its types and rules, all mistakes at once.
+"""Validation of a document by its model, all mistakes at once.
 
 A mistake carries the line to edit: a wrong value its own, an unknown key the key's, a missing key that of its
-mapping.  Rules on several keys examine the text as written, so one bad section does not hide mistakes in
-another.
+mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,8 +15,9 @@ from pydantic_core import ErrorDetails
 
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile.diagnostic_text import Path, describe_value, format_path, truncate
-from rolloutd.planfile.document import MAX_DIAGNOSTICS, Document, SourceLocation, Value
+from rolloutd.planfile.document import MAX_DIAGNOSTICS, Document, SourceLocation, Value, locate
 from rolloutd.planfile.schema import known_keys, schema_at, schema_of_model
+from rolloutd.plugin.field_types import InvalidValue, InvalidValues
 from rolloutd.text import pluralize
 
 JSON = Any
@@ -41,43 +38,16 @@ _SHAPE_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RuleViolation:
-    """A violated rule, at its path or at the path's last key."""
-
-    path: Path
-    found: str
-    allowed: str
-    message: str
-    at_key: bool = False
-
-
-Rule = Callable[[Value], Iterable[RuleViolation]]
-
-
-@dataclass(frozen=True, slots=True)
-class FileFormat:
-    """A kind of file.
-
-    `reserved` holds the advice for keys that cannot be used yet, by dotted path without indices; `*` stands
-    for any key.
-    """
-
-    title: str
-    rules: tuple[Rule, ...] = ()
-    reserved: Mapping[str, str] = field(default_factory=dict)
-
-
-def validate_document(model: type[ModelT], document: Document, file_format: FileFormat) -> ModelT:
+def validate_document(model: type[ModelT], document: Document, title: str) -> ModelT:
     """Return the document as its type; raises InvalidFile with all mistakes, in the file's order."""
     diagnostics = list(document.diagnostics)
     if document.root is None:
         raise InvalidFile(tuple(diagnostics))
-    builder = _DiagnosticBuilder(model, document.root, file_format)
     result: ModelT | None = None
     try:
         result = model.model_validate(document.root.data)
     except ValidationError as error:
+        builder = _DiagnosticBuilder(schema_of_model(model, title), document.root)
         details = error.errors(include_url=False, include_input=False)[:MAX_DIAGNOSTICS]
         mistyped = {
             builder.intended_path(detail) for detail in details if detail["type"] == "extra_forbidden"
@@ -87,14 +57,9 @@ def validate_document(model: type[ModelT], document: Document, file_format: File
             each for each in details if each["type"] != "missing" or builder.error_path(each) not in mistyped
         ]
         diagnostics += _without_repeats(
-            diagnostics, [(builder.from_error(detail), detail["type"]) for detail in distinct]
+            diagnostics,
+            [(found, detail["type"]) for detail in distinct for found in builder.from_error(detail)],
         )
-    violations = islice(
-        (breach for rule in file_format.rules for breach in rule(document.root)), MAX_DIAGNOSTICS
-    )
-    diagnostics += _without_repeats(
-        diagnostics, [(builder.from_violation(breach), "rule") for breach in violations]
-    )
     if diagnostics or result is None:
         raise InvalidFile(tuple(sorted(diagnostics, key=_position)[:MAX_DIAGNOSTICS]))
     return result
@@ -117,43 +82,59 @@ def _without_repeats(known: list[Diagnostic], found: Iterable[tuple[Diagnostic, 
 
 
 class _DiagnosticBuilder:
-    """Turns errors of pydantic and of the rules into mistakes with a location."""
+    """Turns errors of pydantic into mistakes with a location."""
 
-    def __init__(self, model: type[BaseModel], root: Value, file_format: FileFormat) -> None:
-        self._schema = schema_of_model(model, file_format.title)
+    def __init__(self, schema: dict[str, JSON], root: Value) -> None:
+        self._schema = schema
         self._root = root
-        self._format = file_format
 
-    def from_violation(self, violation: RuleViolation) -> Diagnostic:
-        path, value, parent = self._locate(violation.path)
-        place = value.location if value is not None else parent.location
-        if violation.at_key or value is None:
-            place = self._key_location(path)
-        return _diagnostic(place, path, violation.found, violation.allowed, violation.message)
+    def from_error(self, error: ErrorDetails) -> Iterator[Diagnostic]:
+        """Yield the mistakes of an error: several only for a rule on several keys."""
+        loc = error["loc"]
+        cause = error.get("ctx", {}).get("error")
+        if loc and loc[-1] == _KEY_MARK:
+            yield self._bad_key(error)
+        elif error["type"] == "missing":
+            yield self._missing(self.error_path(error))
+        elif error["type"] == "extra_forbidden":
+            yield self._unknown_key(self.error_path(error))
+        elif isinstance(cause, InvalidValue | InvalidValues):
+            for each in cause.errors if isinstance(cause, InvalidValues) else (cause,):
+                yield self._invalid_value(loc, each)
+        else:
+            path, value, _ = locate(self._root, loc)
+            schema = self._schema_at(path)
+            message = _message(error, value, schema)
+            yield self._wrong_value(path, value, _allowed_text(error, schema), message)
 
-    def from_error(self, error: ErrorDetails) -> Diagnostic:
-        bad_key = bool(error["loc"]) and error["loc"][-1] == _KEY_MARK
-        path, value, _ = self._locate(error["loc"][:-1] if bad_key else error["loc"])
-        match error["type"]:
-            case "missing":
-                return self._missing(path)
-            case "extra_forbidden":
-                return self._unknown_key(path)
-            case _ if bad_key:
-                message = "this is not a valid variable name"
-                return _diagnostic(
-                    self._key_location(path), path, str(path[-1]), _allowed_text(error, None), message
-                )
-            case _:
-                place = value.location if value is not None else self._key_location(path)
-                found = describe_value(value.data) if value is not None else "nothing"
-                schema = self._schema_at(path)
-                return _diagnostic(
-                    place, path, found, _allowed_text(error, schema), _message(error, value, schema)
-                )
+    def _invalid_value(self, loc: Sequence[str | int], error: InvalidValue) -> Diagnostic:
+        parts = list(loc)
+        for part in error.at:
+            if part == "..":
+                parts.pop()
+            else:
+                parts.append(part)
+        path, value, _ = locate(self._root, parts)
+        if error.at_key and value is not None:
+            found = describe_value(value.data) if error.found is None else error.found
+            return _diagnostic(self._key_location(path), path, found, error.allowed, error.message)
+        return self._wrong_value(path, value, error.allowed, error.message, error.found)
+
+    def _wrong_value(
+        self, path: Path, value: Value | None, allowed: str, message: str, found: str | None = None
+    ) -> Diagnostic:
+        place = self._key_location(path) if value is None else value.location
+        if found is None:
+            found = "nothing" if value is None else describe_value(value.data)
+        return _diagnostic(place, path, found, allowed, message)
+
+    def _bad_key(self, error: ErrorDetails) -> Diagnostic:
+        path = locate(self._root, error["loc"][:-1])[0]
+        message, allowed = "this is not a valid variable name", _allowed_text(error, None)
+        return _diagnostic(self._key_location(path), path, str(path[-1]), allowed, message)
 
     def error_path(self, error: ErrorDetails) -> Path:
-        return self._locate(error["loc"])[0]
+        return locate(self._root, error["loc"])[0]
 
     def intended_path(self, error: ErrorDetails) -> Path:
         """Return the path of the key that an unknown key seems to mean, else that of the unknown key."""
@@ -169,13 +150,9 @@ class _DiagnosticBuilder:
 
     def _unknown_key(self, path: Path) -> Diagnostic:
         key, place = str(path[-1]), self._key_location(path)
-        names = tuple(part for part in path if isinstance(part, str))
         parent = self._schema_at(path[:-1]) or {}
         known = known_keys(self._schema, path[:-1])
         allowed = "one of: " + ", ".join(known) if known else "no keys here"
-        for pattern, words in self._format.reserved.items():
-            if fnmatchcase(".".join(names), pattern):
-                return _diagnostic(place, path, key, allowed, words)
         near = self._nearest_key(path)
         hint = f"; did you mean `{near}`?" if near else ""
         if parent.get("maxProperties") == 1:  # a step: its one key is the kind of an adapter
@@ -189,23 +166,6 @@ class _DiagnosticBuilder:
         return near[0] if near else ""
 
     # -- locations --------------------------------------------------------------
-
-    def _locate(self, loc: Iterable[str | int]) -> tuple[Path, Value | None, Value]:
-        """Follow a path as far as the document goes.
-
-        An index into a single item means the item, a key of a list the list: it stands for the section.
-        """
-        path: list[str | int] = []
-        value: Value | None = self._root
-        parent = self._root
-        for part in loc:
-            stands_for = dict if isinstance(part, int) else list
-            if value is not None and isinstance(value.children, stands_for):
-                continue
-            path.append(part)
-            if value is not None:
-                parent, value = value, value.child(part)
-        return tuple(path), value, parent
 
     def _key_location(self, path: Path) -> SourceLocation:
         """Return the location of the path's last key, or of the nearest one to it."""

@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from itertools import combinations
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema
 
 from machines.model.node import NodeKind
@@ -90,6 +90,27 @@ class Params(BaseModel):
 
     exclusive: ClassVar[tuple[str, ...]] = ()
     """Keys of which a file may name at most one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_exclusive(cls, value: Any) -> Any:
+        given = [key for key in value if key in cls.exclusive] if isinstance(value, dict) else []
+        if len(given) > 1:
+            message = f"the section takes only one of {', '.join(cls.exclusive)}"
+            found = ", ".join(given)
+            raise InvalidValue(message, "only one of them", at=(given[1],), at_key=True, found=found)
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _require_text(cls, value: Any) -> Any:
+        """A blank name or command is a mistake; a blank selector is an empty one."""
+        texts = value if isinstance(value, list) else [value]
+        for index, text in enumerate(texts):
+            if isinstance(text, str) and text.isspace():
+                at = (index,) if isinstance(value, list) else ()
+                raise InvalidValue("the text is empty", "text", at=at, found="blanks only")
+        return value
 
     @classmethod
     def __get_pydantic_json_schema__(

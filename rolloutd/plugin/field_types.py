@@ -7,8 +7,9 @@ and stored; its error says what is allowed.  It knows no file, line or model.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,8 @@ MAX_TEXT_CHARS = 8192
 MAX_PATH_CHARS = 1024
 """Characters of a path on a node: Linux allows 4096, and people write fewer."""
 
+MAX_PATH_BYTES, MAX_NAME_BYTES = 4095, 255
+"""Bytes of a path and of one name in it on the daemon's machine (PATH_MAX and NAME_MAX of Linux)."""
 
 MAX_ITEMS = 100
 """Items of a list, such as waves, stages, windows or inventory sources."""
@@ -85,12 +88,52 @@ _PLAYBOOK_ALLOWED = "a path inside the source, such as sysctl.yml or roles/site.
 
 
 class InvalidValue(ValueError):
-    """A value that is not allowed; `allowed` describes those that are."""
+    """A value that is not allowed; `allowed` describes those that are.
 
-    def __init__(self, message: str, allowed: str) -> None:
+    A rule on several keys names the wrong one with `at`, a path from the value that was validated, in which
+    `..` is its section.  `at_key` places the mistake at the key.  `found` replaces the text of the value.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        allowed: str,
+        *,
+        at: tuple[str | int, ...] = (),
+        at_key: bool = False,
+        found: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.allowed = allowed
+        self.at = at
+        self.at_key = at_key
+        self.found = found
+
+
+class InvalidValues(ValueError):
+    """Several values that are not allowed, of one section."""
+
+    def __init__(self, errors: tuple[InvalidValue, ...]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+
+
+def raise_invalid(errors: Iterable[InvalidValue]) -> None:
+    """Raise InvalidValues if there are any."""
+    if found := tuple(errors):
+        raise InvalidValues(found)
+
+
+def taken_names(
+    names: Iterable[tuple[str, tuple[str | int, ...]]], taken: Iterable[str] = ()
+) -> Iterator[InvalidValue]:
+    """Yield an error for each name that an earlier one has, or that is taken; each with its path."""
+    seen = set(taken)
+    for name, path in names:
+        if name in seen:
+            yield InvalidValue("the name is taken already", "another name", at=path, found=name)
+        seen.add(name)
 
 
 def parse_duration(text: object) -> int:
@@ -282,6 +325,11 @@ def parse_loopback(value: object, problem: str) -> str:
 def _parse_path(value: object) -> Path:
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue("this is not a path", "a path, relative to this file")
+    if value.startswith("~"):
+        raise InvalidValue("this machine has no home directory of that user", "a path")
+    longest_name = max(len(os.fsencode(name)) for name in value.split("/"))
+    if "\0" in value or len(os.fsencode(value)) > MAX_PATH_BYTES or longest_name > MAX_NAME_BYTES:
+        raise InvalidValue("the path is too long", "a path that Linux allows")
     return Path(value)
 
 

@@ -8,23 +8,17 @@ a path exists or a user is known.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rolloutd.errors import Diagnostic, InvalidFile
-from rolloutd.planfile import rules
 from rolloutd.planfile.diagnostic_text import ROOT_PATH
 from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
 from rolloutd.planfile.schema import schema_of_model, values_of_format
-from rolloutd.planfile.validation import FileFormat, RuleViolation, validate_document
-from rolloutd.plugin import CHECKS, INVENTORIES, OBSERVERS, installed_adapters
+from rolloutd.planfile.validation import validate_document
 from rolloutd.settings.model import PoolKey, Settings, TeamSettings
 
 __all__ = ["DEFAULT_CONFIG", "MAX_FILES", "PoolKey", "Settings", "TeamSettings", "load", "schema"]
-
-JSON = Any
 
 DEFAULT_CONFIG = Path("/etc/rolloutd/config.yaml")
 
@@ -32,9 +26,6 @@ MAX_FILES = 100
 """Files of config.d: one per team and a few more; a larger number is the mistake of a generator."""
 
 TITLE = "rolloutd settings"
-
-MAX_PATH_BYTES, MAX_NAME_BYTES = 4095, 255
-"""Bytes of a path and of one name in it (PATH_MAX and NAME_MAX of Linux)."""
 
 
 def load(path: Path | None) -> Settings:
@@ -62,7 +53,7 @@ def load(path: Path | None) -> Settings:
         # A full disk can truncate the file; defaults would then remove teams, pools and inventory.
         raise InvalidFile((_file_diagnostic(path, "nothing", "at least one key, here or in config.d"),))
     _resolve_paths(root)
-    settings = validate_document(Settings, Document(str(path), root, tuple(diagnostics)), FORMAT)
+    settings = validate_document(Settings, Document(str(path), root, tuple(diagnostics)), TITLE)
     settings._files = tuple(files)
     return settings
 
@@ -109,64 +100,5 @@ def _resolve_paths(root: Value) -> None:
         is_command = path == ("ansible", "bin") and isinstance(text, str) and "/" not in text
         if isinstance(text, str) and text.strip() and not is_command:
             directory = Path(value.location.file).absolute().parent
-            with contextlib.suppress(RuntimeError):  # no such user: `_paths_are_usable` reports it
+            with contextlib.suppress(RuntimeError):  # no such user, which the type of a path reports
                 value.data = parent.data[path[-1]] = str(directory / Path(text).expanduser())
-
-
-def _paths_are_usable(root: Value) -> Iterator[RuleViolation]:
-    """A path names a known home directory and is one that Linux can have."""
-    for path, value, _ in values_of_format(schema(), root, "path"):
-        text = value.data
-        if not isinstance(text, str):
-            continue
-        if text.startswith("~"):
-            yield RuleViolation(path, text[:100], "a path", "this machine has no home directory of that user")
-        elif "\0" in text or len(os.fsencode(text)) > MAX_PATH_BYTES or _longest_name(text) > MAX_NAME_BYTES:
-            yield RuleViolation(path, f"{text[:100]}...", "a path that Linux allows", "the path is too long")
-
-
-def _longest_name(path: str) -> int:
-    return max(len(os.fsencode(name)) for name in path.split("/"))
-
-
-def _check_teams(root: Value) -> Iterator[RuleViolation]:
-    teams = root.child("teams")
-    if teams is None or not isinstance(teams.children, dict):
-        return
-    for name in teams.children:
-        yield from rules.steps_are_well_formed(root, ("teams", name, "verify"), CHECKS)
-        yield from rules.windows_are_not_empty(root, ("teams", name, "windows"))
-
-
-def _source_names_are_unique(root: Value) -> Iterator[RuleViolation]:
-    """Two sources of one kind have different names: a node finds its source by it."""
-    taken: set[tuple[str, str]] = set()
-    for number, source in enumerate(rules.as_list(root.child("inventory"))):
-        for kind, params in source.children.items() if isinstance(source.children, dict) else ():
-            given = params.child("name")
-            name = _default_source_name(kind) if given is None else given.data
-            if not isinstance(name, str):
-                continue
-            if (kind, name) in taken:
-                path = ("inventory", number, kind, *(() if given is None else ("name",)))
-                yield RuleViolation(path, name, "a unique name", f"another {kind} source has this name")
-            taken.add((kind, name))
-
-
-def _default_source_name(kind: str) -> JSON:
-    """Return the name of a source whose settings give none; None if its kind has no names."""
-    registration = installed_adapters(INVENTORIES).get(kind)
-    fields = registration.params.model_fields if registration and registration.params else {}
-    return fields["name"].get_default() if "name" in fields else None
-
-
-FORMAT = FileFormat(
-    title=TITLE,
-    rules=(
-        lambda root: rules.steps_are_well_formed(root, ("inventory",), INVENTORIES),
-        lambda root: rules.steps_are_well_formed(root, ("observe",), OBSERVERS),
-        _paths_are_usable,
-        _source_names_are_unique,
-        _check_teams,
-    ),
-)

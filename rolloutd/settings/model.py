@@ -12,10 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, PrivateAttr, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from rolloutd.planfile.model import MAX_PARALLEL, MAX_STEPS, WindowSpec
-from rolloutd.planfile.steps import Step, VerifyStep, step_model
+from rolloutd.planfile.model import MAX_PARALLEL, WindowSpec
+from rolloutd.planfile.steps import MAX_STEPS, Step, VerifyStep, step_model
 from rolloutd.plugin import (
     ABSENT,
     ANCHORS,
@@ -38,6 +46,7 @@ from rolloutd.plugin.field_types import (
     ShortName,
     TeamName,
     parse_loopback,
+    raise_invalid,
     with_json_schema,
 )
 
@@ -157,11 +166,6 @@ class TeamSettings(Params):
     def checks(self) -> list[dict[str, JSON]]:
         """The team's checks as content, each `{kind: params}`."""
         return [step.content() for step in self.verify]
-
-    @property
-    def window_content(self) -> list[dict[str, JSON]]:
-        """The team's windows as content, as compile_windows takes them."""
-        return [window.model_dump(mode="json", by_alias=True) for window in self.windows]
 
 
 class Ssh(Params):
@@ -382,6 +386,21 @@ class CoreSettings(Params):
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
 
     _files: tuple[Path, ...] = PrivateAttr(default=())
+
+    @field_validator("inventory")
+    @classmethod
+    def _require_own_source_names(cls, sources: list[InventorySource]) -> list[InventorySource]:
+        """A node finds its source by the kind and the name."""
+        errors, taken = [], set()
+        for index, source in enumerate(sources):
+            name = getattr(source.section, "name", None)
+            if name is not None and (source.kind, name) in taken:
+                path = (index, source.kind, *(("name",) if "name" in source.section.model_fields_set else ()))
+                message = f"another {source.kind} source has this name"
+                errors.append(InvalidValue(message, "a unique name", at=path, found=name))
+            taken.add((source.kind, name))
+        raise_invalid(errors)
+        return sources
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from machines.model.limits import TeamRules
 from machines.model.plan import GateName
 from rolloutd.commands import service_votes, team_rules, voting
-from rolloutd.compile import compile_windows
 from rolloutd.control import fleet_serializers, requests, rights, wire, wire_fleet
 from rolloutd.control.handlers.commands import current_rollout, gate_response, resolve_live
-from rolloutd.control.responses import BadRequest
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
 
@@ -26,12 +24,7 @@ async def set_team(services: Services, request: Request[requests.SetTeamRules]) 
     """Set a team's own windows and canaries."""
     body = request.input
     name = request.path_params["t"]
-    windows = None
-    if body.windows is not None:
-        try:
-            windows = compile_windows([each.model_dump(mode="json", by_alias=True) for each in body.windows])
-        except ValueError as wrong:
-            raise BadRequest(f"the body: windows: {wrong}") from None
+    windows = None if body.windows is None else tuple(each.window() for each in body.windows)
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = team_rules.set_team_rules(
             services.state, request.identity, name, windows, body.canaries, body.reason
@@ -71,7 +64,7 @@ def _team_response(services: Services, rules: TeamRules) -> wire_fleet.Team:
     return {
         "team": rules.team,
         "members": list(settings.members),
-        "windows": [str(each) for each in compile_windows(settings.window_content)],
+        "windows": [str(each.window()) for each in settings.windows],
         "own_windows": [str(each) for each in rules.windows],
         "canaries": list(settings.canaries),
         "own_canaries": list(rules.canaries),
