@@ -20,6 +20,9 @@ NODES_PER_SSHD = 16
 
 SAMPLE_S = 0.05
 
+SAMPLER_SHARE = 0.05
+"""Limit of the sampler's share of a processor: the nodes and the daemon are on this machine too."""
+
 # All nodes are this machine, on which other programs work meanwhile.
 SHARED_BY_NODES = [
     "port/*",
@@ -63,18 +66,14 @@ class Prepared:
 class PreparedFleet:
     """A daemon over nodes that share few servers, and plans with a stage for all and an install for some."""
 
-    def __init__(self, env: DaemonEnvironment, *, size: int, rate: str) -> None:
+    def __init__(self, env: DaemonEnvironment, *, size: int, rate: str | None) -> None:
         self._env = env
         manifest = env.write_artifacts({"app-1.0.bin": os.urandom(size)})
         self._caches = env.directory / "cache"
         cache = f"{self._caches}/{{{{ node.name }}}}"
-        stage = {
-            "manifest": manifest,
-            "to": cache,
-            "rate": rate,
-            "max_parallel": 200,
-            "may_change": SHARED_BY_NODES,
-        }
+        stage = {"manifest": manifest, "to": cache, "max_parallel": 200, "may_change": SHARED_BY_NODES}
+        if rate is not None:
+            stage["rate"] = rate
         install = {"playbook": "install.yml", "may_change": SHARED_BY_NODES, "where": "canary=true"}
         self._plan = plan(
             "fleet", prepare=[{"stage": stage}, {"install": install}], windows=[closed_window()]
@@ -108,8 +107,11 @@ class PreparedFleet:
         ended = threading.Event()
 
         def sample() -> None:
-            while not ended.wait(SAMPLE_S):
-                samples.append((time.monotonic(), _bytes_below(self._caches)))
+            took_s = 0.0
+            while not ended.wait(max(SAMPLE_S, took_s / SAMPLER_SHARE)):
+                began, cpu_s = time.monotonic(), time.thread_time()
+                samples.append((began, _bytes_below(self._caches)))
+                took_s = time.thread_time() - cpu_s
 
         thread = threading.Thread(target=sample)
         thread.start()
@@ -121,7 +123,7 @@ class PreparedFleet:
 
 
 @contextmanager
-def prepared_fleet(directory: Path, nodes: int, *, size: int, rate: str) -> Iterator[PreparedFleet]:
+def prepared_fleet(directory: Path, nodes: int, *, size: int, rate: str | None) -> Iterator[PreparedFleet]:
     labels = fleet_labels(nodes, 2, 1)
     (directory / "runs").mkdir()
     for name, each in labels.items():

@@ -31,9 +31,12 @@ LC_ALL=C; export LC_ALL
 if command -v timeout >/dev/null 2>&1; then limit='timeout 10'; else limit=; fi
 virtual='(veth|cali|lxc|vnet|tap|flannel|cilium|docker|br-|cni|virbr)[^ /:]*'
 
+# Address, port and inode of the sockets in one state; a busy node has thousands in other states.
+sockets() { cat "/proc/net/$1" "/proc/net/${1}6" | awk -v state="$2" '$4 == state { print $2, $10 }'; }
+
 # The processes with a listening socket, with their start: what has no systemd has no other record of it.
 listeners() {
-    inodes=" $(awk '$4 == "0A" { printf "%s ", $10 }' /proc/net/tcp /proc/net/tcp6) "
+    inodes=" $(sockets tcp 0A | awk '{ printf "%s ", $2 }')"
     ls -l /proc/[0-9]*/fd | awk -v inodes="$inodes" '
         /^\/proc\// { split($1, part, "/"); pid = part[3]; next }
         match($NF, /^socket:\[/) {
@@ -47,8 +50,8 @@ listeners() {
 # Without `@end` the output is not complete: a tool that failed would hide what it did not list.
 snapshot() {
     echo @boot; cat /proc/sys/kernel/random/boot_id
-    echo @tcp; cat /proc/net/tcp /proc/net/tcp6
-    echo @udp; cat /proc/net/udp /proc/net/udp6
+    echo @tcp; sockets tcp 0A || return
+    echo @udp; sockets udp 07 || return
     echo @ephemeral; cat /proc/sys/net/ipv4/ip_local_port_range
     if [ -d /run/systemd/system ]; then
         echo @units
@@ -69,23 +72,18 @@ snapshot() {
         echo @proc-addresses; cat /proc/net/if_inet6 | grep -Ev " $virtual\$"
     fi
     echo @sysctls
-    for part in /proc/sys/*; do
-        case $part in /proc/sys/fs) continue ;; esac
-        grep -rs '' "$part"
-    done | grep -Ev "/(conf|neigh)/$virtual/"
-    for part in /proc/sys/fs/*; do
-        # To read this one would mount it.
-        case $part in */binfmt_misc) continue ;; esac
-        grep -rs '' "$part"
+    set --
+    for part in /proc/sys/* /proc/sys/fs/*; do
+        # To read binfmt_misc would mount it.
+        case $part in /proc/sys/fs | */binfmt_misc) ;; *) set -- "$@" "$part" ;; esac
     done
+    grep -rs '' "$@" | grep -Ev "/(conf|neigh)/$virtual/"
     echo @mounts; cat /proc/self/mounts
     echo @locks; cat /proc/locks
     echo @lock-files
-    for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock \
+    stat -c '%i %n' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock \
         /var/cache/apt/archives/lock /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock \
-        /lib/apk/db/lock; do
-        inode=$(stat -c %i "$file") && echo "$inode $file"
-    done
+        /lib/apk/db/lock
     for file in /var/run/yum.pid /run/zypp.pid /var/lib/pacman/db.lck; do
         [ -e "$file" ] && echo "held $file"
     done
@@ -101,11 +99,14 @@ else
 fi
 """
 
-_SOCKET = re.compile(r"(?:[0-9A-F]{8}|[0-9A-F]{32}):[0-9A-F]{4}")
-"""An address and a port in /proc/net/tcp and its like."""
+_SOCKET = re.compile(r"([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) ([0-9]+)")
+"""An address and a port as in /proc/net/tcp and its like, and an inode."""
 
 _LISTENER = re.compile(r"([0-9]+) ([0-9]{1,20}) \((.*)\)(?: \S+){19} ([0-9]{1,20})(?: .*)?")
 """An inode and the line of /proc/PID/stat: pid, name, and start as field 22."""
+
+_SYSCTL_NAME = str.maketrans("/.", "./")
+"""As sysctl(8) writes it: a dot inside a part, as in a device's name, becomes a slash."""
 
 _Entries = Iterator[tuple[str, str]]
 
@@ -165,9 +166,9 @@ def _sections(text: str) -> dict[str, list[str]]:
 def _entries(sections: Mapping[str, list[str]], ephemeral: range) -> _Entries:
     readers: tuple[tuple[str, Callable[[list[str]], _Entries]], ...] = (
         ("boot", lambda lines: ((BOOT_ID, line) for line in lines[:1])),
-        ("tcp", lambda lines: _ports("tcp", lines, "0A", range(0))),
+        ("tcp", lambda lines: _ports("tcp", lines, range(0))),
         # Clients open UDP ports of this range for a moment, such as for a name.
-        ("udp", lambda lines: _ports("udp", lines, "07", ephemeral)),
+        ("udp", lambda lines: _ports("udp", lines, ephemeral)),
         ("units", _units),
         ("listeners", lambda lines: _listeners(lines, sections.get("tcp", []))),
         ("modules", lambda lines: ((f"module/{name}", "loaded") for name in lines if name)),
@@ -188,20 +189,17 @@ def _port_range(lines: Iterable[str]) -> range:
     return range(int(numbers[0]), int(numbers[1]) + 1) if len(numbers) == 2 else range(0)
 
 
-def _ports(protocol: str, lines: Iterable[str], state: str, ignored: range) -> _Entries:
-    found = {place[:2] for line in lines if (place := _socket(line)) is not None and place[2] == state}
-    for port, address in sorted(found):
+def _ports(protocol: str, lines: Iterable[str], ignored: range) -> _Entries:
+    for port, address in sorted({(port, address) for port, address, _ in _sockets(lines)}):
         if port not in ignored:
             yield f"port/{protocol}/{port}", address
 
 
-def _socket(line: str) -> tuple[int, str, str, str] | None:
-    """Return port, address, state and inode of a line of /proc/net/tcp or udp."""
-    fields = line.split()
-    if len(fields) < 10 or not _SOCKET.fullmatch(fields[1]):
-        return None
-    address, _, port = fields[1].partition(":")
-    return int(port, 16), _kernel_address(address), fields[3], fields[9]
+def _sockets(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield port, address and inode of each socket."""
+    for line in lines:
+        if match := _SOCKET.fullmatch(line):
+            yield int(match[2], 16), _kernel_address(match[1]), match[3]
 
 
 def _kernel_address(text: str) -> str:
@@ -235,7 +233,7 @@ def _unit(unit: Mapping[str, str]) -> _Entries:
 
 def _listeners(lines: Iterable[str], tcp: Iterable[str]) -> _Entries:
     """Yield the oldest process of each port: the one that opened it, not those that it forked."""
-    ports = {place[3]: place[0] for line in tcp if (place := _socket(line)) is not None}
+    ports = {inode: port for port, _, inode in _sockets(tcp)}
     oldest: dict[int, tuple[int, int, str]] = {}
     for line in lines:
         match = _LISTENER.fullmatch(line)
@@ -284,8 +282,7 @@ def _sysctls(lines: Iterable[str]) -> _Entries:
     for line in lines:
         path, colon, value = line.partition(":")
         if colon and path.startswith("/proc/sys/"):
-            # As sysctl(8) writes it: a dot inside a part, as in a device's name, becomes a slash.
-            name = path.removeprefix("/proc/sys/").translate(str.maketrans("/.", "./"))
+            name = path.removeprefix("/proc/sys/").translate(_SYSCTL_NAME)
             yield f"sysctl/{name}", " ".join(value.split())
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Rollout
 
-BURST_S = 0.05
-"""How late a transfer may be and still catch up: the delay of a busy event loop."""
+BURST_S = 0.25
+"""How late all transfers may be and still catch up: the delay of a daemon on a busy machine."""
 
 
 @dataclass(slots=True)
@@ -18,17 +18,18 @@ class ByteBudget:
     """Instants from which bytes may be sent so that `rate_bps` holds; first come, first served."""
 
     rate_bps: float
-    _next_at: float = float("-inf")
+    next_at: float
+    """From when the next bytes may be sent."""
 
     def reserve(self, size: int, now: float) -> float:
         """Return how many seconds to wait before these bytes are sent."""
-        start = max(self._next_at, now - BURST_S)
-        self._next_at = start + size / self.rate_bps
+        start = max(self.next_at, now - BURST_S)
+        self.next_at = start + size / self.rate_bps
         return max(0.0, start - now)
 
     def give_back(self, size: int) -> None:
         """Free a reservation whose bytes are not sent."""
-        self._next_at -= size / self.rate_bps
+        self.next_at -= size / self.rate_bps
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class RateLimit:
             return
         budget = self._budgets.get(share)
         if budget is None:
-            budget = self._budgets[share] = ByteBudget(self.rate_bps)
+            budget = self._budgets[share] = ByteBudget(self.rate_bps, self.now())
         wait_s = budget.reserve(size, self.now())
         try:
             await self.sleep(wait_s)

@@ -22,14 +22,11 @@ SYSTEMD_NODE = r"""
 @boot
 b1
 @tcp
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 77 1 0 100 0 0 10 0
-   1: 0100007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 78 1 0 100 0 0 10 0
-  sl  local_address                         remote_address                        st
-   0: 00000000000000000000000001000000:1F90 00000000000000000000000000000000:0000 0A 0:0 00:0 0 0 0 79 1
+0100007F:1F90 77
+00000000000000000000000001000000:1F90 79
 @udp
-   9: 00000000:0044 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 80 2 0 0
-   9: 00000000:9C41 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 81 2 0 0
+00000000:0044 80
+00000000:9C41 81
 @ephemeral
 32768	60999
 @units
@@ -92,7 +89,7 @@ ENTRIES = {
 
 NODE_WITHOUT_TOOLS = """
 @tcp
-   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 77 1 0 100 0 0 10 0
+00000000:0016 77
 @listeners
 77 31 (sshd: a) b) S 1 31 31 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 900 11 12 13
 77 30 (sshd) S 1 30 30 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 500 11 12 13
@@ -147,6 +144,7 @@ async def test_only_the_changed_port_differs() -> None:
     before = await snapshots.snapshot(host, timeout_s=LIMIT_S)
     assert before["boot-id"]
     assert before["sysctl/kernel.ostype"] == "Linux"
+    assert before["sysctl/fs.file-max"] == Path("/proc/sys/fs/file-max").read_text().strip()
     assert "mount/" in before
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
