@@ -37,7 +37,7 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.memory import memory_bytes
-from rolloutd.ports import ConnectionDefaults, Ok, RunRequest
+from rolloutd.ports import ConnectionDefaults, Host, InventorySnapshot, Ok, PinnedSource, RunRequest
 from tests.support.sshd import Sshd
 
 ROUNDS = 11
@@ -99,6 +99,8 @@ class Bench:
     runner: AnsibleRunner
     pipelining: AnsibleRunner
     fleets: Mapping[int, Mapping[str, Any]]
+    snapshots: list[InventorySnapshot]
+    """The inventory of the runners, the only item."""
     number: int = 0
     figures: dict[str, float] = field(default_factory=dict)
 
@@ -119,16 +121,13 @@ class Bench:
 
     def request(self, playbook: str, hosts: int, node: str = "n0") -> RunRequest:
         self.number += 1
+        self.snapshots[:] = [InventorySnapshot(self.fleets[hosts], groups(self.fleets[hosts]), hosts)]
         return RunRequest(
             run_id=f"r{self.number}",
-            node=node,
-            tree=self.tree,
+            host=Host(node, connection=self.fleets[hosts][node]),
+            source=PinnedSource("tree", "bench"),
             playbook=playbook,
-            inventory=self.fleets[hosts],
-            groups=groups(self.fleets[hosts]),
-            generation=hosts,
             fencing_token=f"1.{self.number} bench 1",
-            fence_dir=str(self.base / "fence"),
         )
 
     def run_bare(self, playbook: str, hosts: int) -> Cost:
@@ -272,9 +271,20 @@ def opened(base: Path) -> Iterator[Bench]:
             content = build_inventory(hosts, groups(hosts), defaults=defaults, common_args="")
             (base / f"{count}.yml").write_text(json.dumps(content))  # JSON is YAML
         shell, cache = SshShell(known_hosts=node.known_hosts), TreeCache(base / "cache")
-        runner = AnsibleRunner(base / "runs", shell, tree_cache=cache)
-        pipelining = AnsibleRunner(base / "runs", shell, tree_cache=cache, pipelining=True)
-        yield Bench(base, node, runner, pipelining, fleets)
+        snapshots: list[InventorySnapshot] = []
+        runner, pipelining = (
+            AnsibleRunner(
+                base / "runs",
+                shell,
+                lambda source: base / "tree",
+                lambda: snapshots[0],
+                fence_dir=str(base / "fence"),
+                tree_cache=cache,
+                pipelining=is_on,
+            )
+            for is_on in (False, True)
+        )
+        yield Bench(base, node, runner, pipelining, fleets, snapshots)
     finally:
         node.stop()
 

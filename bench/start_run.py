@@ -22,7 +22,7 @@ from typing import Any
 
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.ports import RunRequest
+from rolloutd.ports import Host, InventorySnapshot, PinnedSource, RunRequest
 
 AIM_S = 0.02
 """A run takes seconds; what we do before it should not be seen."""
@@ -59,17 +59,22 @@ async def measure(base: Path, count: int, runs: int) -> dict[str, object]:
     (tree / "play.yml").write_text("- hosts: all\n")
     hosts = fleet(count)
     shell = SshShell(None)
-    runner = AnsibleRunner(base / "runs", shell, ansible_playbook="/bin/true", parallel=runs)
+    snapshot = InventorySnapshot(hosts, groups(hosts), generation=1)
+    runner = AnsibleRunner(
+        base / "runs",
+        shell,
+        lambda source: tree,
+        lambda: snapshot,
+        ansible_playbook="/bin/true",
+        parallel=runs,
+    )
     took = []
     for number in range(runs):
         request = RunRequest(
             run_id=f"r{number}",
-            node=f"n{number}",
-            tree=tree,
+            host=Host(f"n{number}", connection=hosts[f"n{number}"]),
+            source=PinnedSource("tree", "bench"),
             playbook="play.yml",
-            inventory=hosts,
-            groups=groups(hosts),
-            generation=1,
         )
         began = time.perf_counter()
         await runner.start(request)

@@ -12,13 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
 from rolloutd import __version__
-from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -132,7 +130,7 @@ async def _run_services(
     tree_cache = TreeCache(settings.state_dir / "ansible", settings.ansible.bin)
     sources = _make_sources(settings, tree_cache)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    runner = _make_runner(settings, shell, tree_cache)
+    runner = _make_runner(state, shell, sources, tree_cache)
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     checkpoints = SshCheckpoints(shell)
@@ -141,10 +139,10 @@ async def _run_services(
         runner,
         AdapterRegistry(ISOLATORS, kit),
         AdapterRegistry(CHECKS, kit),
-        _make_tree_lookup(state, sources),
+        _make_source_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
         SshNodeGuard(shell, clock, settings.ssh.guard_dir),
-        PreparationAdapters(stagers, SshSnapshots(shell), checkpoints),
+        PreparationAdapters(stagers, SshSnapshots(shell), checkpoints, sources.tree_path),
     )
     inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(
@@ -161,7 +159,7 @@ async def _run_services(
     watches = list(_make_watches(kit, settings))
     retention = RetentionCleaner(
         state,
-        RunArtifactStore(settings.state_dir / "runs"),
+        runner.artifacts,
         [*sources.artifact_stores, tree_cache, DirectoryStore(settings.state_dir / "artifacts")],
     )
     files = SshNodeFiles(shell, settings.ansible.fence_dir, settings.ssh.guard_dir)
@@ -242,10 +240,14 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     return TreeStore(settings.state_dir, trusted_keys=keys, prepare=tree_cache.prepare)
 
 
-def _make_runner(settings: Settings, shell: SshShell, tree_cache: TreeCache) -> AnsibleRunner:
+def _make_runner(state: State, shell: SshShell, sources: TreeStore, tree_cache: TreeCache) -> AnsibleRunner:
+    settings = state.settings
     return AnsibleRunner(
         settings.state_dir / "runs",
         shell,
+        sources.tree_path,
+        state.inventory_snapshot,
+        fence_dir=settings.ansible.fence_dir,
         ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
         parallel=None if settings.ansible.parallel == "auto" else settings.ansible.parallel,
         warm=settings.ansible.warm == "auto",
@@ -335,17 +337,18 @@ def _make_notifications(state: State, channels: Sequence[Notifier]) -> Notificat
     return NotificationDispatcher(state, channels, wanted.events, float(wanted.nothing_moved))
 
 
-def _make_tree_lookup(state: State, sources: TreeStore) -> Any:
+def _make_source_lookup(state: State, sources: TreeStore) -> Callable[[str], Awaitable[PinnedSource]]:
     pinned: dict[str, PinnedSource] = {}
 
-    async def tree(rollout: str) -> Path:
+    async def find_source(rollout: str) -> PinnedSource:
         if rollout not in pinned:
             _, source = await state.store.load_plan(rollout)
             pinned[rollout] = PinnedSource(source["kind"], source["pin"])
-        # Look up the path each time: a tree may be pruned, and another submit may add it again.
-        return sources.tree_path(pinned[rollout])
+        # Each time: a tree may be pruned, and another submit may add it again.
+        sources.tree_path(pinned[rollout])
+        return pinned[rollout]
 
-    return tree
+    return find_source
 
 
 def _make_inventories(kit: AdapterContext, settings: Settings) -> Iterator[Inventory]:

@@ -71,7 +71,7 @@ class DirectoryStore:
         found = []
         for path in sorted(self.parent.glob("[!.]*")):
             with contextlib.suppress(FileNotFoundError):
-                found.append(Artifact(path.name, path.stat().st_mtime, path.name))
+                found.append(Artifact(path.name, path.stat().st_mtime))
         return found
 
     def _remove(self, name: str, unmodified_since: float) -> bool:

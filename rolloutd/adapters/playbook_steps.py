@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rolloutd.ports import (
     AdapterContext,
     Clock,
     Failed,
-    InventorySnapshot,
     IsolationStatus,
     Ok,
     Runner,
@@ -34,35 +32,33 @@ MIN_TIMEOUT_S = 60.0
 
 
 def make(context: AdapterContext) -> PlaybookIsolator:
-    return PlaybookIsolator(_PlaybookRuns(context.runner, context.inventory, context.clock))
+    return PlaybookIsolator(_PlaybookRuns(context.runner, context.clock))
 
 
 def make_check(context: AdapterContext) -> PlaybookCheck:
-    return PlaybookCheck(_PlaybookRuns(context.runner, context.inventory, context.clock))
+    return PlaybookCheck(_PlaybookRuns(context.runner, context.clock))
 
 
 @dataclass(frozen=True, slots=True)
 class _PlaybookRuns:
     runner: Runner
-    inventory: Callable[[], InventorySnapshot]
     clock: Clock
 
     async def run(self, ctx: StepContext, playbook: str, run_id: str) -> Ok | Failed | Unknown:
         """Run a playbook on the node, or wait for the run that an earlier daemon started."""
-        if not playbook or ctx.tree is None:
+        if not playbook or ctx.source is None:
             return Failed(f"{ctx.step}: the playbook or the plan's source is missing; submit the plan again")
-        snapshot = self.inventory()
         handle = await self.runner.start(
             RunRequest(
                 run_id=run_id,
-                node=ctx.host.name,
-                tree=ctx.tree,
+                host=ctx.host,
+                source=ctx.source,
                 playbook=playbook,
-                inventory=snapshot.hosts,
-                groups=snapshot.groups,
-                generation=snapshot.generation,
                 variables=ctx.variables,
                 timeout_s=max(MIN_TIMEOUT_S, ctx.deadline - self.clock.now()),
+                rollout=ctx.rollout,
+                attempt=ctx.attempt,
+                step=ctx.step,
             )
         )
         state = await self.runner.get_state(handle)

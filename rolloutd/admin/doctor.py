@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from machines.facts.projection import Projection
@@ -353,8 +354,10 @@ async def _open_inventories(settings: Settings) -> AsyncIterator[list[Inventory 
     """Create the sources of the settings; yield a failed result in place of one that cannot be created."""
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
-        runner = AnsibleRunner(Path(place), shell)
-        kit = AdapterContext(shell, SystemClock(), runner, lambda: InventorySnapshot({}), settings)
+        snapshot = InventorySnapshot({})
+        find_tree = partial(tree_directory, settings.state_dir)
+        runner = AnsibleRunner(Path(place), shell, find_tree, lambda: snapshot)
+        kit = AdapterContext(shell, SystemClock(), runner, lambda: snapshot, settings)
         made: list[Inventory | CheckResult] = []
         for source in settings.inventory:
             try:

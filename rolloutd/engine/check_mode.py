@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 from machines.model.compliance import ComplianceReport, TaskChange
 from machines.model.plan import Stage
 from machines.scheduler.progress import is_at_work
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
-from rolloutd.ports import Failed, Runner, RunRequest, RunState, Unknown
+from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.slots import Slots
 
@@ -25,6 +24,9 @@ MAX_CHANGES = 50
 
 MAX_DIFF_CHARS = 4000
 """Characters of one task's diff: the daemon keeps the reports of whole fleets."""
+
+PREVIEW = "impact"
+"""Begins the names of the runs of a preview; a rollout's id ends in a hyphen and five characters."""
 
 PROBLEMS = {
     "unchecked": "does not support check mode",
@@ -45,19 +47,16 @@ class CheckMode:
         self._numbers = itertools.count(1)
 
     async def check(
-        self, node: str, tree: Path, stages: Sequence[Stage], *, run_prefix: str
+        self, node: str, source: PinnedSource, stages: Sequence[Stage], *, rollout: str = ""
     ) -> ComplianceReport:
-        """Return what the stages would change on the node; never raises an adapter's error.
-
-        `run_prefix` begins the names of the runs: a rollout's id, so that its runs are removed with it.
-        """
+        """Return what the stages would change on the node; never raises an adapter's error."""
         changes: list[TaskChange] = []
         problem = ""
         async with self._slots:
             for stage in stages:
                 try:
                     with adapter_errors("runner"):
-                        found, problem_here = await self._check_stage(node, tree, stage, run_prefix)
+                        found, problem_here = await self._check_stage(node, source, stage, rollout)
                 except (RolloutdError, TimeoutError) as error:
                     found, problem_here = [], str(error) or "no answer in time"
                 changes += found
@@ -65,26 +64,24 @@ class CheckMode:
         return ComplianceReport(node, self._state.now(), tuple(changes[:MAX_CHANGES]), problem)
 
     async def _check_stage(
-        self, node: str, tree: Path, stage: Stage, run_prefix: str
+        self, node: str, source: PinnedSource, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
         if is_at_work(self._state.index, node):
             raise Refused("out-of-service", f"{node}: a rollout works on it or has it isolated")
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
-        snapshot = self._state.inventory_snapshot()
         request = RunRequest(
             # Never the name of an earlier run: its result would be of another time.
-            run_id=f"{run_prefix}.{node}.check-{self._state.epoch}-{next(self._numbers)}",
-            node=node,
-            tree=tree,
+            run_id=f"{rollout or PREVIEW}.{node}.check-{self._state.epoch}-{next(self._numbers)}",
+            host=self._state.host(node),
+            source=source,
             playbook=stage.playbook,
-            inventory=snapshot.hosts,
-            groups=snapshot.groups,
-            generation=snapshot.generation,
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
             check_only=True,
+            rollout=rollout,
+            step=stage.step,
         )
         handle = await self._runner.start(request)
         run = await self._wait_for_end(handle)

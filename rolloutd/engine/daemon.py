@@ -76,7 +76,7 @@ class Daemon:
         self._drivers: dict[tuple[str, str], Driver] = {}
         self._connected_nodes: frozenset[str] | None = None
         self.check_mode = CheckMode(state, adapters.runner)
-        self.drift = DriftChecker(state, adapters.tree, self.check_mode)
+        self.drift = DriftChecker(state, adapters.source, self.check_mode)
         self._drift_monitor = DriftMonitor(state, self.drift)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._preparer = Preparer(state, adapters)

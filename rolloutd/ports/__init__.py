@@ -45,7 +45,7 @@ from rolloutd.ports.preparation import (
     without_rollout,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState
-from rolloutd.ports.sources import Anchor, Notifier, PinnedSource, SourceStore, TrafficProbe
+from rolloutd.ports.sources import Anchor, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
     Check,
@@ -73,7 +73,7 @@ from rolloutd.ports.store import (
     SourceAnswer,
     Store,
 )
-from rolloutd.ports.types import JSON
+from rolloutd.ports.types import JSON, PinnedSource
 
 __all__ = [
     "DEFAULT_STALE_AFTER_S",

@@ -9,11 +9,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A stored object; `reference` identifies its owner if the object names one."""
+    """A stored object; `rollout` is whose it is, if the object names it."""
 
     name: str
     modified_at: float
-    reference: str = ""
+    rollout: str = ""
 
 
 class ArtifactStore(Protocol):

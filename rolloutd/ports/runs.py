@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.steps import Failed, Ok, Unknown
-from rolloutd.ports.types import JSON
+from rolloutd.ports.types import JSON, PinnedSource
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One playbook run on one node.
+    """One playbook run on one host.
 
-    `run_id` is unique and a valid file name.  `inventory` is the whole static inventory, node name to host
-    variables; all requests of a `generation` have the same `inventory` and `groups`.  `playbook` is relative
-    to `tree`, the working directory.  The run enforces `timeout_s` itself, from its own start.
-    `fencing_token` is `epoch.number OWNER SECOND` and grows with every run: a node that has seen a greater
-    one refuses the run.  The node keeps it in `fence_dir` or in the user's home.  With `check_only` the run
-    changes nothing: its `changed` events are what it would change, `unchecked` ones what it cannot say.
+    `run_id` is unique, a valid file name, and the same when the step is repeated after a restart; no part
+    reads it.  `playbook` is a path in `source`.  `rollout` is empty for a run of a preview, `attempt` 0 for a
+    run outside of an attempt.  The run enforces `timeout_s` itself, from its own start.  `fencing_token` is
+    `epoch.number OWNER SECOND` and grows with every run: a host that has seen a greater one refuses the run.
+    With `check_only` the run changes nothing: its `changed` events are what it would change, `unchecked` ones
+    what it cannot say.
     """
 
     run_id: str
-    node: str
-    tree: Path
+    host: Host
+    source: PinnedSource
     playbook: str
-    inventory: Mapping[str, Mapping[str, JSON]]
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    generation: int | None = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
     timeout_s: float = 1800.0
     fencing_token: str = ""
-    fence_dir: str = ""
     check_only: bool = False
+    rollout: str = ""
+    attempt: int = 0
+    step: str = ""
+
+    @property
+    def node(self) -> str:
+        return self.host.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class RunEvent:
 
 @dataclass(slots=True)
 class RunnerStatus:
-    """The runs on this machine.
+    """The runs under way.
 
     `parallel` limits the active ones; `waiting` is since when which node's run waits.  `started` counts runs
     by how they were started, and `servers` are the processes that wait to start runs quickly.
@@ -99,9 +101,9 @@ class Runner(Protocol):
         """Yield the run's present events from `offset` on."""
 
     async def cancel(self, handle: str) -> None:
-        """End every process of the run, here and on the node, and close its connections.
+        """End the run and everything that it started.
 
-        Raises AdapterFailed if processes are or may be left on the node.
+        Raises AdapterFailed if something of it is or may be left on the host.
         """
 
     async def discard(self, handle: str) -> None:
@@ -113,10 +115,8 @@ class Runner(Protocol):
         The connections outlive the daemon with the runs, so a new daemon also ends what it does not need.
         """
 
-    async def clean_up_stale_runs(
-        self, host: Host, *, keep: str | None, timeout_s: float
-    ) -> Ok | Failed | Unknown:
-        """End the processes of older runs on the node, after a grace period.
+    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
+        """End what earlier runs left on the host, after a grace period.
 
         Ok only if everything that a run can leave was inspected and has ended.
         """

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from rolloutd.ports.steps import Busy, Ok, StepContext, Unknown
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedSource:
-    """An immutable source: a commit or a content hash.
-
-    The rest is for people: `ref` of `url` named the commit; `ref_kind` is `branch`, `tag` or `commit`.
-    """
-
-    kind: str
-    pin: str
-    url: str = field(default="", compare=False)
-    ref: str = field(default="", compare=False)
-    ref_kind: str = field(default="", compare=False)
-
-    def to_record(self) -> dict[str, str]:
-        """Return what a rollout stores of its source."""
-        return {name: value for name, value in asdict(self).items() if value}
+from rolloutd.ports.types import PinnedSource
 
 
 class SourceStore(Protocol):

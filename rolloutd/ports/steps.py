@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from machines.model.rollout import FailureCode
 from rolloutd.ports.nodes import Host
-from rolloutd.ports.types import JSON
+from rolloutd.ports.types import JSON, PinnedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +17,11 @@ class StepContext:
     """The arguments of a step on a node.
 
     `params` are rendered.  `prior` is the state that the isolator, or for a check the isolator of its kind,
-    recorded before it acted.  `tree` is the pinned source.  `idempotency_key` is unique to (rollout, node,
-    attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away without
-    evicting running work; inspect() reports the node as not isolated while some is left.  `hold_reason` asks
-    for a return that leaves the node out of service.  Of a check, `is_baseline`: it measures the node before
-    the change; `baseline` is the value that it measured then.
+    recorded before it acted.  `source` has the plan's playbooks.  `idempotency_key` is unique to (rollout,
+    node, attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away
+    without evicting running work; inspect() reports the node as not isolated while some is left.
+    `hold_reason` asks for a return that leaves the node out of service.  Of a check, `is_baseline`: it
+    measures the node before the change; `baseline` is the value that it measured then.
     """
 
     host: Host
@@ -32,7 +31,7 @@ class StepContext:
     idempotency_key: str
     params: Mapping[str, JSON]
     deadline: float
-    tree: Path | None = None
+    source: PinnedSource | None = None
     prior: JSON = None
     variables: Mapping[str, JSON] = field(default_factory=dict)
     cordon_only: bool = False

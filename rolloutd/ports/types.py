@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 JSON = Any
 """JSON as the standard library decodes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSource:
+    """An immutable source: a commit or a content hash.
+
+    The rest is for people: `ref` of `url` named the commit; `ref_kind` is `branch`, `tag` or `commit`.
+    """
+
+    kind: str
+    pin: str
+    url: str = field(default="", compare=False)
+    ref: str = field(default="", compare=False)
+    ref_kind: str = field(default="", compare=False)
+
+    def to_record(self) -> dict[str, str]:
+        """Return what a rollout stores of its source."""
+        return {name: value for name, value in asdict(self).items() if value}

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.ports import Host, Runner, RunRequest
+from rolloutd.ports import Host, InventorySnapshot, PinnedSource, Runner, RunRequest
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.sources import SOURCE
 from tests.support.sshd import Sshd
 
 WAIT_LIMIT_S = 60.0
@@ -82,6 +83,16 @@ PLAYBOOKS = {
 """,
 }
 """Pipelining, as the tree's ansible.cfg asks for it, keeps the remote command alive when ssh dies."""
+
+
+def source_of(tree: Path) -> PinnedSource:
+    """Return a source whose tree is this directory."""
+    return PinnedSource("directory", str(tree))
+
+
+def tree_of(source: PinnedSource) -> Path:
+    """Return the directory of a source_of() it."""
+    return Path(source.pin)
 
 
 class RunnerBackend(Protocol):
@@ -149,13 +160,11 @@ class FakeBackend:
         check_only: bool = False,
     ) -> RunRequest:
         """See World."""
-        inventory: dict[str, dict[str, Any]] = {"n0": {}}
         return RunRequest(
             run,
-            "n0",
-            self._directory,
+            self.host(),
+            SOURCE,
             playbook,
-            inventory,
             timeout_s=timeout_s,
             fencing_token=fence,
             check_only=check_only,
@@ -191,6 +200,7 @@ class AnsibleBackend:
         self.runs_dir = directory / "runs"
         self.tree = directory / "tree"
         self.tree.mkdir()
+        self.source = source_of(self.tree)
         for name, text in PLAYBOOKS.items():
             (self.tree / name).write_text(text)
         (self.tree / "ansible.cfg").write_text("[connection]\npipelining = True\n")
@@ -202,7 +212,10 @@ class AnsibleBackend:
     def runner(self, **settings: Any) -> AnsibleRunner:
         """See World."""
         settings = {"known_hosts": self.node.known_hosts, **self.settings, **settings}
-        runner = AnsibleRunner(self.runs_dir, self.shell, **settings)
+        fence_dir = str(self.directory / "fence")
+        runner = AnsibleRunner(
+            self.runs_dir, self.shell, tree_of, self.inventory, fence_dir=fence_dir, **settings
+        )
         self._runners.append(runner)
         return runner
 
@@ -216,27 +229,28 @@ class AnsibleBackend:
         check_only: bool = False,
     ) -> RunRequest:
         """See World."""
-        connection = dict(self.connection)
         if playbook == "unreachable.yml":
             self.node.stop()
             playbook = "ok.yml"
         variables = {"rolloutd_test_run": run, "rolloutd_test_log": str(self.directory / "starts")}
         return RunRequest(
             run,
-            "n0",
-            self.tree,
+            self.host(),
+            self.source,
             playbook,
-            {"n0": connection},
             variables=variables,
             timeout_s=timeout_s,
             fencing_token=fence,
-            fence_dir=str(self.directory / "fence"),
             check_only=check_only,
         )
 
     def host(self) -> Host:
         """See World."""
-        return Host("n0", connection=self.connection)
+        return Host("n0", connection=dict(self.connection))
+
+    def inventory(self) -> InventorySnapshot:
+        """Return the inventory of the node; each run builds its own."""
+        return InventorySnapshot({"n0": dict(self.connection)})
 
     def has_work(self) -> bool:
         """See World."""

@@ -16,7 +16,6 @@ from rolloutd.ports import (
     AdapterContext,
     Failed,
     Host,
-    InventorySnapshot,
     IsolationStatus,
     Isolator,
     Ok,
@@ -24,6 +23,7 @@ from rolloutd.ports import (
     StepResult,
 )
 from tests.contracts.fakes.runner import FakeRunHost, Script, playbook_context
+from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.runner_backends import AnsibleBackend
 from tests.contracts.ssh_fixtures import step_context
 
@@ -47,22 +47,21 @@ class FlagIsolator:
 
     def __init__(self, ansible: AnsibleBackend) -> None:
         self.host, self.params, self.clock = ansible.host(), PLAYBOOKS, SystemClock()
-        self._tree, self._flag = ansible.tree, ansible.directory / "flag"
+        self._source, self._flag = ansible.source, ansible.directory / "flag"
         (ansible.tree / "isolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"touch {self._flag}"))
         (ansible.tree / "deisolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"rm -f {self._flag}"))
-        snapshot = InventorySnapshot({self.host.name: ansible.connection})
-        context = AdapterContext(ansible.shell, self.clock, ansible.runner(), lambda: snapshot, None)
+        context = AdapterContext(ansible.shell, self.clock, ansible.runner(), ansible.inventory, None)
         self._isolator = make(context)
         self.isolator: Isolator = self
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus:
-        return await self._isolator.inspect(replace(ctx, tree=self._tree))
+        return await self._isolator.inspect(replace(ctx, source=self._source))
 
     async def isolate(self, ctx: StepContext) -> StepResult:
-        return await self._isolator.isolate(replace(ctx, tree=self._tree))
+        return await self._isolator.isolate(replace(ctx, source=self._source))
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
-        return await self._isolator.return_to_service(replace(ctx, tree=self._tree))
+        return await self._isolator.return_to_service(replace(ctx, source=self._source))
 
     async def is_isolated(self) -> bool:
         return self._flag.exists()
@@ -84,9 +83,9 @@ class TestPlaybookIsolator(IsolatorContract):
             await ansible.close()
 
 
-async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> None:
+async def test_playbooks_isolate_and_put_back_once_per_key() -> None:
     backend = FakeRunHost({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
-    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), source=SOURCE)
     assert not (await playbook_isolator(backend).inspect(ctx)).is_isolated
     for _ in range(2):
         assert isinstance(await playbook_isolator(backend).isolate(ctx), Ok)
@@ -97,9 +96,9 @@ async def test_playbooks_isolate_and_put_back_once_per_key(tmp_path: Path) -> No
     ]
 
 
-async def test_a_playbook_that_fails_fails_the_step(tmp_path: Path) -> None:
+async def test_a_playbook_that_fails_fails_the_step() -> None:
     backend = FakeRunHost({"isolate.yml": Script.FAIL})
-    ctx = replace(step_context(Host("n1"), PLAYBOOKS), tree=tmp_path)
+    ctx = replace(step_context(Host("n1"), PLAYBOOKS), source=SOURCE)
     assert isinstance(await playbook_isolator(backend).isolate(ctx), Failed)
     assert isinstance(await playbook_isolator(backend).return_to_service(ctx), Failed)
 
@@ -116,18 +115,18 @@ def test_run_names_are_safe_and_tell_keys_apart() -> None:
 # -- the check `playbook` alone -------------------------------------------------
 
 
-async def test_failed_task_is_the_failure_of_a_playbook_check(tmp_path: Path) -> None:
+async def test_failed_task_is_the_failure_of_a_playbook_check() -> None:
     backend = FakeRunHost({"verify.yml": Script.OK, "fails.yml": Script.FAIL})
     check = make_check(playbook_context(backend))
-    ctx = replace(step_context(Host("n1"), {"file": "fails.yml"}, key="r1.n1.1.verify.0.1"), tree=tmp_path)
+    ctx = replace(step_context(Host("n1"), {"file": "fails.yml"}, key="r1.n1.1.verify.0.1"), source=SOURCE)
     assert await check.check(ctx) == Failed('task "install package" failed on n1: no such package')
     passing = replace(ctx, params={"file": "verify.yml"}, idempotency_key="r1.n1.1.verify.1.1")
     assert isinstance(await check.check(passing), Ok)
 
 
-async def test_restarted_daemon_finds_the_run_of_a_playbook_check(tmp_path: Path) -> None:
+async def test_restarted_daemon_finds_the_run_of_a_playbook_check() -> None:
     backend = FakeRunHost({"verify.yml": Script.OK})
-    ctx = replace(step_context(Host("n1"), {"file": "verify.yml"}, key="r1.n1.1.verify.0.1"), tree=tmp_path)
+    ctx = replace(step_context(Host("n1"), {"file": "verify.yml"}, key="r1.n1.1.verify.0.1"), source=SOURCE)
     for _ in range(2):
         assert isinstance(await make_check(playbook_context(backend)).check(ctx), Ok)
     assert backend.started_runs == ["r1.n1.1.verify.0.1"]

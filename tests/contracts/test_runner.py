@@ -101,7 +101,7 @@ async def test_the_time_limit_is_kept_and_named(backend: RunnerBackend) -> None:
     state = await ended(runner, await runner.start(backend.request("long.yml", timeout_s=4.0)))
     assert isinstance(state.result, Failed)
     assert state.result.text.startswith("time limit ")
-    assert isinstance(await runner.clean_up_stale_runs(backend.host(), keep=None, timeout_s=2.0), Ok)
+    assert isinstance(await runner.clean_up_stale_runs(backend.host(), timeout_s=2.0), Ok)
     assert not backend.has_work()
 
 
@@ -126,20 +126,10 @@ async def test_killed_run_unknown_and_processes_cleared(backend: RunnerBackend) 
     backend.kill(handle)
     state = await ended(runner, handle)
     assert isinstance(state.result, Unknown)
-    assert isinstance(await runner.clean_up_stale_runs(backend.host(), keep="r2", timeout_s=2.0), Ok)
+    assert isinstance(await runner.clean_up_stale_runs(backend.host(), timeout_s=2.0), Ok)
     assert not backend.has_work()
     again = await ended(runner, await runner.start(backend.request("ok.yml", "r2")))
     assert isinstance(again.result, Ok)
-
-
-async def test_clear_spares_the_run_that_is_kept(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("long.yml"))
-    await wait_until(backend.has_work)
-    assert isinstance(await runner.clean_up_stale_runs(backend.host(), keep=handle, timeout_s=2.0), Ok)
-    assert backend.has_work()
-    assert (await runner.get_state(handle)).result is None
-    await runner.cancel(handle)
 
 
 async def test_a_run_is_not_started_twice(backend: RunnerBackend) -> None:

@@ -43,7 +43,7 @@ from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.node_files import FakeNodeFiles
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
-from tests.contracts.fakes.sources import FakeSourceStore
+from tests.contracts.fakes.sources import FakeSourceStore, find_source
 from tests.contracts.fakes.store import MemoryStore
 
 URL = "https://git.example/infra/playbooks.git"
@@ -320,10 +320,7 @@ async def control_environment(
     runner = FakeRunner(run_host)
     check_mode, refresh = CheckMode(state, runner), lambda: refreshed.append(1)
 
-    async def tree(rollout: str) -> Path:
-        return tmp_path
-
-    drift = DriftChecker(state, tree, check_mode)
+    drift = DriftChecker(state, find_source, check_mode)
     services = Services(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe)
     services = replace(services, checkpoints=checkpoints, cleaner=cleaner(state))
     path = tmp_path / "run" / "control.sock"

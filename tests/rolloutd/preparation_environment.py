@@ -11,8 +11,9 @@ from machines.scheduler.decide import decide
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
-from rolloutd.ports import Checkpoint, Host, Ok, RunRequest, RunState, Unknown, without_rollout
+from rolloutd.ports import Checkpoint, Host, Ok, PinnedSource, RunRequest, RunState, Unknown, without_rollout
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.fakes.stager import FakeStager
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment
 
@@ -71,17 +72,17 @@ class InstallingRunner(FakeRunner):
         self._fleet = fleet
 
     async def start(self, request: RunRequest) -> str:
-        _, node, _, stage, attempt = request.run_id.rsplit(".", 4)
-        self._fleet.runs.append(f"{node}.{stage}.{attempt}")
+        node = request.node
+        self._fleet.runs.append(f"{node}.{request.step}.{request.attempt}")
         if "rolloutd_manifest" in request.variables:
             self._fleet.build(Path(str(request.variables["rolloutd_manifest"])))
         else:
             self._fleet.state[node].update(self._fleet.disturb)
         return await super().start(request)
 
-    async def clean_up_stale_runs(self, host: Host, *, keep: str | None, timeout_s: float) -> Ok | Unknown:
+    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Unknown:
         self._fleet.cleaned.append(host.name)
-        return await super().clean_up_stale_runs(host, keep=keep, timeout_s=timeout_s)
+        return await super().clean_up_stale_runs(host, timeout_s=timeout_s)
 
     async def wait_for_change(self, handle: str) -> RunState:
         await asyncio.sleep(0)
@@ -91,13 +92,13 @@ class InstallingRunner(FakeRunner):
 def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> AdapterSet:
     """Return adapters over the fleet."""
 
-    async def tree(rollout: str) -> Path:
+    async def find_source(rollout: str) -> PinnedSource:
         if tree_failure:
             raise NotFound(tree_failure)
-        return fleet.tree
+        return SOURCE
 
-    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet)
-    return AdapterSet(InstallingRunner(inside, fleet), {}, {}, tree, preparation=ports)
+    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet, lambda source: fleet.tree)
+    return AdapterSet(InstallingRunner(inside, fleet), {}, {}, find_source, preparation=ports)
 
 
 async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:

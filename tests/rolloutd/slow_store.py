@@ -16,6 +16,7 @@ from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import FakeScheduler
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.store import MemoryStore
 from tests.rolloutd.control_environment import NODES, ControlEnvironment
 
@@ -74,11 +75,8 @@ def adapters_of(
 ) -> AdapterSet:
     """Return fakes for all adapters that the plan of a house names."""
 
-    async def tree(rollout: str) -> Path:
-        return tmp_path
-
     isolators, checks = {"command": isolator or FakeIsolator()}, {"reachable": check or FakeCheck()}
-    return AdapterSet(FakeRunner(env.run_host), isolators, checks, tree)
+    return AdapterSet(FakeRunner(env.run_host), isolators, checks, find_source)
 
 
 def daemon_of(

@@ -19,7 +19,7 @@ from rolloutd.adapters.ansible import launcher
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile.playbooks import playbook_diagnostics
-from rolloutd.ports import Failed, RunRequest
+from rolloutd.ports import Failed
 from rolloutd.service.reload import SETTINGS_CONDITION, SettingsReloader, TeamPlanCompiler
 from tests.rolloutd.control_environment import PLAN, control_environment
 
@@ -101,7 +101,7 @@ def test_unusable_playbook_name_is_a_diagnostic(tmp_path: Path, name: str) -> No
     plan = planfile.read(PLAN.replace("site.yml", name).encode(), "plan.yaml")
     found = [each.found for each in playbook_diagnostics(plan, tmp_path)]
     assert any(name[:50] in each for each in found)
-    refused = launcher.validate_request(RunRequest("r1", "n1", tmp_path, name, {"n1": {}}))
+    refused = launcher.validate_playbook(tmp_path, name)
     assert isinstance(refused, Failed)
 
 

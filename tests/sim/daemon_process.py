@@ -20,10 +20,11 @@ from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import SourceRules
+from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.store import SqliteStore, open_store
+from tests.contracts.fakes.sources import SOURCE
 from tests.sim.fault_injection import FaultyAccess
 from tests.sim.faulty_store import FaultyStore
 from tests.sim.loop import SimProcess
@@ -156,11 +157,14 @@ class DaemonProcess:
             {kind: SimIsolator(access, kind) for kind in ("command", "playbook")}
             | {HOLD_AWARE_KIND: SimCordon(access)},
             {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
-            self._playbook_tree,
+            self._find_source,
             {"kubernetes": SimProbe(access)},
             guard=SimNodeGuard(access),
             preparation=PreparationAdapters(
-                {"ssh": SimStager(access)}, SimSnapshots(access), SimCheckpoints(access)
+                {"ssh": SimStager(access)},
+                SimSnapshots(access),
+                SimCheckpoints(access),
+                lambda source: PLAYBOOK_TREE,
             ),
         )
         self.daemon = Daemon(
@@ -214,10 +218,10 @@ class DaemonProcess:
         finally:
             await store.close()
 
-    async def _playbook_tree(self, rollout: str) -> Path:
+    async def _find_source(self, rollout: str) -> PinnedSource:
         assert self.store is not None
         await self.store.load_plan(rollout)
-        return PLAYBOOK_TREE
+        return SOURCE
 
 
 def remove_lock(state_dir: Path) -> None:

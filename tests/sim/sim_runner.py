@@ -90,16 +90,14 @@ class SimRunner:
         if handle in world.machines[run.request.node].runs and run.ignored_signals:
             raise AdapterFailed(f"{run.request.node}: processes of {handle} do not end")
 
-    async def clean_up_stale_runs(
-        self, host: Host, *, keep: str | None, timeout_s: float
-    ) -> Ok | Failed | Unknown:
+    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
         """End what older runs left on the node."""
         world = self._access.world
         self._access.check_leadership(f"clear {host.name}")
         await self._access.connect(host.name)
 
         def sweep() -> Ok | Failed:
-            left = world.kill_stale_runs(host.name, keep, "its processes were ended")
+            left = world.kill_stale_runs(host.name, "its processes were ended")
             if left:
                 return Failed(f"{host.name}: processes of {', '.join(left)} do not end")
             return Ok("nothing is left")

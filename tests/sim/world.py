@@ -367,7 +367,7 @@ class SimWorld:
             self.checker.on_run_started(
                 run.handle,
                 machine.name,
-                rollout_of(run.handle),
+                run.request.rollout,
                 machine.isolating_rollouts,
                 self._missing_isolators(run),
             )
@@ -403,7 +403,7 @@ class SimWorld:
     def _missing_isolators(self, run: SimRun) -> list[str]:
         """Return the isolators of the run's rollout that do not stand on its node, since longer than now."""
         machine = self.machines[run.request.node]
-        kinds = self.isolators.get(rollout_of(run.handle), ())
+        kinds = self.isolators.get(run.request.rollout, ())
         cleared = [kind for kind in kinds if not machine.isolation_flag(kind).is_set]
         return [
             kind
@@ -426,7 +426,7 @@ class SimWorld:
         else:
             if isinstance(result, Ok):
                 machine.version = str(run.request.variables.get("version", "?"))
-            self.checker.on_run_ended(machine.name, rollout_of(run.handle))
+            self.checker.on_run_ended(machine.name, run.request.rollout)
         if run.has_wrapper and run.result is None:
             run.result, run.percent = result, 100.0
 
@@ -447,7 +447,7 @@ class SimWorld:
     def _remove_run(self, run: SimRun) -> None:
         is_gone = self.machines[run.request.node].runs.pop(run.handle, None) is not None
         if is_gone and not is_prepare_run(run.handle):
-            self.checker.on_run_ended(run.request.node, rollout_of(run.handle))
+            self.checker.on_run_ended(run.request.node, run.request.rollout)
 
     def _end_work(self, run: SimRun) -> bool:
         if run.ignored_signals and run.handle in self.machines[run.request.node].runs:
@@ -456,12 +456,10 @@ class SimWorld:
         self._remove_run(run)
         return True
 
-    def kill_stale_runs(self, node: str, keep: str | None, why: str) -> list[str]:
-        """End the processes of all runs on a node except one; return the runs whose processes are left."""
+    def kill_stale_runs(self, node: str, why: str) -> list[str]:
+        """End the processes of all runs on a node; return the runs whose processes are left."""
         left = []
         for run in list(self.machines[node].runs.values()):
-            if run.handle == keep:
-                continue
             if not self._end_work(run):
                 left.append(run.handle)
             if run.has_wrapper and run.result is None:
@@ -488,8 +486,3 @@ class SimWorld:
 def is_prepare_run(handle: str) -> bool:
     """Return whether a run is of a prepare stage, by its handle."""
     return ".prepare." in handle
-
-
-def rollout_of(handle: str) -> str:
-    """Return the rollout of a run, by its handle."""
-    return handle.partition(".")[0]

@@ -23,7 +23,7 @@ REMOVING_PREFIX = ".gone-"
 
 
 class RunArtifactStore:
-    """ports.ArtifactStore over `runs_dir`; a run's reference is its name, which begins with its rollout's."""
+    """ports.ArtifactStore over `runs_dir`."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -42,7 +42,9 @@ class RunArtifactStore:
                     shutil.rmtree(entry.path, ignore_errors=True)
                 elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     modified_at = entry.stat(follow_symlinks=False).st_mtime
-                    found.append(Artifact(entry.name, modified_at, entry.name))
+                    found.append(
+                        Artifact(entry.name, modified_at, _rollout_of(RunDirectory(Path(entry.path))))
+                    )
         return sorted(found, key=lambda each: each.name)
 
     def _remove(self, name: str, unmodified_since: float) -> bool:
@@ -56,6 +58,15 @@ class RunArtifactStore:
         directory.path.rename(removing)
         shutil.rmtree(removing)
         return True
+
+
+def _rollout_of(directory: RunDirectory) -> str:
+    """Return the rollout of a run; up to rolloutd 0.1 only the run's name had it, before the node's."""
+    facts = directory.read_metadata()
+    if (rollout := facts.get("rollout")) is not None:
+        return str(rollout)
+    rollout, _, rest = directory.path.name.partition(f".{facts.get('node', '')}.")
+    return rollout if rest else ""
 
 
 def _is_over(directory: RunDirectory) -> bool:

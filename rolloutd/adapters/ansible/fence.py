@@ -14,7 +14,7 @@ atomically.
 
 from __future__ import annotations
 
-from rolloutd.ports import JSON, RunRequest
+from rolloutd.ports import JSON
 
 PLAY_NAME = "rolloutd fence"
 """The play's name, by which the callback recognises it.
@@ -67,12 +67,9 @@ printf '%s\n' "$full" > "$file.$$" && mv -f "$file.$$" "$file"
 """
 
 
-def build_play(request: RunRequest) -> list[dict[str, JSON]]:
+def build_play(token: str, fence_dir: str, node: str) -> list[dict[str, JSON]]:
     """Return the play that runs before the user's."""
-    arguments = " ".join(
-        _shell_quote(word)
-        for word in (request.fencing_token, request.fence_dir, request.node, str(CLOCK_SLACK_S))
-    )
+    arguments = " ".join(_shell_quote(word) for word in (token, fence_dir, node, str(CLOCK_SLACK_S)))
     task = {
         "name": "refuse a run that is older than one that was here",
         "ansible.builtin.raw": f"sh -c {_shell_quote(SCRIPT)} fence {arguments}",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
@@ -15,82 +18,143 @@ from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.node_connections import NodeConnections, make_socket_directory
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.tree_cache import TreeCache
-from rolloutd.ports import ConnectionDefaults, Failed, RunRequest
+from rolloutd.ports import JSON, ConnectionDefaults, Failed, Host, InventorySnapshot, RunRequest
 
 
-def validate_request(request: RunRequest) -> Failed | None:
-    """Return why a request cannot run, or None."""
-    problem = _request_problem(request)
-    return None if problem is None else Failed(problem, code=FailureCode.NEVER_STARTED)
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A run, and what its request names on this machine: the tree of its source, and the inventory."""
+
+    request: RunRequest
+    tree: Path
+    inventory: InventorySnapshot
+
+    @classmethod
+    def resolve(cls, request: RunRequest, tree: Path, inventory: InventorySnapshot) -> Self:
+        """Return the run; a host that the inventory does not have, such as this machine, is added to it."""
+        if request.node not in inventory.hosts:
+            hosts = {**inventory.hosts, request.node: request.host.connection}
+            inventory = InventorySnapshot(hosts, inventory.groups)
+        return cls(request, tree, inventory)
+
+    @property
+    def variables(self) -> Mapping[str, JSON]:
+        """The host's variables in the inventory."""
+        return self.inventory.hosts[self.request.node]
+
+    @property
+    def host(self) -> Host:
+        return replace(self.request.host, connection=self.variables)
 
 
-def _request_problem(request: RunRequest) -> str | None:
-    if request.node not in request.inventory:
-        return f"{request.node} is not in the inventory of this run: refresh the inventory and try again"
-    path = Path(os.path.normpath(request.tree / request.playbook))
-    if not path.is_relative_to(request.tree):
-        return f"playbook {request.playbook} is outside its source; name one inside it"
-    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-        return f"there is no playbook {request.playbook} in the source; check its path and its commit"
-    return None
+def validate_playbook(tree: Path, playbook: str) -> Failed | None:
+    """Return why a playbook cannot run, or None."""
+    path = Path(os.path.normpath(tree / playbook))
+    if not path.is_relative_to(tree):
+        problem = f"playbook {playbook} is outside its source; name one inside it"
+    elif not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+        problem = f"there is no playbook {playbook} in the source; check its path and its commit"
+    else:
+        return None
+    return Failed(problem, code=FailureCode.NEVER_STARTED)
 
 
-def prepare_run(
-    directory: RunDirectory,
-    request: RunRequest,
-    *,
-    binary: str,
-    marker: str,
-    defaults: ConnectionDefaults,
-    interpreter: str | None,
-    inventories: InventoryCache,
-    tree_cache: TreeCache | None,
-    connections: NodeConnections,
-    pipelining: bool,
-) -> None:
-    """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
+def record_refusal(directory: RunDirectory, request: RunRequest, refusal: Failed) -> None:
+    """Create the directory of a run that never begins, with the reason."""
     directory.create()
-    sockets = make_socket_directory()
-    try:
-        _write_files(
-            directory,
-            request,
-            sockets,
-            binary,
-            marker,
-            defaults,
-            interpreter,
-            inventories,
-            tree_cache,
-            connections,
-            pipelining,
+    facts = {"rollout": request.rollout, "node": request.node, "code": refusal.code}
+    directory.write_metadata({**facts, "refused": refusal.text, "evidence": refusal.output})
+    directory.take_claim()
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Writes the files of runs, with what all runs of this machine share."""
+
+    binary: str
+    defaults: ConnectionDefaults
+    fence_dir: str
+    pipelining: bool
+    inventories: InventoryCache
+    connections: NodeConnections
+    tree_cache: TreeCache | None = None
+
+    def prepare(self, directory: RunDirectory, run: LocalRun, marker: str, interpreter: str | None) -> None:
+        """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
+        directory.create()
+        sockets = make_socket_directory()
+        try:
+            self._write_files(directory, run, sockets, marker, interpreter)
+        except BaseException:
+            wrapper.remove_scratch(os.fsencode(sockets))
+            raise
+
+    def _write_files(
+        self, directory: RunDirectory, run: LocalRun, sockets: Path, marker: str, interpreter: str | None
+    ) -> None:
+        request, config = run.request, TreeConfig.load(run.tree)
+        shared = None
+        if not request.check_only:
+            variables = {**run.variables, **request.variables}
+            shared = self.connections.directory_for(request.node, run.tree, variables, config)
+        remote_tmp = f"{environment.remote_tmp_base(config, run.variables)}/{marker}"
+        directory.write_metadata(_describe(run, sockets, shared, remote_tmp))
+        directory.write(directory.connection_file, dict(run.variables))
+        self._link_inventory(directory, run, config.common_args)
+        if interpreter is not None:
+            own = environment.build_node_inventory(request.node, interpreter)
+            directory.write(directory.node_inventory_file, own)
+        directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
+        script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables)
+        directory.write(directory.ssh_wrapper_file, script, mode=0o700)
+        if request.fencing_token:
+            play = fence.build_play(request.fencing_token, self.fence_dir, request.node)
+            directory.write(directory.fence_file, play)
+        local_tmp = sockets / "tmp"
+        local_tmp.mkdir(mode=0o700)
+        # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.
+        ssh_wrapper = directory.ssh_wrapper_file if os.access(directory.ssh_wrapper_file, os.X_OK) else None
+        paths = RunPaths(
+            request.run_id,
+            directory.events_file,
+            local_tmp,
+            shared or sockets,
+            ssh_wrapper,
+            None if self.tree_cache is None else self.tree_cache.requirements_of(run.tree),
+            None if self.tree_cache is None else self.tree_cache.modules_of(run.tree),
+            self.pipelining,
         )
-    except BaseException:
-        wrapper.remove_scratch(os.fsencode(sockets))
-        raise
+        directory.write_command(
+            run_id=request.run_id,
+            timeout_s=request.timeout_s,
+            sockets=sockets,
+            shared_sockets=shared,
+            cwd=run.tree,
+            argv=_build_argv(self.binary, directory, request, interpreter),
+            environment=environment.build_environment(paths, config),
+        )
+
+    def _link_inventory(self, directory: RunDirectory, run: LocalRun, common_args: str) -> None:
+        build = partial(
+            environment.build_inventory,
+            run.inventory.hosts,
+            run.inventory.groups,
+            defaults=self.defaults,
+            common_args=common_args,
+        )
+        self.inventories.link_to(directory.inventory_file, run.inventory.generation, common_args, build)
 
 
-def _write_files(
-    directory: RunDirectory,
-    request: RunRequest,
-    sockets: Path,
-    binary: str,
-    marker: str,
-    defaults: ConnectionDefaults,
-    interpreter: str | None,
-    inventories: InventoryCache,
-    tree_cache: TreeCache | None,
-    connections: NodeConnections,
-    pipelining: bool,
-) -> None:
-    config = TreeConfig.load(request.tree)
-    host = request.inventory[request.node]
-    shared = connections.directory_for(request, config)
-    remote_tmp = f"{environment.remote_tmp_base(config, host)}/{marker}"
-    metadata = {
+def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str) -> Mapping[str, JSON]:
+    """Return what the runner needs to know of a run after a restart."""
+    request = run.request
+    return {
+        "rollout": request.rollout,
         "node": request.node,
+        "attempt": request.attempt,
+        "step": request.step,
         "playbook": request.playbook,
-        "tree": str(request.tree),
+        "tree": str(run.tree),
         "timeout_s": request.timeout_s,
         "began_at": time.time(),
         "run": request.run_id,
@@ -98,49 +162,6 @@ def _write_files(
         "shared_sockets": str(shared or ""),
         "remote_tmp": remote_tmp,
     }
-    directory.write_metadata(metadata)
-    directory.write(directory.connection_file, dict(host))
-    common_args = config.common_args
-    build = partial(
-        environment.build_inventory,
-        request.inventory,
-        request.groups,
-        defaults=defaults,
-        common_args=common_args,
-    )
-    inventories.link_to(directory.inventory_file, request.generation, common_args, build)
-    if interpreter is not None:
-        directory.write(
-            directory.node_inventory_file, environment.build_node_inventory(request.node, interpreter)
-        )
-    directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
-    script = environment.render_ssh_wrapper(marker, remote_tmp, config, host)
-    directory.write(directory.ssh_wrapper_file, script, mode=0o700)
-    if request.fencing_token:
-        directory.write(directory.fence_file, fence.build_play(request))
-    local_tmp = sockets / "tmp"
-    local_tmp.mkdir(mode=0o700)
-    # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.
-    ssh_wrapper = directory.ssh_wrapper_file if os.access(directory.ssh_wrapper_file, os.X_OK) else None
-    paths = RunPaths(
-        request.run_id,
-        directory.events_file,
-        local_tmp,
-        shared or sockets,
-        ssh_wrapper,
-        None if tree_cache is None else tree_cache.requirements_of(request.tree),
-        None if tree_cache is None else tree_cache.modules_of(request.tree),
-        pipelining,
-    )
-    directory.write_command(
-        run_id=request.run_id,
-        timeout_s=request.timeout_s,
-        sockets=sockets,
-        shared_sockets=shared,
-        cwd=request.tree,
-        argv=_build_argv(binary, directory, request, interpreter),
-        environment=environment.build_environment(paths, config),
-    )
 
 
 def spawn_wrapper(directory: RunDirectory, run_id: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.environment import TreeConfig
-from rolloutd.ports import RunRequest
+from rolloutd.ports import JSON
 
 MAX_PARENT_LENGTH = 32
 """Longest directory under which a socket's name still fits its 108 bytes."""
@@ -41,13 +41,15 @@ class NodeConnections:
                 if link.name.partition(".")[0] not in self._kept:
                     _end(link)
 
-    def directory_for(self, request: RunRequest, config: TreeConfig) -> Path | None:
+    def directory_for(
+        self, node: str, tree: Path, variables: Mapping[str, JSON], config: TreeConfig
+    ) -> Path | None:
         """Return the directory of a run's control sockets; None if it shares none with other runs."""
-        node = _digest(request.node)
-        if request.check_only or node not in self._kept or config.names_control_path:
+        key = _digest(node)
+        if key not in self._kept or config.names_control_path:
             return None
         with self._lock:
-            link = self._links / f"{node}.{_digest(_connection_settings(request, config))}"
+            link = self._links / f"{key}.{_digest(_connection_settings(tree, variables, config))}"
             target = link.readlink() if link.is_symlink() else None
             if target is None or not _is_own_directory(target):
                 link.unlink(missing_ok=True)
@@ -82,15 +84,14 @@ def _end(link: Path) -> None:
     link.unlink(missing_ok=True)
 
 
-def _connection_settings(request: RunRequest, config: TreeConfig) -> str:
+def _connection_settings(tree: Path, variables: Mapping[str, JSON], config: TreeConfig) -> str:
     """Return what a connection depends on: with other settings a run must not use it."""
-    variables = {**request.inventory[request.node], **request.variables}
     chosen: Mapping[str, Any] = {
         name: value
         for name, value in variables.items()
         if name.startswith("ansible_") and "pass" not in name  # no secret, not even as a digest
     }
-    settings = [str(request.tree), config.values.get("ssh_connection"), chosen]
+    settings = [str(tree), config.values.get("ssh_connection"), chosen]
     return json.dumps(settings, sort_keys=True, default=str)
 
 

@@ -14,10 +14,9 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
@@ -34,6 +33,7 @@ from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
 from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
+from rolloutd.adapters.ansible.launcher import Launcher, LocalRun
 from rolloutd.adapters.ansible.node_connections import NodeConnections
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.run_slots import RunSlots
@@ -43,7 +43,9 @@ from rolloutd.ports import (
     ConnectionDefaults,
     Failed,
     Host,
+    InventorySnapshot,
     Ok,
+    PinnedSource,
     RunEvent,
     RunnerStatus,
     RunRequest,
@@ -93,7 +95,10 @@ class AnsibleRunner:
         self,
         runs_dir: Path,
         shell: Shell,
+        find_tree: Callable[[PinnedSource], Path],
+        inventory: Callable[[], InventorySnapshot],
         *,
+        fence_dir: str = "",
         ansible_playbook: str | None = None,
         parallel: int | None = None,
         known_hosts: Path | None = None,
@@ -103,20 +108,30 @@ class AnsibleRunner:
         warm: bool = True,
         pipelining: bool = False,
     ) -> None:
-        """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes."""
+        """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes.
+
+        `find_tree` returns the directory of a source or raises NotFound.  A node keeps the latest fencing
+        token in `fence_dir`, or in the user's home.
+        """
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._runs_dir = runs_dir.resolve()
-        self._artifacts = RunArtifactStore(self._runs_dir)
+        self.artifacts = RunArtifactStore(self._runs_dir)
         self._shell = shell
-        self._binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
-        self._pipelining = pipelining
-        self._inventory_cache = InventoryCache(self._runs_dir)
-        self._run_slots = RunSlots(parallel)
-        self._fork_servers = ForkServers(self._binary, self.status.servers, enabled=warm)
-        self._defaults = ConnectionDefaults(known_hosts, user, key_file)
-        self._tree_cache = tree_cache
-        self._interpreters = InterpreterCache(shell)
+        self._find_tree = find_tree
+        self._inventory = inventory
         self._connections = NodeConnections(self._runs_dir)
+        self._launcher = Launcher(
+            ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook")),
+            ConnectionDefaults(known_hosts, user, key_file),
+            fence_dir,
+            pipelining,
+            InventoryCache(self._runs_dir),
+            self._connections,
+            tree_cache,
+        )
+        self._run_slots = RunSlots(parallel)
+        self._fork_servers = ForkServers(self._launcher.binary, self.status.servers, enabled=warm)
+        self._interpreters = InterpreterCache(shell)
         self._markers = stale_processes.RunMarkers(self._runs_dir)
         self._tracked: dict[str, _TrackedRun] = {}
         self._remote_tmp_dirs = {environment.DEFAULT_REMOTE_TMP}
@@ -181,23 +196,17 @@ class AnsibleRunner:
             directory.record_cancelled(float(directory.read_metadata().get("began_at") or 0.0))
         left: Ok | Failed | Unknown = Ok()
         if host is not None:
-            left = await self._end_stale_processes(
-                host, keep=None, timeout_s=CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0
-            )
+            left = await self._end_stale_processes(host, CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0)
         await self.get_state(handle)
         if not isinstance(left, Ok):
             raise AdapterFailed(left.text)
 
     async def discard(self, handle: str) -> None:
         self._tracked.pop(handle, None)
-        await self._artifacts.remove(handle, unmodified_since=math.inf)
+        await self.artifacts.remove(handle, unmodified_since=math.inf)
 
-    async def clean_up_stale_runs(
-        self, host: Host, *, keep: str | None, timeout_s: float
-    ) -> Ok | Failed | Unknown:
-        return await self._end_stale_processes(
-            host, keep=keep, timeout_s=timeout_s, grace_share=stale_processes.GRACE_SHARE
-        )
+    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
+        return await self._end_stale_processes(host, timeout_s, stale_processes.GRACE_SHARE)
 
     async def keep_connections(self, nodes: Collection[str]) -> None:
         await asyncio.to_thread(self._connections.keep, nodes)
@@ -230,69 +239,56 @@ class AnsibleRunner:
         )
 
     async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
-        refusal = launcher.validate_request(request)
+        run = LocalRun.resolve(request, self._find_tree(request.source), self._inventory())
+        refusal = launcher.validate_playbook(run.tree, request.playbook)
         if refusal is None:
-            host = to_host(request.node, request.inventory[request.node])
-            python = await self._interpreters.resolve(host, request.tree, request.tree / request.playbook)
+            python = await self._interpreters.resolve(run.host, run.tree, run.tree / request.playbook)
             refusal = python if isinstance(python, Failed) else None
         if refusal is not None:
-            directory.create()
-            facts = {"node": request.node, "refused": refusal.text, "evidence": refusal.output}
-            facts["code"] = refusal.code
-            directory.write_metadata(facts)
-            directory.take_claim()
+            launcher.record_refusal(directory, request, refusal)
             return
         await self._run_slots.acquire(request.node)
-        run = _TrackedRun(directory, has_slot=True)
+        tracked = _TrackedRun(directory, has_slot=True)
         try:
-            await self._prepare_when_possible(
-                directory,
-                request,
-                binary=self._binary,
-                marker=self._markers.run_marker(request.node, request.run_id),
-                defaults=self._defaults,
-                interpreter=python if isinstance(python, str) else None,
-                inventories=self._inventory_cache,
-                tree_cache=self._tree_cache,
-                connections=self._connections,
-                pipelining=self._pipelining,
-            )
+            await self._prepare_when_possible(directory, run, python if isinstance(python, str) else None)
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
-            pid = await self._start_wrapper(directory, request)
+            pid = await self._start_wrapper(directory, run)
             with contextlib.suppress(ProcessLookupError):  # a fork that is over is not our child
-                self._watch_process(run, pid)
+                self._watch_process(tracked, pid)
         except BaseException:
-            self._release_slot(run)
+            self._release_slot(tracked)
             raise
-        self._tracked[handle] = run
-        if run.process_exit is None:
-            self._release_slot(run)
+        self._tracked[handle] = tracked
+        if tracked.process_exit is None:
+            self._release_slot(tracked)
 
-    async def _start_wrapper(self, directory: RunDirectory, request: RunRequest) -> int:
+    async def _start_wrapper(self, directory: RunDirectory, run: LocalRun) -> int:
         """Start the run in a fork of Ansible or, if that cannot be, as a new process; return its pid."""
         try:
-            pid = await self._fork_servers.fork(directory, request.tree)
+            pid = await self._fork_servers.fork(directory, run.tree)
         except NotForked as reason:
             directory.append_event("process", f"Ansible started as a new process: {reason}")
             self.status.started["new process"] += 1
-            return launcher.spawn_wrapper(directory, request.run_id)
+            return launcher.spawn_wrapper(directory, run.request.run_id)
         directory.append_event("process", "Ansible started as a fork")
         self.status.started["fork"] += 1
         return pid
 
     async def _prepare_when_possible(
-        self, directory: RunDirectory, request: RunRequest, **options: Any
+        self, directory: RunDirectory, run: LocalRun, interpreter: str | None
     ) -> None:
         """Prepare a run; on a full disk wait for space, because nothing has begun yet."""
+        run_id = run.request.run_id
+        marker = self._markers.run_marker(run.request.node, run_id)
         is_reported = False
         while True:
             try:
-                return await asyncio.to_thread(launcher.prepare_run, directory, request, **options)
+                return await asyncio.to_thread(self._launcher.prepare, directory, run, marker, interpreter)
             except OSError as error:
                 if error.errno not in wrapper.NO_SPACE:
                     raise
                 if not is_reported:
-                    log.warning("%s: no space for its files; it begins when there is", request.run_id)
+                    log.warning("%s: no space for its files; it begins when there is", run_id)
                 is_reported = True
             await asyncio.to_thread(shutil.rmtree, directory.path, ignore_errors=True)
             await asyncio.sleep(wrapper.SPACE_RETRY_S)
@@ -407,15 +403,13 @@ class AnsibleRunner:
         return left
 
     async def _end_stale_processes(
-        self, host: Host, *, keep: str | None, timeout_s: float, grace_share: float
+        self, host: Host, timeout_s: float, grace_share: float
     ) -> Ok | Failed | Unknown:
         remote_tmp = host.connection.get("ansible_remote_tmp")
         return await stale_processes.end_stale_processes(
             self._shell,
             host,
             self._markers.node_token(host.name),
-            # All directories of one run share its marker, which has no `~attempt`.
-            keep=keep.partition("~")[0] if keep else None,
             timeout_s=timeout_s,
             grace_share=grace_share,
             remote_tmp_dirs=tuple(

@@ -55,16 +55,15 @@ program that a command of the run starts for it delays the run.
 """
 
 SCRIPT = r"""
-token=$1 keep=$2 wait_s=$3 term_s=$4 age_s=$5
-shift 5
+token=$1 wait_s=$2 term_s=$3 age_s=$4
+shift 4
 for home do :; done
 own=$$
 
-# Prints the pids that bear the mark of a run of this node, but for the run that is kept.
+# Prints the pids that bear the mark of a run of this node.
 marked() {
     set -- /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/cgroup
     grep -ls "[r]olloutd-run-$token-" "$@" 2>/dev/null | while read -r file; do
-        [ -n "$keep" ] && grep -qs "[r]olloutd-run-$token-$keep+" "$file" 2>/dev/null && continue
         pid=${file#/proc/}
         echo "${pid%%/*}"
     done | sort -u | tr '\n' ' '
@@ -219,7 +218,6 @@ fi
 for base do
     case $base in '~/'*) base=$home/${base#??} ;; esac
     for path in "$base/rolloutd-run-$token-"*; do
-        case $path in *"-$token-$keep+") continue ;; esac
         [ -d "$path" ] && rm -rf -- "$path"
     done
 done
@@ -256,20 +254,18 @@ async def end_stale_processes(
     host: Host,
     token: str,
     *,
-    keep: str | None,
     timeout_s: float,
     grace_share: float = GRACE_SHARE,
     remote_tmp_dirs: tuple[str, ...],
     oldest_run_age_s: float = 0.0,
 ) -> Ok | Failed | Unknown:
-    """End all processes of marked runs but `keep` on the node, and remove their files.
+    """End all processes of marked runs on the node, and remove their files.
 
     Unknown if the login may not inspect a process that may be a run's.  Failed if processes remain, or
     if the node gave no result.
     """
-    keep_pattern = (keep or "").replace(".", r"\.")
     numbers = (timeout_s * grace_share, max(1.0, timeout_s * TERM_SHARE), oldest_run_age_s)
-    arguments = [token, keep_pattern, *(str(int(number)) for number in numbers), *remote_tmp_dirs]
+    arguments = [token, *(str(int(number)) for number in numbers), *remote_tmp_dirs]
     try:
         answer = await run_as_root(shell, host, SCRIPT, *arguments, timeout_s=timeout_s + ANSWER_MARGIN_S)
     except TimeoutError:

@@ -277,4 +277,4 @@ def _remove_partial_packs(mirror: Path) -> int:
 
 
 def _list_mirrors(directory: Path) -> Sequence[Artifact]:
-    return [Artifact(path.name, path.stat().st_mtime, path.name) for path in sorted(directory.glob("*.git"))]
+    return [Artifact(path.name, path.stat().st_mtime) for path in sorted(directory.glob("*.git"))]

@@ -20,9 +20,6 @@ from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.prepare_source import ForcedStages
 
-IMPACT_RUN_PREFIX = "impact"
-"""Begins the names of the runs; a rollout's id ends in a hyphen and five characters."""
-
 routes = RouteTable()
 
 
@@ -61,10 +58,8 @@ async def plan_impact(
     # Check mode executes the plan's playbooks, as a rollout does.
     _require_owner(services, request, plan_file, supersedes=False)
     draft = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
-    tree = services.sources.tree_path(draft.pinned)
     return report_lines(
-        services.check_mode.check(target.node, tree, draft.plan.stages, run_prefix=IMPACT_RUN_PREFIX)
-        for target in draft.targets
+        services.check_mode.check(target.node, draft.pinned, draft.plan.stages) for target in draft.targets
     )
 
 

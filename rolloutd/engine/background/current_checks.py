@@ -60,10 +60,10 @@ class CurrentChecker:
         plan = session.state.index.plan_for(session.target)
         if plan.skip_compliant:
             try:
-                tree = await self._adapters.tree(session.rollout)
+                source = await self._adapters.source(session.rollout)
             except RolloutdError as error:
                 return str(error)
-            report = await self._check_mode.check(session.node, tree, plan.stages, run_prefix=session.rollout)
+            report = await self._check_mode.check(session.node, source, plan.stages, rollout=session.rollout)
             if report.compliance is not Compliance.COMPLIANT:
                 return describe_report(report)
         for spec in plan.verify:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from machines.facts.index import Index
 from machines.model.compliance import Compliance, ComplianceReport
@@ -20,6 +19,7 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import Conflict, RolloutdError
+from rolloutd.ports import PinnedSource
 
 MAX_TASK_CHARS = 200
 """Characters of a task's name in the record: the audit keeps it for ever."""
@@ -32,9 +32,11 @@ POLL_S = 60.0
 class DriftChecker:
     """Checks nodes for drift, of live rollouts and of closed ones."""
 
-    def __init__(self, state: State, tree: Callable[[str], Awaitable[Path]], check_mode: CheckMode) -> None:
+    def __init__(
+        self, state: State, source: Callable[[str], Awaitable[PinnedSource]], check_mode: CheckMode
+    ) -> None:
         self._state = state
-        self._tree = tree
+        self._source = source
         self._check_mode = check_mode
 
     def targets(self, index: Index, rollout: str) -> list[Target]:
@@ -48,8 +50,8 @@ class DriftChecker:
     async def check(self, plan: Plan, target: Target, actor: Actor, cause: str) -> ComplianceReport:
         """Check one node, and record drift that is new or gone."""
         try:
-            tree = await self._tree(target.rollout)
-            report = await self._check_mode.check(target.node, tree, plan.stages, run_prefix=target.rollout)
+            source = await self._source(target.rollout)
+            report = await self._check_mode.check(target.node, source, plan.stages, rollout=target.rollout)
             if report.compliance is not Compliance.UNKNOWN:
                 await self._record(target, report, actor, cause)
         except RolloutdError as error:  # the source was removed, or the store cannot write

@@ -64,9 +64,7 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     await journal.write(record)
     host = session.state.host(session.node)
     with adapter_errors("runner"):
-        result = await session.adapters.runner.clean_up_stale_runs(
-            host, keep=None, timeout_s=CLEANUP_TIMEOUT_S
-        )
+        result = await session.adapters.runner.clean_up_stale_runs(host, timeout_s=CLEANUP_TIMEOUT_S)
     await journal.finish(record, result)
     return result
 

@@ -139,14 +139,5 @@ def _group_by_rollout(
     """Return the runs by rollout; runs of unknown rollouts are under the empty string."""
     grouped: dict[str, list[Artifact]] = {}
     for each in runs:
-        grouped.setdefault(_find_rollout_id(each.reference, known), []).append(each)
+        grouped.setdefault(each.rollout if each.rollout in known else "", []).append(each)
     return grouped
-
-
-def _find_rollout_id(run: str, known: Mapping[str, RolloutRecord]) -> str:
-    """Return the rollout whose id a run's name begins with; an id may contain dots."""
-    words = run.split(".")
-    for count in range(len(words) - 1, 0, -1):
-        if (rollout := ".".join(words[:count])) in known:
-            return rollout
-    return ""

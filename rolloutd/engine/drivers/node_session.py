@@ -19,6 +19,7 @@ from rolloutd.ports import (
     Isolator,
     NodeGuard,
     NodeSnapshots,
+    PinnedSource,
     Runner,
     Stager,
     StepContext,
@@ -28,21 +29,22 @@ from rolloutd.ports import (
 
 @dataclass(frozen=True, slots=True)
 class PreparationAdapters:
-    """What prepare stages need: stagers by method, snapshots and checkpoints of nodes."""
+    """What prepare stages need; `stagers` are by method, `find_tree` returns the files of a source."""
 
     stagers: Mapping[str, Stager]
     snapshots: NodeSnapshots
     checkpoints: Checkpoints
+    find_tree: Callable[[PinnedSource], Path]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """Adapters by kind; `tree` returns the pinned source of a rollout."""
+    """Adapters by kind; `source` returns the pinned source of a rollout, NotFound if it was removed."""
 
     runner: Runner
     isolators: Mapping[str, Isolator]
     checks: Mapping[str, Check]
-    tree: Callable[[str], Awaitable[Path]]
+    source: Callable[[str], Awaitable[PinnedSource]]
     probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
     guard: NodeGuard | None = None
     preparation: PreparationAdapters | None = None
@@ -129,7 +131,7 @@ class NodeSession:
                 variables=variables,
             ),
             deadline=state.now() + spec.timeout_s,
-            tree=await self.adapters.tree(self.rollout),
+            source=await self.adapters.source(self.rollout),
             prior=prior,
             variables=variables,
             cordon_only=cordon_only,

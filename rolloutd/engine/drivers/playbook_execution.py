@@ -61,7 +61,7 @@ class PlaybookExecution:
         host = self._state.host(self._session.node)
         await self._journal.write(record)
         result = await self._capture_errors(
-            self._runner.clean_up_stale_runs(host, keep=None, timeout_s=CLEANUP_TIMEOUT_S)
+            self._runner.clean_up_stale_runs(host, timeout_s=CLEANUP_TIMEOUT_S)
         )
         await self._journal.finish(record, result)
         if isinstance(result, Ok):
@@ -108,19 +108,18 @@ class PlaybookExecution:
         self._journal.has_unfinished_run = True
 
     async def _build_request(self, action: actions.RunPlaybook, run: str) -> RunRequest:
-        stage, snapshot = action.stage, self._state.inventory_snapshot()
+        stage, session = action.stage, self._session
         return RunRequest(
             run_id=run,
-            node=self._session.node,
-            tree=await self._session.adapters.tree(self._session.rollout),
+            host=self._state.host(session.node),
+            source=await session.adapters.source(session.rollout),
             playbook=stage.playbook,
-            inventory=snapshot.hosts,
-            groups=snapshot.groups,
-            generation=snapshot.generation,
             variables=dict(stage.variables),
             timeout_s=stage.timeout_s,
             fencing_token=await self._state.fence_token(),
-            fence_dir=self._state.settings.ansible.fence_dir,
+            rollout=session.rollout,
+            attempt=session.target.attempt,
+            step=stage.step,
         )
 
     async def _follow_with_retries(

@@ -190,7 +190,7 @@ class NodeStages:
         """Return the directory of the stage's manifest: in the source, or where its build made it."""
         if job.stage.built_by:
             return built_directory(self._state, job.rollout.id, job.stage.built_by)
-        tree = await self._adapters.tree(job.rollout.id)
+        tree = self._ports.find_tree(await self._adapters.source(job.rollout.id))
         return (tree / job.stage.manifest_file).parent
 
     def _take(self, job: PrepareJob) -> TakeBytes:

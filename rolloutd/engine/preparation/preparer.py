@@ -155,6 +155,6 @@ class Preparer:
             return None
         result = await capture_errors(
             row.rollout,
-            self._adapters.runner.clean_up_stale_runs(host, keep=None, timeout_s=NODE_TIMEOUT_S),
+            self._adapters.runner.clean_up_stale_runs(host, timeout_s=NODE_TIMEOUT_S),
         )
         return None if isinstance(result, Ok) else result

@@ -11,7 +11,9 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.run_ids import LOCALHOST, run_id
 from rolloutd.engine.state import State
-from rolloutd.ports import Failed, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import Failed, Host, RunRequest, RunState, StepResult, Unknown
+
+LOCAL_CONNECTION = {"ansible_connection": "local"}
 
 
 class PrepareRuns:
@@ -24,22 +26,18 @@ class PrepareRuns:
     async def request(
         self, row: Preparation, node: str, playbook: str, variables: Mapping[str, object], timeout_s: float
     ) -> RunRequest:
-        snapshot = self._state.inventory_snapshot()
-        hosts = dict(snapshot.hosts)
-        if node == LOCALHOST:
-            hosts[LOCALHOST] = {"ansible_connection": "local"}
+        is_local = node == LOCALHOST
         return RunRequest(
             run_id=row.handle or run_id(row),
-            node=node,
-            tree=await self._adapters.tree(row.rollout),
+            host=Host(node, connection=LOCAL_CONNECTION) if is_local else self._state.host(node),
+            source=await self._adapters.source(row.rollout),
             playbook=playbook,
-            inventory=hosts,
-            groups=snapshot.groups,
-            generation=None if node == LOCALHOST else snapshot.generation,
             variables=dict(variables),
             timeout_s=timeout_s,
             fencing_token=await self._state.fence_token(),
-            fence_dir=self._state.settings.ansible.fence_dir,
+            rollout=row.rollout,
+            attempt=row.attempt,
+            step=row.stage,
         )
 
     async def run(self, row: Preparation, request: RunRequest) -> tuple[StepResult, Preparation]:

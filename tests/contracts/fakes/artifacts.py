@@ -16,7 +16,7 @@ class FakeArtifactStore:
 
     async def list_artifacts(self) -> Sequence[Artifact]:
         """Return all things."""
-        return [Artifact(name, at, name) for name, at in sorted(self.artifacts.items())]
+        return [Artifact(name, at, name.partition(".")[0]) for name, at in sorted(self.artifacts.items())]
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         """Remove a thing."""

@@ -13,6 +13,13 @@ from rolloutd.errors import NotFound, Refused, SourceFailed
 from rolloutd.ports import PinnedSource
 from rolloutd.source_archive import TreeEntry, hash_entries
 
+SOURCE = PinnedSource("tree", "0" * 64)
+
+
+async def find_source(rollout: str) -> PinnedSource:
+    """Return a source for each rollout, for daemons whose runner is a fake."""
+    return SOURCE
+
 
 class FakeSourceStore:
     """ports.Sources; `commit` is what somebody pushes to a repository."""

@@ -32,6 +32,7 @@ from rolloutd.ports import DiscoveredNode
 from rolloutd.settings import Settings
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.store import MemoryStore
 from tests.sim.plans import rollout_opened
 from tests.support.cluster_sandbox import ClusterSandbox
@@ -68,7 +69,6 @@ class ClusterDaemon:
     def __init__(self, sandbox: ClusterSandbox, cluster: Cluster, tmp_path: Path) -> None:
         self._sandbox = sandbox
         self._cluster = cluster
-        self._tree = tmp_path
         self._settings = Settings.model_validate(SETTINGS)
         self._store = MemoryStore(compile=self._compile)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -85,7 +85,7 @@ class ClusterDaemon:
         watch = NodeWatch(self._cluster, clock, report_interval_s=1.0)
         clusters = ClusterRegistry([self._cluster])
         isolators = {"kubernetes": KubernetesIsolator(clusters, clock, drain_pass_s=DRAIN_PASS_S)}
-        adapters = AdapterSet(FakeRunner(self.runs), isolators, {"reachable": FakeCheck()}, self._find_tree)
+        adapters = AdapterSet(FakeRunner(self.runs), isolators, {"reachable": FakeCheck()}, find_source)
         daemon = Daemon(
             state,
             adapters,
@@ -127,9 +127,6 @@ class ClusterDaemon:
 
     def _compile(self, content: JSON) -> JSON:
         return compile_plan(content, teams=self._settings.teams)
-
-    async def _find_tree(self, rollout: str) -> Path:
-        return self._tree
 
 
 class _SandboxInventory(KubernetesInventory):

@@ -32,8 +32,9 @@ from rolloutd.control.responses import BadRequest
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, StoreFailed
-from rolloutd.ports import RunRequest
+from rolloutd.ports import Host, RunRequest
 from rolloutd.service.listen_socket import CannotListen, adopt_socket, bind
+from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import (
     ACCOUNTS,
     PLAN,
@@ -473,7 +474,7 @@ async def test_a_log_tells_steps_and_what_their_runs_said(tmp_path: Path) -> Non
 
 async def log_of_a_run(inside: ControlEnvironment, rollout: str) -> None:
     """Let a run have been on p1, and be recorded."""
-    request = RunRequest("run-1", "p1", Path("/"), "site.yml", {})
+    request = RunRequest("run-1", Host("p1"), SOURCE, "site.yml")
     handle = await inside.server._services.runner.start(request)
     await inside.commit(
         StepRecorded(inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle=handle))

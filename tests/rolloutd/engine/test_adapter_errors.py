@@ -32,6 +32,7 @@ from rolloutd.ports import Busy, DiscoveredNode, Host, Ok, StepContext, Unknown
 from rolloutd.ports.guards import adapter_errors
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 UNEXPECTED_ERROR = KeyError("status")
@@ -67,11 +68,10 @@ class RaisingAdapter(FakeIsolator):
 
 
 def gear(inside: ControlEnvironment, surprise: Exception = UNEXPECTED_ERROR) -> AdapterSet:
-    async def tree(rollout: str) -> Path:
-        return Path("/tree")
-
     surprised = RaisingAdapter(surprise)
-    return AdapterSet(FakeRunner(inside.run_host), {"kubernetes": surprised}, {"reachable": surprised}, tree)
+    return AdapterSet(
+        FakeRunner(inside.run_host), {"kubernetes": surprised}, {"reachable": surprised}, find_source
+    )
 
 
 @pytest.mark.parametrize("surprise", [KeyError("status"), TimeoutError(), OSError("no route to host")])

@@ -19,6 +19,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.preparation.preparer import Preparer
+from rolloutd.ports import PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner
 from tests.rolloutd.control_environment import control_environment
@@ -34,10 +35,10 @@ async def test_node_that_is_being_cleaned_is_not_prepared(tmp_path: Path) -> Non
         assert wanted
         inside.state.nodes_being_cleaned |= {each.node for each in wanted}
 
-        async def tree(rollout: str) -> Path:
+        async def no_source(rollout: str) -> PinnedSource:
             raise AssertionError(f"a stage of {rollout} has begun")
 
-        preparer = Preparer(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, tree))
+        preparer = Preparer(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, no_source))
         async with asyncio.TaskGroup() as tasks:
             preparer.request(tasks, wanted)
         assert not await inside.state.store.load_preparations(rollout)

@@ -22,10 +22,11 @@ from machines.states import Phase
 from rolloutd.audit_names import with_current_names
 from rolloutd.compile import compile_plan
 from rolloutd.control.event_text import describe_entry
-from rolloutd.ports import WITHHELD, Ok, RunRequest
+from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
 from rolloutd.store import database, open_store
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRun, Script
+from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment, settings_of
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
@@ -160,7 +161,7 @@ async def test_the_rollout_goes_on_and_no_run_is_doubled(tmp_path: Path) -> None
 
     async with control_environment(tmp_path, store=store, nodes=()) as env:
         env.clock.advance(EXPECTED["at"] - env.clock.now())
-        request = RunRequest(run, "p1", tmp_path, "site.yml", {}, {}, 1, {}, 3600.0)
+        request = RunRequest(run, Host("p1"), SOURCE, "site.yml", timeout_s=3600.0)
         env.run_host.runs[run] = FakeRun(request, asyncio.get_running_loop().time() + 3600.0)
         env.run_host.scripts = {"site.yml": Script.OK}
         await env.commit(HoldReleased("s2", "api", "vm-7", DAEMON, env.clock.now()))

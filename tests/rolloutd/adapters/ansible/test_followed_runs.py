@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rolloutd.adapters.ansible.runner import MAX_FINISHED_RUNS, AnsibleRunner
-from rolloutd.ports import Failed, RunRequest
+from rolloutd.ports import Failed, Host, InventorySnapshot, RunRequest
 from tests.contracts.fakes.shell import FakeShell
+from tests.contracts.runner_backends import source_of, tree_of
 
 
 async def test_runs_that_are_over_are_read_again_when_asked_for(tmp_path: Path) -> None:
-    runner = AnsibleRunner(tmp_path / "runs", FakeShell())
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: InventorySnapshot({}))
     requests = [
-        RunRequest(f"r{number}", "n1", tmp_path, "none.yml", {"n1": {}})
+        RunRequest(f"r{number}", Host("n1"), source_of(tmp_path), "none.yml")
         for number in range(MAX_FINISHED_RUNS + 5)
     ]
     for request in requests:

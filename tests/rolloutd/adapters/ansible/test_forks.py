@@ -16,29 +16,28 @@ from rolloutd.adapters.ansible import fork_servers, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import Failed, Ok, RunRequest
+from rolloutd.ports import Failed, Host, InventorySnapshot, Ok, RunRequest
 from tests.contracts.fakes.shell import FakeShell
-from tests.contracts.runner_backends import wait_until
+from tests.contracts.runner_backends import source_of, tree_of, wait_until
 from tests.rolloutd.adapters.ansible import playbook_corpus
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
-INVENTORY = {"n0": {**LOCAL, "own": 1}, "db1": LOCAL}
-GROUPS = {"web": ["n0"], "db": ["db1"]}
+FLEET = InventorySnapshot(
+    {"n0": {**LOCAL, "own": 1}, "db1": LOCAL}, {"web": ["n0"], "db": ["db1"]}, generation=1
+)
 
 FORKED = "Ansible started as a fork"
 
 
 @pytest.fixture
 async def runner(tmp_path: Path) -> AsyncIterator[AnsibleRunner]:
-    made = AnsibleRunner(tmp_path / "runs", FakeShell())
+    made = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: FLEET)
     yield made
     await made.close()
 
 
 def request(tree: Path, playbook: str, run: str) -> RunRequest:
-    return RunRequest(
-        run, "n0", tree, f"{playbook}.yml", INVENTORY, groups=GROUPS, generation=1, timeout_s=60.0
-    )
+    return RunRequest(run, Host("n0"), source_of(tree), f"{playbook}.yml", timeout_s=60.0)
 
 
 async def finish(runner: AnsibleRunner, asked: RunRequest) -> RunDirectory:
@@ -93,7 +92,7 @@ def observed(directory: RunDirectory) -> Mapping[str, Any]:
 
 async def compare(tmp_path: Path, tree: Path, playbook: str, forking: AnsibleRunner) -> str:
     """Assert that a fork shows what a new process shows; return how the first was started."""
-    starting = AnsibleRunner(tmp_path / f"new-{playbook}", FakeShell(), warm=False)
+    starting = AnsibleRunner(tmp_path / f"new-{playbook}", FakeShell(), tree_of, lambda: FLEET, warm=False)
     forked = await finish(forking, request(tree, playbook, playbook))
     new = await finish(starting, request(tree, playbook, playbook))
     assert observed(forked) == observed(new), playbook
@@ -200,12 +199,12 @@ async def test_processes_of_fork_show_run(runner: AnsibleRunner, tree: Path) -> 
 
 
 async def test_servers_end_with_daemon(tmp_path: Path, tree: Path) -> None:
-    runner = AnsibleRunner(tmp_path / "runs", FakeShell())
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: FLEET)
     directory = await start(runner, tree)
     (server,) = runner.status.servers
     await runner.close()
     await wait_until(lambda: not is_alive(server))
-    later = AnsibleRunner(tmp_path / "runs", FakeShell())
+    later = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: FLEET)
     let_end(directory)
     while (state := await later.wait_for_change("r1")).result is None:
         pass
@@ -229,7 +228,9 @@ async def test_servers_end_when_memory_is_short(
 
 
 async def test_foreign_command_is_not_forked(tmp_path: Path, tree: Path) -> None:
-    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), ansible_playbook="/bin/false")
+    runner = AnsibleRunner(
+        tmp_path / "runs", FakeShell(), tree_of, lambda: FLEET, ansible_playbook="/bin/false"
+    )
     directory = await finish(runner, request(tree, "wait", "r1"))
     assert way(directory).endswith("new process: /bin/false is not the command of rolloutd's Python")
     assert isinstance((await runner.get_state("r1")).result, Failed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,12 +61,12 @@ async def test_directory_of_another_user_is_not_used(real: AnsibleBackend) -> No
     real.runs_dir.mkdir(exist_ok=True)
     connections = NodeConnections(real.runs_dir)
     connections.keep({"n0"})
-    request, config = real.request("ok.yml", "r1"), TreeConfig(None, {})
-    first = connections.directory_for(request, config)
+    arguments = ("n0", real.tree, real.connection, TreeConfig(None, {}))
+    first = connections.directory_for(*arguments)
     assert first is not None
-    assert connections.directory_for(request, config) == first
+    assert connections.directory_for(*arguments) == first
     os.chown(first, 65534, 65534)
-    second = connections.directory_for(request, config)
+    second = connections.directory_for(*arguments)
     assert second not in (None, first)
     first.rmdir()
 
@@ -85,9 +84,8 @@ async def test_other_connection_settings_get_another_master(real: AnsibleBackend
     runner = real.runner()
     await runner.keep_connections({"n0"})
     await run(runner, real.request("ok.yml", "r1"))
-    request = real.request("ok.yml", "r2")
-    changed = {"n0": {**request.inventory["n0"], "ansible_ssh_common_args": "-o Compression=no"}}
-    await run(runner, replace(request, inventory=changed))
+    real.connection["ansible_ssh_common_args"] = "-o Compression=no"
+    await run(runner, real.request("ok.yml", "r2"))
     assert (real.node.logins(), len(sockets(real))) == (2, 2)
 
 

@@ -20,7 +20,8 @@ from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.sources import TreeStore
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import RunRequest
+from rolloutd.ports import Host, InventorySnapshot, RunRequest
+from tests.contracts.runner_backends import source_of, tree_of
 from tests.support.git_repository import Repository
 
 REQUIREMENTS = """\
@@ -210,9 +211,16 @@ async def test_runs_of_a_tree_use_what_is_kept_for_it(tmp_path: Path) -> None:
     tree.mkdir()
     (tree / "site.yml").write_text(PLAY)
     shell = SshShell(None)
-    runner = AnsibleRunner(tmp_path / "runs", shell, ansible_playbook="/bin/true", tree_cache=cache)
+    runner = AnsibleRunner(
+        tmp_path / "runs",
+        shell,
+        tree_of,
+        lambda: InventorySnapshot({}),
+        ansible_playbook="/bin/true",
+        tree_cache=cache,
+    )
     variables = {"ansible_host": "127.0.0.1", "ansible_python_interpreter": "/usr/bin/python3"}
-    request = RunRequest("r1", "n1", tree, "site.yml", {"n1": variables})
+    request = RunRequest("r1", Host("n1", connection=variables), source_of(tree), "site.yml")
     handle = await runner.start(request)
     command = (tmp_path / "runs" / handle / "command").read_text().split("\0")
     while (await runner.wait_for_change(handle)).result is None:

@@ -12,14 +12,13 @@ import stat
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, Unknown
+from rolloutd.ports import Failed, Host, Ok, RunState, Unknown
 from tests.contracts.runner_backends import AnsibleBackend, wait_until
 
 pytestmark = pytest.mark.servers
@@ -41,22 +40,11 @@ async def ended(runner: AnsibleRunner, handle: str) -> tuple[RunState, list[floa
     return state, percents
 
 
-async def play(real: AnsibleBackend, text: str, **more: Any) -> tuple[RunState, RunDirectory, list[float]]:
+async def play(real: AnsibleBackend, text: str) -> tuple[RunState, RunDirectory, list[float]]:
     """Run a playbook of this text to its end."""
     (real.tree / "play.yml").write_text(text)
     runner = real.runner()
-    request = real.request("play.yml")
-    handle = await runner.start(
-        RunRequest(
-            request.run_id,
-            request.node,
-            request.tree,
-            request.playbook,
-            more.get("inventory", request.inventory),
-            variables=more.get("variables", {}),
-            timeout_s=300.0,
-        )
-    )
+    handle = await runner.start(real.request("play.yml"))
     state, percents = await ended(runner, handle)
     return state, RunDirectory(real.runs_dir / handle), percents
 
@@ -122,7 +110,7 @@ async def test_a_killed_group_leaves_a_command_on_the_node_that_clear_ends(real:
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     assert real.processes_of(handle) == []
     assert real.has_work()
-    cleared = await runner.clean_up_stale_runs(real.host(), keep="r2", timeout_s=2.0)
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Ok)
     assert cleared.text.startswith("ended ")
     assert not real.has_work()
@@ -346,7 +334,7 @@ async def test_clear_touches_no_other_node_of_the_same_process_table(real: Ansib
     handle = await runner.start(real.request("long.yml"))
     await wait_until(real.has_work)
     assert isinstance(
-        await runner.clean_up_stale_runs(Host("n1", connection=real.connection), keep=None, timeout_s=2.0), Ok
+        await runner.clean_up_stale_runs(Host("n1", connection=real.connection), timeout_s=2.0), Ok
     )
     assert real.has_work()
     assert (await runner.get_state(handle)).result is None
@@ -363,7 +351,7 @@ async def test_clear_finds_raw_commands_and_their_children(real: AnsibleBackend)
     await wait_until(real.has_work)
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
-    assert isinstance(await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0), Ok)
+    assert isinstance(await runner.clean_up_stale_runs(real.host(), timeout_s=2.0), Ok)
     assert not real.has_work()
 
 
@@ -378,7 +366,7 @@ async def test_clear_follows_what_outlives_its_marked_parents(real: AnsibleBacke
     await wait_until(real.has_work)
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
-    assert isinstance(await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0), Ok)
+    assert isinstance(await runner.clean_up_stale_runs(real.host(), timeout_s=2.0), Ok)
     assert not real.has_work()
 
 
@@ -387,7 +375,7 @@ async def test_clear_looks_again_for_a_command_that_was_on_its_way(real: Ansible
     mark = stale_processes.RunMarkers(real.runs_dir).run_marker("n0", "r1")
     runner = real.runner()
     async with asyncio.TaskGroup() as group:
-        clearing = group.create_task(runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0))
+        clearing = group.create_task(runner.clean_up_stale_runs(real.host(), timeout_s=2.0))
         await wait_until(lambda: bool(real.commands(b"sleep\x001\x00")))
         (pause,) = real.commands(b"sleep\x001\x00")
         os.kill(pause, signal.SIGSTOP)
@@ -404,6 +392,6 @@ async def test_clear_looks_again_for_a_command_that_was_on_its_way(real: Ansible
 async def test_clear_says_when_a_node_cannot_be_asked(real: AnsibleBackend) -> None:
     runner = real.runner()
     real.node.stop()
-    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Failed)
     assert cleared.text.startswith("n0 could not be asked")

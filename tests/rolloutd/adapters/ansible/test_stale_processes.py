@@ -16,7 +16,7 @@ from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Ok, ShellResult, Unknown
 from tests.contracts.fakes.shell import FakeShell
-from tests.contracts.runner_backends import AnsibleBackend, wait_until
+from tests.contracts.runner_backends import AnsibleBackend, tree_of, wait_until
 from tests.rolloutd.adapters.ansible.test_runner import ended
 from tests.support.sshd import MARK
 
@@ -59,7 +59,7 @@ async def test_escaped_process_of_a_limited_run_is_ended(real: AnsibleBackend, e
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     for pid in real.shells_of_runs():
         os.kill(pid, signal.SIGHUP)
-    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Ok), cleared
     assert not real.has_work()
     token = stale_processes.RunMarkers(real.runs_dir).node_token("n0")
@@ -106,7 +106,7 @@ async def test_daemon_with_a_pid_file_stays(real: AnsibleBackend) -> None:
     await wait_until(lambda: pid_file.exists() and bool(real.commands(b"sleep\x008640")) and real.has_work())
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
-    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Ok), cleared
     assert not real.has_work()
     assert wrapper.is_alive(int(pid_file.read_text()))
@@ -124,7 +124,7 @@ def test_process_that_cannot_be_inspected_is_unseen() -> None:
     pid = int(orphan.stdout)
     try:
         script = subprocess.run(
-            ["/bin/sh", "-s", "--", "0123456789abcdef", "", "1", "1", "600", "/nonexistent"],
+            ["/bin/sh", "-s", "--", "0123456789abcdef", "1", "1", "600", "/nonexistent"],
             input=stale_processes.SCRIPT,
             capture_output=True,
             text=True,
@@ -141,11 +141,11 @@ async def test_unseen_process_makes_cleanup_unknown(real: AnsibleBackend) -> Non
     """A node that reports `unseen` has not been cleared."""
     real.node.stop()
     shell = FakeShell()
-    runner = AnsibleRunner(real.runs_dir, shell)
-    await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    runner = AnsibleRunner(real.runs_dir, shell, tree_of, real.inventory)
+    await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     ((_, command, _),) = shell.calls
     shell.answers[command] = ShellResult(2, "unseen 17\n", "")
-    cleared = await runner.clean_up_stale_runs(real.host(), keep=None, timeout_s=2.0)
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Unknown)
     assert "17" in cleared.text
 

@@ -30,7 +30,7 @@ async def test_drift_is_checked_once_interval_has_passed(tmp_path: Path) -> None
     async with control_environment(tmp_path) as inside:
         rollout = await finished_rollout(inside)
         adapters = adapters_of(inside, tmp_path)
-        checker = DriftChecker(inside.state, adapters.tree, CheckMode(inside.state, adapters.runner))
+        checker = DriftChecker(inside.state, adapters.source, CheckMode(inside.state, adapters.runner))
         monitor, found = DriftMonitor(inside.state, checker), []
         for hours in (1.9, 0.2, 1.0):
             inside.clock.advance(hours * 3600)

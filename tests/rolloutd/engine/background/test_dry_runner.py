@@ -14,6 +14,7 @@ from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Busy, Ok, StepContext
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}\n  isolate: [{kubernetes: {}}]'
@@ -39,10 +40,7 @@ class DryRunIsolator(FakeIsolator):
 async def run_dry_runs(inside: ControlEnvironment, isolator: FakeIsolator) -> list[str]:
     """Rehearse what the core asks for, and return who starts then."""
 
-    async def tree(rollout: str) -> Path:
-        return Path("/tree")
-
-    gear = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": isolator}, {}, tree)
+    gear = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": isolator}, {}, find_source)
     now = inside.state.now()
     asked = decide(inside.state.index, now)
     assert asked.admissions == ()

@@ -16,6 +16,7 @@ from rolloutd.errors import LeadershipLost
 from rolloutd.ports import Busy, Host, Ok
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
 
 
@@ -37,9 +38,6 @@ async def hold_releaser(
 ) -> AsyncIterator[tuple[ControlEnvironment, RecordingCordon, HoldReleaser, asyncio.TaskGroup]]:
     """Serve a fleet of which one node is kept, and what puts it back."""
 
-    async def tree(rollout: str) -> Path:
-        return tmp_path
-
     async with control_environment(tmp_path) as inside:
         seen = Observation(
             "p1", NodeHealth.UP, inside.state.now(), cordoned_by_other=True, left_isolated_by="kubernetes"
@@ -47,7 +45,7 @@ async def hold_releaser(
         inside.state.index.record_observations([seen], inside.state.now())
         cordon = RecordingCordon()
         kept = HoldReleaser(
-            inside.state, AdapterSet(FakeRunner(inside.run_host), {"kubernetes": cordon}, {}, tree)
+            inside.state, AdapterSet(FakeRunner(inside.run_host), {"kubernetes": cordon}, {}, find_source)
         )
         async with asyncio.TaskGroup() as tasks:
             yield inside, cordon, kept, tasks

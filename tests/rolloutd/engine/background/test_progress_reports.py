@@ -15,6 +15,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.ports import Host, ProgressReport
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 STEP = "isolate.0.kubernetes"
@@ -34,11 +35,8 @@ class ReportingIsolator(FakeIsolator):
 
 
 def reporter(env: ControlEnvironment, isolator: FakeIsolator) -> ProgressReporter:
-    async def tree(rollout: str) -> Path:
-        return Path("/tree")
-
     return ProgressReporter(
-        env.state, AdapterSet(FakeRunner(env.run_host), {"kubernetes": isolator}, {}, tree)
+        env.state, AdapterSet(FakeRunner(env.run_host), {"kubernetes": isolator}, {}, find_source)
     )
 
 

@@ -28,6 +28,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.preparation_environment import plan_with
 
@@ -51,10 +52,9 @@ async def soaking(
 def watching(inside: ControlEnvironment, check: Check) -> SoakMonitor:
     """Return what looks at canaries by this check."""
 
-    async def tree(asked: str) -> Path:
-        return Path("/tree")
-
-    return SoakMonitor(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {"reachable": check}, tree))
+    return SoakMonitor(
+        inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {"reachable": check}, find_source)
+    )
 
 
 async def check_canaries(inside: ControlEnvironment, watch: SoakMonitor) -> None:
@@ -145,11 +145,8 @@ async def test_playbook_check_of_soaking_canary_is_found_again(tmp_path: Path) -
         inside.run_host.scripts = {"undo.yml": Script.LONG}
         spec = inside.state.index.rollout(rollout).plan.verify[0]
 
-        async def tree(rollout: str) -> Path:
-            return tmp_path
-
         checks = {"playbook": make_check(playbook_context(inside.run_host))}
-        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, tree)
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         session = NodeSession(inside.state, adapters, rollout, "p1")
         first = asyncio.create_task(run_check(session, spec))
         while not inside.run_host.has_work("p1"):
@@ -179,11 +176,8 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         inside.run_host.scripts = {"undo.yml": Script.OK}
         spec = inside.state.index.rollout(rollout).plan.verify[0]
 
-        async def tree(rollout: str) -> Path:
-            return tmp_path
-
         checks = {"playbook": make_check(playbook_context(inside.run_host))}
-        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, tree)
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         preparing = await inside.start(text=plan_with("one").replace("name: sysctl", "name: other"))
         now = inside.clock.now()
         stage = Preparation(preparing, "p1", "one", 1, PreparationState.RUNNING, "", now, now)

@@ -14,6 +14,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.ports import Busy, Ok, StepContext, Unknown
 from rolloutd.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.traffic import FakeTrafficProbe
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
@@ -24,10 +25,7 @@ PROBED = PLAN.replace("soak: 10m", f"{CANARIES}\n  traffic: [{{kubernetes: {{pod
 def gear_with(inside: ControlEnvironment, probe: FakeTrafficProbe) -> AdapterSet:
     """Return adapters of which only the probe is asked for anything."""
 
-    async def tree(rollout: str) -> Path:
-        return Path("/tree")
-
-    return AdapterSet(FakeRunner(inside.run_host), {}, {}, tree, {"kubernetes": probe})
+    return AdapterSet(FakeRunner(inside.run_host), {}, {}, find_source, {"kubernetes": probe})
 
 
 async def probe_all(inside: ControlEnvironment, probe: FakeTrafficProbe) -> list[str]:

@@ -19,6 +19,7 @@ from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
 from tests.contracts.fakes.runner import FakeRun, FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 AFTER_S = 120
@@ -49,13 +50,10 @@ class GuardedNode:
         return None if self.target.failure is None else self.target.failure.code
 
     def start(self) -> None:
-        async def tree(rollout: str) -> Path:
-            return Path("/tree")
-
         isolator = FakeIsolator()
         isolator.isolated.add("p1")
         checks = {"reachable": self.check}
-        adapters = AdapterSet(self.runner, {"command": isolator}, checks, tree, {}, self.guard)
+        adapters = AdapterSet(self.runner, {"command": isolator}, checks, find_source, {}, self.guard)
         now = self.env.clock.now()
         driver = Driver(self.env.state, adapters, self.rollout, "p1", daemon_started_at=now)
         self.driver = asyncio.create_task(driver.run())

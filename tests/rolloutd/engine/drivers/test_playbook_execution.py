@@ -19,6 +19,7 @@ from rolloutd.errors import AdapterFailed, LeadershipLost
 from rolloutd.ports import Busy, IsolationStatus, RunRequest, StepContext
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 
@@ -61,10 +62,7 @@ async def run_driver(
 ) -> AsyncIterator[None]:
     """Drive a node of a rollout."""
 
-    async def tree(rollout: str) -> Path:
-        return Path("/tree")
-
-    gear = AdapterSet(runner, dict(isolators), {}, tree)
+    gear = AdapterSet(runner, dict(isolators), {}, find_source)
     driver = Driver(inside.state, gear, rollout, "p1", daemon_started_at=inside.clock.now())
     driving = asyncio.create_task(driver.run())
     try:
