@@ -1,4 +1,4 @@
-"""JSON shapes of the API's answers: what clients may rely on.
+"""Models of the API's answers, as pydantic reads them: what clients may rely on.
 
 Instants are RFC 3339 in UTC, absent is null, and a percentage is 0 to 100.  The
 docstrings are the descriptions in the OpenAPI document.
@@ -6,7 +6,9 @@ docstrings are the descriptions in the OpenAPI document.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from rolloutd.control.wire_preparation import ForcedStage, Minutes, Prepared
 
@@ -462,6 +464,15 @@ class Health(TypedDict):
     observe_only: bool
     trouble: str | None
     runs: Runs
+
+
+class OpenApi(TypedDict):
+    """The OpenAPI document of this API."""
+
+    openapi: str
+    info: dict[str, str]
+    paths: dict[str, dict[str, Any]]
+    components: dict[str, dict[str, Any]]
 
 
 class Diagnostic(TypedDict):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source, Work
 from rolloutd.control.wire_configuration import Verdict

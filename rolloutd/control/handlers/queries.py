@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 from machines.model.events import StepRecord
 from rolloutd.audit_chain import GENESIS_HASH
@@ -253,11 +253,11 @@ async def audit_head(services: Services, request: Request[NoParams]) -> wire.Aud
 
 
 @routes.add("GET", "/v1/openapi.json")
-async def document(services: Services, request: Request[NoParams]) -> dict[str, Any]:
+async def document(services: Services, request: Request[NoParams]) -> wire.OpenApi:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL
 
-    return openapi.openapi_document(ALL, services.version)
+    return await asyncio.to_thread(openapi.openapi_document, ALL, services.version)
 
 
 # -- what handlers share ------------------------------------------------------
