@@ -53,7 +53,17 @@ from rolloutd.plugin import (
     WATCHES,
     installed_adapters,
 )
-from rolloutd.ports import AdapterContext, Anchor, Inventory, Notifier, Observer, PinnedSource, Store, Watch
+from rolloutd.ports import (
+    AdapterContext,
+    Anchor,
+    Inventory,
+    Leadership,
+    Notifier,
+    Observer,
+    PinnedSource,
+    Store,
+    Watch,
+)
 from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
@@ -61,12 +71,15 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_set
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
-from rolloutd.store import open_store
+from rolloutd.store import StateLock, open_store
 
 log = logging.getLogger("rolloutd")
 
 ANCHOR_AT_STOP_S = 10.0
 """Limit of the last write to the audit's anchors: a stop must not wait for a machine that is down."""
+
+RENEW_S = 5.0
+"""Interval of the leadership's renewals."""
 
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
@@ -83,37 +96,64 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, leadership: Leadership | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT; playbook runs continue without it.
 
-    Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError
-    when it cannot start.
+    It first waits for leadership; by default that is the lock of the state directory, which does not wait.
+    Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError when it cannot start, and
+    LeadershipLost when it must not continue.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     clock, service, inherited = SystemClock(), SystemdNotifier.from_environment(), inherited_socket()
-    service.set_status("Opening the database.")
     compiler = TeamPlanCompiler(settings.teams)
     for lack in await asyncio.to_thread(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
     channels = _load_channels(settings)
-    # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
-    check_ready = (
-        partial(check_bindable, settings.socket, settings.socket_group) if inherited is None else None
-    )
-    store = await open_store(settings.state_dir, compile_plan=compiler, check_ready=check_ready)
+    leadership = leadership or StateLock(settings.state_dir)
+    service.set_status("Waiting for leadership.")
+    if not await _acquire_unless_stopped(leadership, stopping):
+        return
     try:
-        state = await _load_state(settings, store, clock, compiler)
-        service.set_status("Reading the inventory; nodes in flight continue.")
-        async with _run_services(state, clock, compiler, service, inherited, channels):
-            log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
-            await stopping.wait()
-            log.info("stopping; runs continue and are found again")
-            service.notify_stopping("Stopping; runs continue and are found again.")
+        service.set_status("Opening the database.")
+        # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
+        if inherited is None:
+            await asyncio.to_thread(check_bindable, settings.socket, settings.socket_group)
+        store = await open_store(settings.state_dir, compile_plan=compiler)
+        try:
+            state = await _load_state(settings, store, clock, compiler, leadership)
+            service.set_status("Reading the inventory; nodes in flight continue.")
+            async with _run_services(state, clock, compiler, service, inherited, channels, leadership):
+                log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
+                await stopping.wait()
+                log.info("stopping; runs continue and are found again")
+                service.notify_stopping("Stopping; runs continue and are found again.")
+        finally:
+            await store.close()
     finally:
-        await store.close()
+        await leadership.release()
+
+
+async def _acquire_unless_stopped(leadership: Leadership, stopping: asyncio.Event) -> bool:
+    """Wait until this daemon leads; return False when a standby is stopped before."""
+    acquiring, stop = asyncio.create_task(leadership.acquire()), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((acquiring, stop), return_when=asyncio.FIRST_COMPLETED)
+        if acquiring.done():
+            acquiring.result()
+        return acquiring.done()
+    finally:
+        acquiring.cancel()
+        stop.cancel()
+
+
+async def _keep_leadership(leadership: Leadership) -> None:
+    """Renew until cancelled; Daemon.run() ends when it is lost."""
+    while True:
+        await asyncio.sleep(RENEW_S)
+        await leadership.renew()
 
 
 @contextlib.asynccontextmanager
@@ -124,6 +164,7 @@ async def _run_services(
     service: SystemdNotifier,
     inherited: socket.socket | None,
     channels: Sequence[Notifier],
+    leadership: Leadership,
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
@@ -196,7 +237,10 @@ async def _run_services(
     try:
         async with asyncio.TaskGroup() as tasks:
             # Before the loop, so that no decision is made before the first check.
-            companions = [tasks.create_task(keep_reserve(state), name="disk")]
+            companions = [
+                tasks.create_task(keep_reserve(state), name="disk"),
+                tasks.create_task(_keep_leadership(leadership), name="leadership"),
+            ]
             loop = tasks.create_task(daemon.run(), name="daemon")
             companions += [
                 tasks.create_task(
@@ -226,9 +270,10 @@ async def _run_services(
     finally:
         await server.stop()
         scheduler.close()
-        with contextlib.suppress(RolloutdError, TimeoutError):
-            async with asyncio.timeout(ANCHOR_AT_STOP_S):
-                await anchor.write()
+        if not leadership.lost.is_set():
+            with contextlib.suppress(RolloutdError, TimeoutError):
+                async with asyncio.timeout(ANCHOR_AT_STOP_S):
+                    await anchor.write()
         await shell.close()
         for system in kit.shared.values():
             await system.close()
@@ -297,7 +342,11 @@ def _gc_paused() -> Iterator[None]:
 
 
 async def _load_state(
-    settings: Settings, store: Store, clock: SystemClock, compiler: TeamPlanCompiler
+    settings: Settings,
+    store: Store,
+    clock: SystemClock,
+    compiler: TeamPlanCompiler,
+    leadership: Leadership,
 ) -> State:
     with _gc_paused():
         snapshot = await store.load_snapshot()
@@ -311,6 +360,7 @@ async def _load_state(
         ChangeNotifier(head.seq if head else 0),
         epoch=snapshot.epoch,
         redaction_key=load_redaction_key(settings.state_dir),
+        leadership_lost=leadership.lost,
     )
     state.update_connections(await store.load_connections())
     await state.commit(

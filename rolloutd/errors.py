@@ -60,7 +60,7 @@ class NotAllowed(RolloutdError):
 
 
 class NotFound(RolloutdError):
-    """There is no such rollout, node, gate or run."""
+    """There is no such rollout, node, gate, run or database."""
 
 
 class SourceFailed(RolloutdError):

@@ -1,4 +1,4 @@
-"""The commands doctor, verify, backup and restore; exit codes 0 (no problem), 1 (problem), 2 (usage)."""
+"""The commands doctor, verify, chain, backup and restore; exit codes 0 (ok), 1 (problem), 2 (usage)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rolloutd.admin.disk import CheckResult
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.verb == "verify":
             return _run_verify(options.file, options.head)
+        if options.verb == "chain":
+            return _run_chain(options.file, options.head, options.entry)
         settings = load(config)
         return _run_backup(settings, options) if options.verb == "backup" else _run_restore(settings, options)
     except InvalidFile as invalid:
@@ -41,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rolloutctl", allow_abbrev=False)
-    parser.add_argument("verb", choices=("doctor", "verify", "backup", "restore"))
+    parser.add_argument("verb", choices=("doctor", "verify", "chain", "backup", "restore"))
     parser.add_argument("--file", type=Path)
     parser.add_argument("--head")
+    parser.add_argument("--entry", type=int, action="append", default=[])
     parser.add_argument("--config", type=Path)
     parser.add_argument("--json", action="store_true")
     return parser
@@ -67,15 +71,22 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
 def _run_verify(file: Path, head: str | None) -> int:
     """Print the verification of a database file as JSON."""
     from rolloutd.control.serializers import audit_report
-    from rolloutd.store.audit_comparison import compare_with_audit
+    from rolloutd.store import DatabaseEngine, compare_with_audit
 
-    try:
-        report = compare_with_audit(file, head)
-    except FileNotFoundError as missing:
-        _write_stderr(str(missing))
-        return EXIT_PROBLEMS
+    report = compare_with_audit(DatabaseEngine(file), head)
     sys.stdout.write(json.dumps(audit_report(report)) + "\n")
     return EXIT_OK if report.ok else EXIT_PROBLEMS
+
+
+def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
+    """Print the verification of a file's chain alone, and the hashes of these entries, as JSON."""
+    from rolloutd.store import DatabaseEngine
+
+    engine = DatabaseEngine(file)
+    verification = engine.verify_chain(head)
+    hashes = engine.read_hashes(entries) if verification.ok else {}
+    sys.stdout.write(json.dumps({**asdict(verification), "hashes": hashes}) + "\n")
+    return EXIT_OK if verification.ok else EXIT_PROBLEMS
 
 
 def _format_result(result: CheckResult) -> str:
@@ -83,7 +94,7 @@ def _format_result(result: CheckResult) -> str:
 
 
 def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
-    from rolloutd.admin.backup import backup
+    from rolloutd.store import backup
 
     verdict = backup(settings.state_dir, options.file)
     if options.json:
@@ -101,7 +112,7 @@ def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
-    from rolloutd.admin.backup import restore
+    from rolloutd.store import restore
 
     result = restore(settings.state_dir, options.file)
     if options.json:

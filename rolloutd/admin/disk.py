@@ -9,16 +9,14 @@ import os
 import pwd
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd.admin.backup import find_damage
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import AuditReport
 from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.store import database
-from rolloutd.store.audit_comparison import compare_with_audit
+from rolloutd.store import DatabaseEngine, compare_with_audit
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
@@ -64,44 +62,35 @@ def check_state_dir(path: Path) -> Iterator[CheckResult]:
     )
 
 
-def check_database(path: Path) -> Iterator[CheckResult]:
-    """Check the database and its audit."""
+def check_database(path: Path) -> tuple[list[CheckResult], bool]:
+    """Check the database and its audit; return also whether this version can load it."""
     if not path.exists():
-        yield _report_missing_database(path)
-        return
-    database_files = (Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
-    existing = [file for file in database_files if file.exists()]
-    inaccessible = [str(file) for file in existing if not os.access(file, os.R_OK | os.W_OK)]
-    if inaccessible:
-        text = (
-            f"the daemon's user may not write {', '.join(inaccessible)}: chown it to the "
-            f"owner of {path.parent}"
-        )
-        yield CheckResult("database", False, text)
-        return
+        return [_report_missing_database(path)], False
+    engine = DatabaseEngine(path)
     try:
-        with closing(database.open_reader(path)) as connection:
-            damage = find_damage(connection)
-            old = (
-                ""
-                if database.has_current_schema(connection)
-                else "; older than this version: a start brings it up to date"
+        found = engine.examine()
+        if found.inaccessible:
+            text = (
+                f"the daemon's user may not write {', '.join(found.inaccessible)}: chown it to the "
+                f"owner of {path.parent}"
             )
-        report = compare_with_audit(path)
+            return [CheckResult("database", False, text)], False
+        report = compare_with_audit(engine)
     except RolloutdError as error:
-        yield CheckResult("database", False, str(error))
-        return
-    except database.DATABASE_ERRORS as error:
-        yield CheckResult("database", False, str(database.explain_failure(error, path)))
-        return
-    if damage:
-        yield CheckResult("database", False, f"damaged: {damage}; stop the daemon and restore a backup")
+        return [CheckResult("database", False, str(error))], False
+    if found.damage:
+        text = f"damaged: {found.damage}; stop the daemon and restore a backup"
     else:
-        yield CheckResult("database", True, f"{path}, {path.stat().st_size // 1024} KiB, sound{old}")
+        old = "" if found.is_current else "; older than this version: a start brings it up to date"
+        text = f"{found.text}, sound{old}"
     chain = report.chain
     what = chain.message if chain.ok else f"{chain.message}; keep a copy, and compare with a backup"
-    yield CheckResult("audit", chain.ok, what)
-    yield _check_tables(report)
+    results = [
+        CheckResult("database", not found.damage, text),
+        CheckResult("audit", chain.ok, what),
+        _check_tables(report),
+    ]
+    return results, found.is_current and not found.damage
 
 
 def _check_tables(report: AuditReport) -> CheckResult:
@@ -119,14 +108,6 @@ def _check_tables(report: AuditReport) -> CheckResult:
     )
     text = "; ".join((differences, *named, "see `rolloutctl audit verify`"))
     return CheckResult("tables", False, text)
-
-
-def has_current_database(path: Path) -> bool:
-    """Return whether there is a database with the schema of this version."""
-    if not path.exists():
-        return False
-    with closing(database.open_reader(path)) as connection:
-        return database.has_current_schema(connection)
 
 
 def _describe_owner(uid: int) -> str:

@@ -25,7 +25,7 @@ from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.consistency import find_violations
-from rolloutd.admin.disk import CheckResult, check_database, check_state_dir, has_current_database
+from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
@@ -36,7 +36,7 @@ from rolloutd.ports import AdapterContext, Inventory, InventorySnapshot, PinnedS
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
-from rolloutd.store import database, open_store
+from rolloutd.store import FILE_NAME, open_store
 from rolloutd.text import pluralize
 
 COMMAND_TIMEOUT_S = 60.0
@@ -119,11 +119,10 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         *check_state_dir(settings.state_dir),
         *await asyncio.to_thread(lambda: list(_check_prerequisites(settings))),
     ]
-    path = settings.state_dir / database.FILE_NAME
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        found = await asyncio.to_thread(lambda: list(check_database(path)))
+        found, is_loadable = await asyncio.to_thread(check_database, settings.state_dir / FILE_NAME)
         results += found
-        if found[0].ok and await asyncio.to_thread(lambda: has_current_database(path)):
+        if is_loadable:
             results.append(await _run_check("invariants", lambda: _check_invariants(settings)))
             results.append(await _run_check("playbooks", lambda: _check_playbooks(settings)))
             results += await _check_pipelining(settings)

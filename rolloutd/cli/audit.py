@@ -1,7 +1,6 @@
 """Commands that read, verify and export the audit.
 
-`audit verify --database` needs no daemon: the chain's rules are in
-rolloutd.audit_chain, and a copy of the database file is enough.
+With --database, a copy of the file is enough: rolloutd.admin reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import sys
 import tarfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,7 +253,7 @@ def _verify_chain(call: Invocation) -> int:
 
 def _compare_anchor(call: Invocation) -> str:
     """Return how the audit differs from a file of lines `TIME NUMBER HASH`."""
-    from rolloutd import audit_anchor, audit_chain
+    from rolloutd import audit_anchor
 
     path: Path = call.args.anchor
     try:
@@ -265,11 +264,10 @@ def _compare_anchor(call: Invocation) -> str:
         raise exits.Exit(exits.USAGE, f"{path}: no line TIME NUMBER HASH; name another file")
     numbers = sorted({each.seq for each in anchored})
     if call.args.database is not None:
-        return audit_anchor.describe_difference(
-            anchored, audit_chain.read_hashes(call.args.database, numbers)
-        )
-    pages = (call.get(api_path("audit"), after=seq - 1, limit=1)["entries"] for seq in numbers)
-    hashes = {entry["seq"]: entry["hash"] for page in pages for entry in page}
+        hashes = {int(seq): text for seq, text in _read_chain(call.args, numbers)["hashes"].items()}
+    else:
+        pages = (call.get(api_path("audit"), after=seq - 1, limit=1)["entries"] for seq in numbers)
+        hashes = {entry["seq"]: entry["hash"] for page in pages for entry in page}
     return audit_anchor.describe_difference(anchored, hashes)
 
 
@@ -306,7 +304,7 @@ def _print_head(call: Invocation) -> int:
     if call.args.database is None:
         found: dict[str, Any] = call.get(api_path("audit", "head"))
     else:
-        verdict = _verify_file(call.args)
+        verdict = _read_chain(call.args)
         if not verdict["ok"]:
             raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verdict['message']}")
         found = {"seq": verdict["entries"], "hash": verdict["head"], "at": None}
@@ -314,15 +312,12 @@ def _print_head(call: Invocation) -> int:
     return exits.OK
 
 
-def _verify_file(args: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from rolloutd import audit_chain
-
-    try:
-        return asdict(audit_chain.verify_chain(args.database, args.head))
-    except FileNotFoundError as missing:
-        raise exits.Exit(exits.REFUSED, str(missing)) from missing
+def _read_chain(args: argparse.Namespace, numbers: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the verification of a file's chain, and the hashes of these entries."""
+    head = [] if args.head is None else [f"--head={args.head}"]
+    return run_admin_query(
+        ["chain", f"--file={args.database}", *head, *(f"--entry={number}" for number in numbers)]
+    )
 
 
 def _hash_argument(text: str) -> str:

@@ -285,6 +285,8 @@ class State:
     ) -> tuple[AuditEntry, ...]:
         if not events:
             return ()
+        if self.leadership_lost.is_set():
+            raise LeadershipLost("nothing was written: another daemon leads; this one ends")
         now = self.now() if at is None else at
         for number, event in enumerate(events):
             broken = violation(self.index, event, now, events[:number])

@@ -7,6 +7,7 @@ fake and its real adapters pass the same contract suite.  Instants are epoch sec
 from rolloutd.ports.artifacts import Artifact, ArtifactStore
 from rolloutd.ports.clocks import Clock, Scheduler
 from rolloutd.ports.context import AdapterContext, InventorySnapshot
+from rolloutd.ports.leadership import Leadership
 from rolloutd.ports.node_files import NodeFile, NodeFiles
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
@@ -107,6 +108,7 @@ __all__ = [
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
+    "Leadership",
     "NodeConfigurations",
     "NodeFile",
     "NodeFiles",

@@ -1,9 +1,51 @@
-"""The store: one SQLite file, one writer task, an audit entry for every change.
+"""The store: one database, one writer task, an audit entry for every change.
 
-open_store() is the entry point.  No SQL exists above this package, and no rule inside it:
-machines/facts/apply.py says what an event means.
+No SQL exists above this package, and no rule inside it: machines/facts/apply.py says what an event means.
+Only this file chooses the engine.
 """
 
-from rolloutd.store.sqlite import SqliteStore, open_store
+from __future__ import annotations
 
-__all__ = ["SqliteStore", "open_store"]
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rolloutd.store.audit_comparison import compare_with_audit
+from rolloutd.store.queries import PlanCompiler
+from rolloutd.store.sql_store import SqlStore
+from rolloutd.store.sqlite.backup import backup, restore
+from rolloutd.store.sqlite.database import FILE_NAME
+from rolloutd.store.sqlite.engine import SqliteEngine as DatabaseEngine
+from rolloutd.store.sqlite.lock import StateLock
+from rolloutd.store.writer import CommitCallback
+
+__all__ = [
+    "FILE_NAME",
+    "DatabaseEngine",
+    "SqlStore",
+    "StateLock",
+    "backup",
+    "compare_with_audit",
+    "open_store",
+    "restore",
+]
+
+
+async def open_store(
+    state_dir: Path,
+    *,
+    compile_plan: PlanCompiler,
+    on_commit: CommitCallback | None = None,
+    read_only: bool = False,
+    inline: bool = False,
+    now: Callable[[], float] = time.time,
+) -> SqlStore:
+    """Open the store of a state directory, and begin a term unless `read_only`; raises StoreFailed.
+
+    `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
+    runs the SQL in the caller, for simulations.
+    """
+    engine = DatabaseEngine(state_dir / FILE_NAME, inline=inline)
+    if read_only:
+        return SqlStore(engine, await engine.open_reader(), compile_plan)
+    return await SqlStore.open(engine, compile_plan, on_commit=on_commit, now=now)

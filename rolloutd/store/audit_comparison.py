@@ -1,26 +1,23 @@
 """Comparison of the tables with what the audit's entries make of them.
 
 One read transaction covers the audit and the tables, so a daemon may write meanwhile.  The replayed rows are
-in a temporary file of SQLite, which compares them; memory does not grow with the audit.
+in a temporary database, which compares them; memory does not grow with the audit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from machines.model.mismatch import AuditMismatch, MismatchKind
-from rolloutd import audit_chain
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit_chain import canonical_json, verify_entries
 from rolloutd.ports import AuditReport, RowMismatch
-from rolloutd.store import database
 from rolloutd.store.audit_replay import AuditReplay, hashed_content
-from rolloutd.store.audited_tables import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
+from rolloutd.store.engine import Connection, Engine
+from rolloutd.store.schema import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -28,34 +25,28 @@ MAX_MISMATCHES = 1000
 """Rows of one table that are named; a person settles them one by one or all at once."""
 
 
-def compare_with_audit(path: Path, head: str | None = None) -> AuditReport:
+def compare_with_audit(engine: Engine, head: str | None = None) -> AuditReport:
     """Verify the chain of a database and compare its tables with the audit, read-only.
 
-    Raises FileNotFoundError, StoreFailed; a broken chain and a damaged file are results.
+    Raises NotFound, StoreFailed; a broken chain and a damaged database are results.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such database; name another file")
     try:
-        # An empty name is a private temporary file, which SQLite removes when it is closed.
-        with closing(sqlite3.connect("", uri=True, isolation_level=None)) as connection:
-            database.create_tables(connection)
-            connection.execute("ATTACH ? AS stored", (audit_chain.read_only_uri(path),))
-            if database.has_current_schema(connection, "stored"):
-                return _compare(connection, head)
-    except database.DATABASE_ERRORS as error:
-        chain = audit_chain.verify_chain(path, head)
+        with engine.open_comparison(_audited) as connection:
+            if connection is not None:
+                return _compare(engine, connection, head)
+    except engine.errors as error:
+        chain = engine.verify_chain(head)
         if chain.ok:
-            raise database.explain_failure(error, path) from error
+            raise engine.explain(error) from error
         return AuditReport(chain, compared=False)
-    return AuditReport(audit_chain.verify_chain(path, head), compared=False)
+    return AuditReport(engine.verify_chain(head), compared=False)
 
 
-def _compare(connection: sqlite3.Connection, head: str | None) -> AuditReport:
-    connection.execute("PRAGMA foreign_keys = OFF")
-    connection.create_function("audited", 2, _audited, deterministic=True)
+def _compare(engine: Engine, connection: Connection, head: str | None) -> AuditReport:
     connection.execute("BEGIN")
     replay = AuditReplay(connection)
-    chain = audit_chain.verify_entries(connection, "stored.audit", head, replay.add)
+    with closing(engine.read_chain(connection, "stored.audit")) as entries:
+        chain = verify_entries(entries, head, replay.add)
     replay.finish()
     _adopt_unrecorded(connection, replay)
     by_table = [list(_table_mismatches(connection, table)) for table in KEYS]
@@ -75,7 +66,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _adopt_unrecorded(connection: sqlite3.Connection, replay: AuditReplay) -> None:
+def _adopt_unrecorded(connection: Connection, replay: AuditReplay) -> None:
     """Take over what entries of older versions did not record, so that it counts as equal."""
     connection.executemany(
         "UPDATE target SET (position, maybe_current, needs_vote_of) ="
@@ -91,7 +82,7 @@ def _adopt_unrecorded(connection: sqlite3.Connection, replay: AuditReplay) -> No
     )
 
 
-def _table_mismatches(connection: sqlite3.Connection, table: str) -> Iterator[RowMismatch]:
+def _table_mismatches(connection: Connection, table: str) -> Iterator[RowMismatch]:
     columns = compared_columns(connection, table)
     stored = ", ".join(
         f"audited('{name}', {name})" if (table, name) in HASHED_COLUMNS else name for name in columns
@@ -156,15 +147,15 @@ def _scope(table: str, row: Row) -> str:
             return "all"
 
 
-def compared_columns(connection: sqlite3.Connection, table: str) -> list[str]:
+def compared_columns(connection: Connection, table: str) -> list[str]:
     """Return the columns of a table that the audit accounts for."""
     skipped = NOT_COMPARED_COLUMNS.get(table, {})
-    info = connection.execute(f"PRAGMA main.table_info({table})")
-    return [name for _, name, *_ in info if name not in skipped]
+    row = connection.execute(f"SELECT * FROM main.{table} LIMIT 0")  # noqa: S608  # names of our own schema
+    return [name for name, *_ in row.description if name not in skipped]
 
 
 def _rows_by_key(
-    connection: sqlite3.Connection, table: str, columns: list[str], sql: str
+    connection: Connection, table: str, columns: list[str], sql: str
 ) -> dict[str, dict[str, Any]]:
     rows = (dict(zip(columns, row, strict=True)) for row in connection.execute(sql))
     return {json.dumps([row[name] for name in KEYS[table]]): row for row in rows}

@@ -30,7 +30,7 @@ from machines.model.node import Node
 from machines.model.rollout import Actor, FailureCode, Target
 from machines.model.step_record import MAX_STEP_TEXT_CHARS
 from rolloutd.audit_chain import canonical_json
-from rolloutd.store.json_values import to_json
+from rolloutd.store.codec import to_json
 
 NODES_PER_ENTRY = 500
 """Nodes per entry: some 100 KB, what a client accepts as one line of a stream."""

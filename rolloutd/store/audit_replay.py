@@ -7,7 +7,6 @@ has hashes in place of a plan's content and of what an isolator found; so the re
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Final, get_args
@@ -22,9 +21,9 @@ from machines.model.windows import DAYS, Window
 from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
-from rolloutd.store.audited_tables import settle_row
-from rolloutd.store.json_values import from_json
-from rolloutd.store.tables import StoredRows, execute_writes
+from rolloutd.store.codec import from_json
+from rolloutd.store.engine import Connection
+from rolloutd.store.rows import StoredRows, execute_writes, settle_row
 
 Entry = Mapping[str, Any]
 
@@ -39,7 +38,7 @@ _WRITES_NOTHING: Final = frozenset(
 class AuditReplay:
     """Writes entries, one by one and in order, to the tables of an empty database."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._rows = StoredRows(connection)
         self._pending: dict[str, Any] | None = None
@@ -74,7 +73,7 @@ class AuditReplay:
                 settle_row(self._connection, event, hashed=True)
             else:
                 execute_writes(self._connection, writes(event, self._rows, entry["at"]))
-        except (Conflict, UnexpectedRow, sqlite3.IntegrityError):
+        except (Conflict, UnexpectedRow, self._connection.IntegrityError):
             return  # an entry that contradicts earlier ones: the comparison shows what it left
         except (AttributeError, KeyError, LookupError, TypeError, ValueError):
             self.unreadable.append(entry["seq"])

@@ -7,7 +7,6 @@ place, never a guess.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,10 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
-from rolloutd.store.tables import StoredRows, decode_actor, decode_interruption
+from rolloutd.store.codec import decode_actor
+from rolloutd.store.engine import Connection
+from rolloutd.store.rows import StoredRows
+from rolloutd.store.schema import decode_interruption
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
@@ -74,7 +76,7 @@ SELECT id, name, change_digest, scope_digest, policy_digest, digest, submitted_b
 FROM rollout WHERE deleted_at IS NULL AND NOT ({IS_LIVE}) ORDER BY number DESC LIMIT ?"""  # noqa: S608  # two constants
 
 
-def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) -> FactsSnapshot:
+def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSnapshot:
     """Return the facts that decisions use, all as of one commit."""
     connection.execute("BEGIN")
     try:
@@ -97,7 +99,7 @@ def load_snapshot(connection: sqlite3.Connection, compile_plan: PlanCompiler) ->
         connection.execute("ROLLBACK")
 
 
-def load_rollout(connection: sqlite3.Connection, rollout: str, compile_plan: PlanCompiler) -> Rollout:
+def load_rollout(connection: Connection, rollout: str, compile_plan: PlanCompiler) -> Rollout:
     """Return one rollout; raises NotFound."""
     found = _load_rollouts(connection, "id = ? AND deleted_at IS NULL", (rollout,), compile_plan)
     if not found:
@@ -105,12 +107,12 @@ def load_rollout(connection: sqlite3.Connection, rollout: str, compile_plan: Pla
     return found[0]
 
 
-def load_targets(connection: sqlite3.Connection, rollout: str) -> tuple[Target, ...]:
+def load_targets(connection: Connection, rollout: str) -> tuple[Target, ...]:
     where = "target.rollout = ? ORDER BY position, target.node"
     return StoredRows(connection).load(Target, where, rollout)
 
 
-def load_preparations(connection: sqlite3.Connection, rollout: str) -> tuple[Preparation, ...]:
+def load_preparations(connection: Connection, rollout: str) -> tuple[Preparation, ...]:
     rows, where = StoredRows(connection), "rollout = ? ORDER BY rowid"
     snapshots = {
         (each.node, each.stage): each.before for each in rows.load(PreparationSnapshot, where, rollout)
@@ -122,7 +124,7 @@ def load_preparations(connection: sqlite3.Connection, rollout: str) -> tuple[Pre
 
 
 def load_steps(
-    connection: sqlite3.Connection, rollout: str, node: str, attempt: int | None
+    connection: Connection, rollout: str, node: str, attempt: int | None
 ) -> tuple[StepRecord, ...]:
     where, order = "rollout = ? AND node = ?", "ORDER BY rowid"
     if attempt is None:
@@ -131,7 +133,7 @@ def load_steps(
     return StoredRows(connection).load(StepRecord, where, rollout, node, attempt)
 
 
-def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
+def has_unfinished_run(connection: Connection, node: str) -> bool:
     """Return whether a run may have left processes on the node, and no cleanup has succeeded since."""
     row = connection.execute(
         "SELECT 1 FROM step AS run WHERE run.node = ? AND run.handle != '' AND run.state != 'ok'"
@@ -145,9 +147,7 @@ def has_unfinished_run(connection: sqlite3.Connection, node: str) -> bool:
     return row is not None or connection.execute(lost, (node,)).fetchone() is not None
 
 
-def load_content(
-    connection: sqlite3.Connection, rollout: str
-) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+def load_content(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
     """Return a rollout's content and its pinned source; raises NotFound."""
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"
     row = connection.execute(sql, (rollout,)).fetchone()
@@ -156,11 +156,11 @@ def load_content(
     return json.loads(row[0]), json.loads(row[1])
 
 
-def load_connections(connection: sqlite3.Connection) -> Mapping[str, Mapping[str, JSON]]:
+def load_connections(connection: Connection) -> Mapping[str, Mapping[str, JSON]]:
     return {name: json.loads(text) for name, text in connection.execute("SELECT name, connection FROM node")}
 
 
-def load_source_answers(connection: sqlite3.Connection) -> tuple[SourceAnswer, ...]:
+def load_source_answers(connection: Connection) -> tuple[SourceAnswer, ...]:
     nodes: dict[str, list[DiscoveredNode]] = {}
     for node in StoredRows(connection).load(DiscoveredNode, "1 ORDER BY source, name"):
         nodes.setdefault(node.source, []).append(node)
@@ -168,7 +168,7 @@ def load_source_answers(connection: sqlite3.Connection) -> tuple[SourceAnswer, .
     return tuple(SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
 
 
-def load_closed_rollouts(connection: sqlite3.Connection, limit: int) -> tuple[ClosedRollout, ...]:
+def load_closed_rollouts(connection: Connection, limit: int) -> tuple[ClosedRollout, ...]:
     rows = connection.execute(_SELECT_CLOSED, (limit,)).fetchall()
     tally = "SELECT ifnull(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
     return tuple(
@@ -181,7 +181,7 @@ def load_closed_rollouts(connection: sqlite3.Connection, limit: int) -> tuple[Cl
     )
 
 
-def load_rollout_records(connection: sqlite3.Connection) -> tuple[RolloutRecord, ...]:
+def load_rollout_records(connection: Connection) -> tuple[RolloutRecord, ...]:
     sql = f"""
     SELECT id, source, iif({IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)),
            deleted_at IS NOT NULL
@@ -190,7 +190,7 @@ def load_rollout_records(connection: sqlite3.Connection) -> tuple[RolloutRecord,
     return tuple(RolloutRecord(id_, json.loads(source), at, bool(gone)) for id_, source, at, gone in rows)
 
 
-def find_identical(connection: sqlite3.Connection, change: str, selector: str, policy: str) -> str | None:
+def find_identical(connection: Connection, change: str, selector: str, policy: str) -> str | None:
     """Return the latest rollout of the same content that was not cancelled or deleted."""
     row = connection.execute(
         "SELECT id FROM rollout WHERE change_digest = ? AND selector_digest = ? AND policy_digest = ?"
@@ -200,7 +200,7 @@ def find_identical(connection: sqlite3.Connection, change: str, selector: str, p
     return row[0] if row else None
 
 
-def load_done_nodes(connection: sqlite3.Connection, change: str) -> frozenset[str]:
+def load_done_nodes(connection: Connection, change: str) -> frozenset[str]:
     rows = connection.execute(
         "SELECT DISTINCT node FROM target JOIN rollout ON rollout.id = target.rollout"
         " WHERE change_digest = ? AND outcome IN ('changed', 'already-current')",
@@ -209,7 +209,7 @@ def load_done_nodes(connection: sqlite3.Connection, change: str) -> frozenset[st
     return frozenset(node for (node,) in rows)
 
 
-def load_later_changes(connection: sqlite3.Connection, rollout: str) -> dict[str, str]:
+def load_later_changes(connection: Connection, rollout: str) -> dict[str, str]:
     rows = connection.execute(
         "SELECT node, later.id FROM rollout AS asked JOIN rollout AS later ON later.name = asked.name"
         " JOIN target ON target.rollout = later.id"
@@ -221,7 +221,7 @@ def load_later_changes(connection: sqlite3.Connection, rollout: str) -> dict[str
 
 
 def load_audit(
-    connection: sqlite3.Connection,
+    connection: Connection,
     after: int,
     before: int | None,
     limit: int,
@@ -248,29 +248,27 @@ def load_audit(
     return entries if before is None else entries[::-1]
 
 
-def load_head(connection: sqlite3.Connection) -> AuditEntry | None:
+def load_head(connection: Connection) -> AuditEntry | None:
     row = connection.execute("SELECT seq, entry, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return AuditEntry(*row) if row else None
 
 
-def is_token_used(connection: sqlite3.Connection, token: str) -> bool:
+def is_token_used(connection: Connection, token: str) -> bool:
     return connection.execute("SELECT 1 FROM spent_token WHERE id = ?", (token,)).fetchone() is not None
 
 
-def load_digests(connection: sqlite3.Connection) -> dict[str, str]:
+def load_digests(connection: Connection) -> dict[str, str]:
     return dict(connection.execute("SELECT id, digest FROM rollout").fetchall())
 
 
 def _load_rollouts(
-    connection: sqlite3.Connection, where: str, values: Sequence[str], compile_plan: PlanCompiler
+    connection: Connection, where: str, values: Sequence[str], compile_plan: PlanCompiler
 ) -> list[Rollout]:
     rows = connection.execute(f"{_SELECT_ROLLOUT} WHERE {where} ORDER BY number", values).fetchall()
     return [_decode_rollout(connection, row, compile_plan) for row in rows]
 
 
-def _decode_rollout(
-    connection: sqlite3.Connection, row: Sequence[Any], compile_plan: PlanCompiler
-) -> Rollout:
+def _decode_rollout(connection: Connection, row: Sequence[Any], compile_plan: PlanCompiler) -> Rollout:
     id_, content, *digest, by, at, approved, supersedes, source, overrides = row
     rows = StoredRows(connection)
     known = rows.get(RolloutRow, id_)
@@ -309,7 +307,7 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
         ) from error
 
 
-def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
+def load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeConfigurations:
     """Return the records of these nodes, without those that have none, and what they refer to."""
     # One transaction: a document of a replaced record may be removed meanwhile.
     connection.execute("BEGIN")
@@ -319,7 +317,7 @@ def load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) ->
         connection.execute("ROLLBACK")
 
 
-def _load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -> NodeConfigurations:
+def _load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeConfigurations:
     rows = StoredRows(connection)
     known = {node: rows.get(NodeConfiguration, node) for node in nodes}
     records = {node: each for node, each in known.items() if each not in (None, NodeConfiguration())}
@@ -339,6 +337,66 @@ def _load_configurations(connection: sqlite3.Connection, nodes: Sequence[str]) -
     )
 
 
-def load_verdicts(connection: sqlite3.Connection) -> tuple[Verdict, ...]:
+def load_verdicts(connection: Connection) -> tuple[Verdict, ...]:
     """Return the verdicts that are not cleared, oldest first."""
     return StoredRows(connection).load(Verdict, "cleared_at IS NULL ORDER BY at, id")
+
+
+# -- what ended rollouts left on nodes and in the database ------------------------
+
+_UNCLEANED = f"""
+WITH ended AS (
+    SELECT id, iif({IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)) AS at FROM rollout
+    WHERE coalesce(cancelled_at, ended_at, deleted_at, :after) >= :after),
+touched AS (
+    SELECT node, max(coalesce(ended.at, :before + 1)) AS at
+    FROM ended JOIN target ON target.rollout = ended.id
+    WHERE attempt > 0 OR ended.at IS NULL OR EXISTS (
+        SELECT 1 FROM preparation
+        WHERE preparation.rollout = target.rollout AND preparation.node = target.node)
+    GROUP BY node)
+SELECT node FROM touched WHERE at >= :after AND at <= :before AND NOT EXISTS (
+    SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
+ORDER BY node"""  # noqa: S608  # a constant
+
+_IN_EFFECT = """
+SELECT deleted_at IS NULL AND target.outcome IN ('changed', 'already-current') AND NOT EXISTS (
+    SELECT 1 FROM rollout AS later JOIN target AS newer ON newer.rollout = later.id AND newer.node = ?
+    WHERE later.name = rollout.name AND later.number > rollout.number AND later.deleted_at IS NULL
+      AND newer.outcome IN ('changed', 'already-current'))
+FROM rollout LEFT JOIN target ON target.rollout = rollout.id AND target.node = ?
+WHERE rollout.id = ?"""
+
+_EXPIRED_CONFIGURATIONS = f"""
+SELECT node_configuration.node FROM node_configuration JOIN node ON node.name = node_configuration.node
+WHERE gone_at <= ? AND node.name NOT IN (
+    SELECT target.node FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))
+ORDER BY node.name"""  # noqa: S608  # a constant
+
+_REMOVE_UNUSED_DOCUMENTS = f"""
+DELETE FROM configuration WHERE content NOT IN (
+    SELECT coalesce(json_extract(current, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT coalesce(json_extract(previous, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT coalesce(json_extract(invalid, '$.content'), '') FROM node_configuration
+    UNION ALL SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
+
+
+def list_uncleaned_nodes(connection: Connection, after: float, before: float) -> tuple[str, ...]:
+    """Return the nodes whose last rollout ended in the period, and that were not cleaned since."""
+    rows = connection.execute(_UNCLEANED, {"after": after, "before": before})
+    return tuple(node for (node,) in rows)
+
+
+def find_changes_in_effect(connection: Connection, node: str, rollouts: Sequence[str]) -> dict[str, bool]:
+    """Return for each known rollout whether the node has its change, and no later one of the plan."""
+    found = {each: connection.execute(_IN_EFFECT, (node, node, each)).fetchone() for each in rollouts}
+    return {each: bool(row[0]) for each, row in found.items() if row is not None}
+
+
+def list_expired_configurations(connection: Connection, gone_before: float) -> tuple[str, ...]:
+    """Return the nodes with records that are gone since then, and that no live rollout has."""
+    return tuple(node for (node,) in connection.execute(_EXPIRED_CONFIGURATIONS, (gone_before,)))
+
+
+def remove_unused_documents(connection: Connection) -> None:
+    connection.execute(_REMOVE_UNUSED_DOCUMENTS)

@@ -18,7 +18,7 @@ from machines.model.events import StepRecorded
 from machines.states import Trigger
 from rolloutd.cli.main import main
 from rolloutd.store import open_store
-from rolloutd.store.database import FILE_NAME
+from rolloutd.store.sqlite.database import FILE_NAME
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
 
 PLAN_TWO = PLAN.replace("name: sysctl", "name: two")

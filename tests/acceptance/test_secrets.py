@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rolloutd.admin.backup import backup
+from rolloutd.store.sqlite.backup import backup
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, plan
 
 SECRETS = ("hunter2-become", "hunter2-login", "hunter2-vault")

@@ -23,7 +23,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
-from rolloutd.store import SqliteStore, open_store
+from rolloutd.store import SqlStore, StateLock, open_store
 from tests.contracts.fakes.sources import SOURCE
 from tests.sim.fault_injection import FaultyAccess
 from tests.sim.faulty_store import FaultyStore
@@ -116,17 +116,23 @@ class DaemonProcess:
 
     async def _run(self) -> None:
         world = self._world
-        store = await open_store(self._state_dir, compile_plan=self.compile, inline=True, now=world.now)
-        writer = store._writer
-        assert writer is not None
-        executors: tuple[Any, Any] = (store._reader, writer._executor)
-        self._close_callbacks += [*(each.connection.close for each in executors), writer._lock.release]
+        lock = StateLock(self._state_dir, now=world.now)
+        await lock.acquire()
+        self._close_callbacks.append(lock.close)
         try:
-            await self._serve(store, writer)
+            store = await open_store(self._state_dir, compile_plan=self.compile, inline=True, now=world.now)
+            writer = store._writer
+            assert writer is not None
+            executors: tuple[Any, Any] = (store._reader, writer._executor)
+            self._close_callbacks[:0] = [each.connection.close for each in executors]
+            try:
+                await self._serve(store, writer)
+            finally:
+                await store.close()  # at a regular stop; a power cut never gets here
         finally:
-            await store.close()  # at a regular stop; a power cut never gets here
+            await lock.release()
 
-    async def _serve(self, store: SqliteStore, writer: Any) -> None:
+    async def _serve(self, store: SqlStore, writer: Any) -> None:
         world = self._world
         self.store = faulty_store = FaultyStore(store, world, self.process)
         faulty_store.intercept_writes(writer._batch_writer)

@@ -7,7 +7,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.engine.daemon import Daemon
-from rolloutd.store import database
+from rolloutd.store.sqlite import database
 from tests.sim import plans
 from tests.sim.daemon_process import remove_lock
 from tests.sim.world import SimNode

@@ -22,10 +22,10 @@ from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
-from rolloutd.store import SqliteStore
+from rolloutd.store import SqlStore
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.batch_writer import BatchWriter, Transaction, TransactionResult
-from rolloutd.store.tables import StoredRows
+from rolloutd.store.rows import StoredRows
+from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
 from tests.sim.record_judge import on_disk
@@ -33,9 +33,9 @@ from tests.sim.world import SimWorld
 
 
 class FaultyStore:
-    """ports.Store over SqliteStore, for one daemon process."""
+    """ports.Store over SqlStore, for one daemon process."""
 
-    def __init__(self, inner: SqliteStore, world: SimWorld, process: SimProcess) -> None:
+    def __init__(self, inner: SqlStore, world: SimWorld, process: SimProcess) -> None:
         self.state: State | None = None
         self._inner = inner
         self._world = world
@@ -182,7 +182,7 @@ class FaultyStore:
         """Report that all is well unless rows were forged: time is short, and the end verifies once more."""
         self._maybe_raise()
         if self._world.is_forged:
-            return compare_with_audit(self._inner.path, head)
+            return compare_with_audit(self._inner.engine, head)
         return AuditReport(ChainVerification(True, 0, GENESIS_HASH, None, "not read"))
 
     async def load_steps(self, *args: Any, **named: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rolloutd.commands import audit_settlement
 from rolloutd.errors import RolloutdError
-from rolloutd.store import database
+from rolloutd.store.sqlite import database
 from tests.sim.people import OLGA
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rolloutd.engine.state import InvariantViolation
-from rolloutd.store import database
+from rolloutd.store.sqlite import database
 
 
 class LogErrorHandler(logging.Handler):

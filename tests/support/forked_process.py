@@ -28,7 +28,7 @@ _CONTEXT.set_forkserver_preload(
         "rolloutd.app",
         "rolloutd.adapters.ansible.inventory",
         "rolloutd.adapters.kubernetes.registration",
-        "rolloutd.admin.backup",
+        "rolloutd.store.sqlite.backup",
         "rolloutd.store.audit_comparison",
         *(DAEMON, ADMIN, CLI),
     ]

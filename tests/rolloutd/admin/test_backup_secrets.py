@@ -10,11 +10,11 @@ from pathlib import Path
 from machines.model.events import NodesDiscovered
 from machines.model.node import Node
 from machines.model.rollout import DAEMON
-from rolloutd.admin.backup import backup
 from rolloutd.ports import WITHHELD
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import open_store
-from rolloutd.store.database import FILE_NAME
+from rolloutd.store.sqlite.backup import backup
+from rolloutd.store.sqlite.database import FILE_NAME
 
 SECRETS = {
     "ansible_become_password": "hunter2-become",

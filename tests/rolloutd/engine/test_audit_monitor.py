@@ -18,7 +18,8 @@ from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.audit_monitor import CONDITION, AuditMonitor
 from rolloutd.reason_text import describe, lifted_by
-from rolloutd.store import database, open_store
+from rolloutd.store import open_store
+from rolloutd.store.sqlite import database
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.test_daemon import running, until
 from tests.rolloutd.slow_store import adapters_of, daemon_of

@@ -47,6 +47,15 @@ async def test_a_write_that_fails_does_not_undo_a_cancellation(tmp_path: Path, f
         assert not inside.state.index.freezes
 
 
+async def test_lost_leadership_writes_nothing(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        head = await inside.state.store.latest_audit_entry()
+        inside.state.leadership_lost.set()
+        with pytest.raises(LeadershipLost):
+            await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", 0.0, None)))
+        assert await inside.state.store.latest_audit_entry() == head
+
+
 async def test_a_deposed_daemon_ends_though_several_were_about_to_write(tmp_path: Path) -> None:
     """The second one learns of it in the very moment in which it is told to end."""
     async with control_environment(tmp_path, store=open_slow_store) as inside:

@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutd import audit_chain
-from rolloutd.store import database, open_store
+from rolloutd.errors import NotFound
+from rolloutd.store import DatabaseEngine, open_store
+from rolloutd.store.sqlite import database
 from tests.contracts.store_backends import plan_of, rollout_opened, write
 
 ENTRIES = 60
@@ -67,11 +69,16 @@ def bare(whole: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
+def verify(connection: sqlite3.Connection) -> audit_chain.ChainVerification:
+    engine = DatabaseEngine(Path("bare"))
+    return audit_chain.verify_entries(engine.read_chain(connection), unreadable=engine.errors)
+
+
 def tamper(path: Path, *statements: tuple[str, tuple[object, ...]]) -> audit_chain.ChainVerification:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for sql, values in statements:
             connection.execute(sql, values)
-        return audit_chain.verify_chain(connection)
+        return verify(connection)
 
 
 # -- the form -----------------------------------------------------------------------
@@ -104,21 +111,21 @@ def test_a_hash_is_over_the_hash_before_and_the_text() -> None:
 
 
 def test_a_whole_chain_is_good_and_names_its_head(database_copy: Path) -> None:
-    verdict = audit_chain.verify_chain(database_copy)
+    verdict = DatabaseEngine(database_copy).verify_chain()
     assert verdict.ok
     assert verdict.entries == ENTRIES
     assert verdict.first_bad is None
     for noted in (None, audit_chain.GENESIS_HASH, verdict.head):
-        assert audit_chain.verify_chain(database_copy, noted).ok
+        assert DatabaseEngine(database_copy).verify_chain(noted).ok
 
 
 def test_one_entry_is_told_as_one(tmp_path: Path) -> None:
-    verdict = audit_chain.verify_chain(write_chain(tmp_path / "one", 1))
+    verdict = DatabaseEngine(write_chain(tmp_path / "one", 1)).verify_chain()
     assert verdict.message == "1 entry, each one hashed over the one before"
 
 
 def test_an_empty_chain_is_good(tmp_path: Path) -> None:
-    verdict = audit_chain.verify_chain(write_chain(tmp_path / "empty", 0))
+    verdict = DatabaseEngine(write_chain(tmp_path / "empty", 0)).verify_chain()
     assert (verdict.ok, verdict.entries, verdict.head) == (True, 0, audit_chain.GENESIS_HASH)
 
 
@@ -182,13 +189,13 @@ def test_every_random_tampering_is_found_and_its_first_entry_named(
         bare.execute("BEGIN")
         for sql, values in statements:
             bare.execute(sql, values)
-        verdict = audit_chain.verify_chain(bare)
+        verdict = verify(bare)
         bare.execute("ROLLBACK")
         assert not verdict.ok
         assert verdict.first_bad == seq, verdict.message
         assert verdict.entries == seq - 1
         assert f"entry {seq}" in verdict.message
-    assert audit_chain.verify_chain(bare).ok
+    assert verify(bare).ok
 
 
 def test_rehashed_entry_breaks_next_link(database_copy: Path) -> None:
@@ -203,14 +210,14 @@ def test_rehashed_entry_breaks_next_link(database_copy: Path) -> None:
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"", None, "é", 7])
 def test_what_is_no_text_is_an_altered_entry(bare: sqlite3.Connection, value: object) -> None:
     bare.execute("UPDATE audit SET entry = ? WHERE seq = 5", (value,))
-    assert audit_chain.verify_chain(bare).first_bad == 5
+    assert verify(bare).first_bad == 5
 
 
 def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
-    noted = audit_chain.verify_chain(database_copy).head
+    noted = DatabaseEngine(database_copy).verify_chain().head
     cut = ("DELETE FROM audit WHERE seq > ?", (ENTRIES - 3,))
     assert tamper(database_copy, cut).ok
-    verdict = audit_chain.verify_chain(database_copy, noted)
+    verdict = DatabaseEngine(database_copy).verify_chain(noted)
     assert not verdict.ok
     assert verdict.first_bad == ENTRIES - 2
     assert noted in verdict.message
@@ -219,14 +226,14 @@ def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
 def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(1)
     content = whole.read_bytes()
-    good = audit_chain.verify_chain(whole)
+    good = DatabaseEngine(whole).verify_chain()
     path = tmp_path / "flipped.sqlite"
     found = 0
     for _ in range(200):
         place = draw.randrange(100, len(content))
         flipped = bytes([content[place] ^ (1 << draw.randrange(8))])
         path.write_bytes(content[:place] + flipped + content[place + 1 :])
-        verdict = audit_chain.verify_chain(path)
+        verdict = DatabaseEngine(path).verify_chain()
         found += not verdict.ok
         assert not verdict.ok or verdict == good
     assert found
@@ -236,11 +243,11 @@ def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path)
 
 
 def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        audit_chain.verify_chain(tmp_path / "nothing")
+    with pytest.raises(NotFound):
+        DatabaseEngine(tmp_path / "nothing").verify_chain()
     other = tmp_path / "other"
     other.write_bytes(b"no database at all, but long enough" * 20)
-    verdict = audit_chain.verify_chain(other)
+    verdict = DatabaseEngine(other).verify_chain()
     assert not verdict.ok
     assert str(other) in verdict.message
 
@@ -248,9 +255,9 @@ def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
 async def test_a_running_daemon_is_verified_up_to_its_last_commit(tmp_path: Path) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    assert audit_chain.verify_chain(store.path).entries == 1
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 1
     (entry,) = await write(store, rollout_opened("r2"))
-    assert audit_chain.verify_chain(store.path).head == entry.hash
+    assert DatabaseEngine(store.engine.path).verify_chain().head == entry.hash
     await store.close()
 
 
@@ -265,9 +272,9 @@ def test_a_copy_that_nobody_can_write_is_verified(whole: Path, tmp_path: Path) -
         if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
             parent.chmod(parent.stat().st_mode | 0o055)
     program = (
-        "import os, sys; from pathlib import Path; from rolloutd import audit_chain\n"
+        "import os, sys; from pathlib import Path; from rolloutd.store import DatabaseEngine\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "verdict = audit_chain.verify_chain(Path(sys.argv[1])); print(verdict); sys.exit(not verdict.ok)"
+        "verdict = DatabaseEngine(Path(sys.argv[1])).verify_chain(); print(verdict); sys.exit(not verdict.ok)"
     )
     root = Path(__file__).parents[3]
     ended = subprocess.run(

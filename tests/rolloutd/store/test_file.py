@@ -17,10 +17,9 @@ import pytest
 
 from machines.model.events import HoldTaken
 from machines.model.rollout import Hold
-from rolloutd import audit_chain
-from rolloutd.admin import backup
-from rolloutd.errors import AlreadyRunning, StoreFailed
-from rolloutd.store import commit_mark, database, open_store
+from rolloutd.errors import StoreFailed
+from rolloutd.store import DatabaseEngine, StateLock, open_store
+from rolloutd.store.sqlite import backup, commit_mark, database
 from tests.contracts.store_backends import ALICE, plan_of, rollout_opened, write
 
 HELD = HoldTaken(Hold("n1", "test", "1", ALICE, "", 1.0))
@@ -33,8 +32,8 @@ def raw(path: Path) -> closing[sqlite3.Connection]:
 async def test_a_new_file_is_ours_private_and_durable(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "deep" / "state", compile_plan=plan_of)
     await write(store, HELD)
-    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.engine.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.engine.path.parent.stat().st_mode) == 0o700
     assert store._writer is not None
     pragmas = ("journal_mode", "synchronous", "foreign_keys", "application_id", "user_version")
 
@@ -49,7 +48,7 @@ async def test_a_new_file_is_ours_private_and_durable(tmp_path: Path) -> None:
 async def test_every_table_is_strict(tmp_path: Path) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await store.close()
-    with raw(store.path) as connection:
+    with raw(store.engine.path) as connection:
         lax = connection.execute(
             "SELECT name FROM pragma_table_list WHERE NOT strict AND name NOT GLOB 'sqlite*'"
         )
@@ -69,13 +68,13 @@ async def test_a_file_of_a_newer_version_or_another_program_is_refused(
 ) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await store.close()
-    with raw(store.path) as connection:
+    with raw(store.engine.path) as connection:
         connection.execute(sql)
-    before = store.path.read_bytes()
+    before = store.engine.path.read_bytes()
     for read_only in (False, True):
         with pytest.raises(StoreFailed, match=says):
             await open_store(tmp_path, compile_plan=plan_of, read_only=read_only)
-    assert store.path.read_bytes() == before
+    assert store.engine.path.read_bytes() == before
 
 
 async def test_what_is_no_database_is_named(tmp_path: Path) -> None:
@@ -150,27 +149,15 @@ def test_migrations_are_numbered_without_gaps() -> None:
 # -- one daemon per directory -------------------------------------------------------------
 
 
-async def test_a_second_daemon_is_told_who_holds_the_directory(tmp_path: Path) -> None:
-    first = await open_store(tmp_path, compile_plan=plan_of, now=lambda: 1_700_000_000.0)
-    await write(first, HELD)
-    with pytest.raises(AlreadyRunning) as refusal:
-        await open_store(tmp_path, compile_plan=plan_of)
-    assert f"pid {os.getpid()}, started 2023-11-14T22:13:20Z" in str(refusal.value)
-    (entry,) = await write(first, HELD)
-    assert entry.seq == 2
-    await first.close()
-    second = await open_store(tmp_path, compile_plan=plan_of)
-    assert (await second.load_snapshot()).epoch == 2
-    await second.close()
-
-
 def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     program = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
-        "from rolloutd.store import open_store\n"
+        "from rolloutd.store import StateLock, open_store\n"
         "from tests.contracts.store_backends import plan_of, rollout_opened, write\n"
         "async def main():\n"
+        "    lock = StateLock(Path(sys.argv[1]))\n"
+        "    await lock.acquire()\n"
         "    store = await open_store(Path(sys.argv[1]), compile_plan=plan_of)\n"
         "    await write(store, rollout_opened())\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -181,14 +168,17 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
     assert ended.returncode == -9
 
     async def after() -> None:
+        lock = StateLock(tmp_path)
+        await lock.acquire()
         store = await open_store(tmp_path, compile_plan=plan_of)
         snapshot = await store.load_snapshot()
         assert [rollout.id for rollout in snapshot.rollouts] == ["r1"]
         assert snapshot.epoch == 2
         await store.close()
+        await lock.release()
 
     asyncio.run(after())
-    assert audit_chain.verify_chain(tmp_path / database.FILE_NAME).entries == 1
+    assert DatabaseEngine(tmp_path / database.FILE_NAME).verify_chain().entries == 1
 
 
 # -- files that lose their names -------------------------------------------------------------
@@ -198,16 +188,16 @@ async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: 
     """SQLite would write on and answer, and all would be gone; put back, it goes on by itself."""
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    store.path.rename(tmp_path / "moved")
+    store.engine.path.rename(tmp_path / "moved")
     for replacing in (False, True):
         if replacing:
-            store.path.write_bytes((tmp_path / "moved").read_bytes())
+            store.engine.path.write_bytes((tmp_path / "moved").read_bytes())
         with pytest.raises(StoreFailed, match=r"moved, removed or replaced; restore it"):
             await write(store, HELD)
-    (tmp_path / "moved").rename(store.path)
+    (tmp_path / "moved").rename(store.engine.path)
     await write(store, HELD)
     await store.close()
-    assert audit_chain.verify_chain(store.path).entries == 2
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
 
 
 async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_path: Path) -> None:
@@ -227,7 +217,7 @@ async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_pa
     away.rename(home)
     await write(store, HELD)
     await store.close()
-    assert audit_chain.verify_chain(store.path).entries == 2
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
@@ -235,15 +225,15 @@ async def test_what_a_removed_log_held_is_saved_by_a_stop(tmp_path: Path, suffix
     """Somebody takes the log for rubbish while the disk is full: no more is put into it."""
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    Path(f"{store.path}{suffix}").unlink()
+    Path(f"{store.engine.path}{suffix}").unlink()
     with pytest.raises(StoreFailed, match="stop the daemon, which saves what they held"):
         await write(store, HELD)
     await store.close()
-    assert audit_chain.verify_chain(store.path).entries == 1
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 1
     again = await open_store(tmp_path, compile_plan=plan_of)
     await write(again, HELD)
     await again.close()
-    assert audit_chain.verify_chain(store.path).entries == 2
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
 
 
 async def test_a_log_without_its_database_is_not_overwritten(tmp_path: Path) -> None:
@@ -299,9 +289,9 @@ async def test_killed_daemon_leaves_a_database_that_opens(tmp_path: Path) -> Non
     await store.close()
     again = await open_store(killed, compile_plan=plan_of)
     await again.close()
-    commit_mark.mark_path(again.path).write_text("no mark\n")
+    commit_mark.mark_path(again.engine.path).write_text("no mark\n")
     await (await open_store(killed, compile_plan=plan_of)).close()
-    assert commit_mark.read_mark(again.path) == (3, 1)
+    assert commit_mark.read_mark(again.engine.path) == (3, 1)
 
 
 # -- reading only ----------------------------------------------------------------------------

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from rolloutd.errors import AlreadyRunning
-from rolloutd.store.lock import FILE_NAME, StateLock
+from rolloutd.store.sqlite.lock import FILE_NAME, StateLock
 
 HOLD_LOCK = """
 import sys, pathlib
-from rolloutd.store.lock import StateLock
-held = StateLock(pathlib.Path(sys.argv[1]), 0.0)
+from rolloutd.store.sqlite.lock import StateLock
+held = StateLock(pathlib.Path(sys.argv[1]), now=lambda: 0.0)
+held.take()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -39,7 +40,7 @@ def holder_of(state_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 def refusal(state_dir: Path) -> str:
     with pytest.raises(AlreadyRunning) as refused:
-        StateLock(state_dir, 1.0)
+        StateLock(state_dir).take()
     return str(refused.value)
 
 

@@ -23,7 +23,8 @@ from rolloutd.audit_names import with_current_names
 from rolloutd.compile import compile_plan
 from rolloutd.control.event_text import describe_entry
 from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
-from rolloutd.store import database, open_store
+from rolloutd.store import open_store
+from rolloutd.store.sqlite import database
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRun, Script
 from tests.contracts.fakes.sources import SOURCE

@@ -18,11 +18,11 @@ from machines.model.rollout import Hold
 from machines.model.step_record import MAX_OUTPUT_CHARS, MAX_STEP_TEXT_CHARS
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
-from rolloutd import audit_chain
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import SqliteStore, database, open_store, sqlite
-from rolloutd.store.batch_writer import BatchWriter, Transaction
+from rolloutd.store import DatabaseEngine, SqlStore, open_store, writer
+from rolloutd.store.sqlite import database
+from rolloutd.store.writer import BatchWriter, Transaction
 from tests.contracts.store_backends import (
     ALICE,
     moves_to_done,
@@ -37,7 +37,7 @@ ADMITTED = phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
     made = await open_store(tmp_path, compile_plan=plan_of)
     yield made
     await made.close()
@@ -51,9 +51,9 @@ def freeze(number: int) -> FreezeStarted:
     return FreezeStarted(Freeze(str(number), "all", "", "alice", 1.0))
 
 
-def bare(store: SqliteStore) -> closing[sqlite3.Connection]:
+def bare(store: SqlStore) -> closing[sqlite3.Connection]:
     """Open the store's file beside it, as somebody's shell would."""
-    return closing(sqlite3.connect(store.path, isolation_level=None, timeout=0))
+    return closing(sqlite3.connect(store.engine.path, isolation_level=None, timeout=0))
 
 
 # -- all or nothing, whoever is cancelled ------------------------------------------
@@ -96,10 +96,10 @@ async def test_thousands_of_callers_some_in_conflict_some_cancelled(tmp_path: Pa
     for first, second in zip(entries[::2], entries[1::2], strict=True):
         assert [json.loads(each.text)["event"] for each in (first, second)] == ["HoldTaken", "FreezeStarted"]
     assert told == list(entries)
-    assert audit_chain.verify_chain(store.path).ok
+    assert DatabaseEngine(store.engine.path).verify_chain().ok
 
 
-async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: SqliteStore) -> None:
+async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: SqlStore) -> None:
     await write(store, rollout_opened())
     with bare(store) as other:
         other.execute("BEGIN IMMEDIATE")  # the writer now waits in its thread, for certain
@@ -118,7 +118,7 @@ async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: Sqli
 
 
 async def test_callers_wait_when_too_much_is_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "MAX_QUEUED", 4)
+    monkeypatch.setattr(writer, "MAX_QUEUED", 4)
     store = await open_store(tmp_path, compile_plan=plan_of)
     await asyncio.gather(*(write(store, hold(number)) for number in range(50)))
     assert len(await store.read_audit()) == 50
@@ -133,7 +133,7 @@ async def test_close_writes_what_was_handed_in_and_refuses_the_rest(tmp_path: Pa
     assert [len(entries) for entries in await asyncio.gather(*callers)] == [1] * 20
     with pytest.raises(StoreFailed, match="closed"):
         await write(store, hold(99))
-    assert audit_chain.verify_chain(store.path).entries == 20
+    assert DatabaseEngine(store.engine.path).verify_chain().entries == 20
     await store.close()  # closing what is closed is fine
 
 
@@ -181,10 +181,10 @@ async def test_full_disk_changes_nothing_and_recovers(tmp_path: Path) -> None:
     assert head is not None
     assert entry.seq == head.seq + 2
     await store.close()
-    assert audit_chain.verify_chain(store.path).ok
+    assert DatabaseEngine(store.engine.path).verify_chain().ok
 
 
-async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: SqliteStore) -> None:
+async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: SqlStore) -> None:
     assert store._writer is not None
     ledger = store._writer._batch_writer
     await write(store, rollout_opened())
@@ -204,7 +204,7 @@ async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: Sqlite
     held = {int(kept.id) for kept in (await store.load_snapshot()).holds}
     assert held == {n for n, answer in ((1, answers[0]), (2, answers[2])) if isinstance(answer, tuple)}
     assert ledger.epoch == 1
-    assert audit_chain.verify_chain(store.path).ok
+    assert DatabaseEngine(store.engine.path).verify_chain().ok
 
 
 async def test_a_locked_database_is_named_and_survived(
@@ -222,7 +222,7 @@ async def test_a_locked_database_is_named_and_survived(
     await store.close()
 
 
-async def test_a_damaged_file_is_named(store: SqliteStore) -> None:
+async def test_a_damaged_file_is_named(store: SqlStore) -> None:
     await write(store, rollout_opened(nodes=[f"n{number}" for number in range(500)]))
     with bare(store) as other:
         other.execute("PRAGMA writable_schema = ON")
@@ -236,7 +236,7 @@ async def test_a_damaged_file_is_named(store: SqliteStore) -> None:
         await store.load_snapshot()
 
 
-async def test_a_row_that_nobody_can_read_is_an_error_with_words(store: SqliteStore) -> None:
+async def test_a_row_that_nobody_can_read_is_an_error_with_words(store: SqlStore) -> None:
     await write(store, rollout_opened(), hold(1))
     with bare(store) as other:
         other.execute("UPDATE hold SET actor = '{}'")
@@ -244,7 +244,7 @@ async def test_a_row_that_nobody_can_read_is_an_error_with_words(store: SqliteSt
         await store.load_snapshot()
 
 
-async def test_a_plan_that_nobody_can_compile_names_its_rollout(store: SqliteStore) -> None:
+async def test_a_plan_that_nobody_can_compile_names_its_rollout(store: SqlStore) -> None:
     await write(store, rollout_opened())
     with bare(store) as other:
         other.execute("UPDATE rollout SET content = '{}'")
@@ -255,11 +255,11 @@ async def test_a_plan_that_nobody_can_compile_names_its_rollout(store: SqliteSto
 # -- one writer ------------------------------------------------------------------------
 
 
-async def test_a_writer_whose_tenure_has_ended_writes_nothing(store: SqliteStore) -> None:
+async def test_a_writer_whose_tenure_has_ended_writes_nothing(store: SqlStore) -> None:
     await write(store, rollout_opened())
     head = await store.latest_audit_entry()
     with bare(store) as other:
-        BatchWriter(other, store.path, holder="pid 7 on elsewhere", since=1.0)
+        BatchWriter(other, DatabaseEngine(store.engine.path), holder="pid 7 on elsewhere", since=1.0)
     with pytest.raises(StoreFailed, match=r"term .* ended when pid 7 on elsewhere"):
         await write(store, ADMITTED)
     assert await store.latest_audit_entry() == head
@@ -269,7 +269,7 @@ async def test_a_writer_whose_tenure_has_ended_writes_nothing(store: SqliteStore
 def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with closing(database.open_writer(path)) as connection:
-        ledger = BatchWriter(connection, path, holder="me", since=0.0)
+        ledger = BatchWriter(connection, DatabaseEngine(path), holder="me", since=0.0)
         first = Transaction((rollout_opened(),), ('{"a":1', '{"a":2'))
         twice = replace(first, audit_drafts=('{"a":3',))
         last = Transaction((hold(1),), ('{"a":4',))
@@ -278,13 +278,13 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
         assert isinstance(refused, Conflict)
         assert isinstance(after, tuple)
         assert [entry.seq for entry in (*written, *after)] == [1, 2, 3]
-        assert audit_chain.verify_chain(connection).ok
+        assert DatabaseEngine(path).verify_chain().ok
 
 
 # -- limits ------------------------------------------------------------------------------
 
 
-async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: SqliteStore) -> None:
+async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: SqlStore) -> None:
     await write(store, rollout_opened(), ADMITTED)
     long = step(StepState.FAILED, output="a" * 100_000 + "the end", text="t" * 10_000)
     await write(store, StepRecorded(long))
@@ -294,10 +294,10 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     assert len(kept.text) == MAX_STEP_TEXT_CHARS
     await write(store, hold(1, "half \ud800 a character"))
     assert (await store.load_snapshot()).holds[0].reason == "half ? a character"
-    assert audit_chain.verify_chain(store.path).ok
+    assert DatabaseEngine(store.engine.path).verify_chain().ok
 
 
-async def test_what_cannot_be_kept_whole_is_refused_before_the_act(store: SqliteStore) -> None:
+async def test_what_cannot_be_kept_whole_is_refused_before_the_act(store: SqlStore) -> None:
     await write(store, rollout_opened(), ADMITTED)
     with pytest.raises(StoreFailed, match="could not be restored"):
         await write(store, StepRecorded(step(StepState.INTENDED, prior="x" * 2_000_000)))
@@ -309,7 +309,7 @@ async def test_what_cannot_be_kept_whole_is_refused_before_the_act(store: Sqlite
     assert await store.load_steps("r1", "n1") == ()
 
 
-async def test_a_fleet_of_ten_thousand_is_loaded_whole(store: SqliteStore) -> None:
+async def test_a_fleet_of_ten_thousand_is_loaded_whole(store: SqlStore) -> None:
     nodes = [f"n{number}" for number in range(10_000)]
     await write(store, rollout_opened(nodes=nodes))
     await write(store, *moves_to_done("n17"))

@@ -15,12 +15,13 @@ from machines.model.rollout import DAEMON
 from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.audit_anchor import AnchoredHash, describe_difference, format_line, parse_lines
-from rolloutd.audit_chain import GENESIS_HASH, hash_entry, verify_chain
+from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.engine.background.audit_anchor import CONDITION, AuditAnchor
 from rolloutd.plugin import ANCHORS
 from rolloutd.ports import AdapterContext
 from rolloutd.settings import Settings
-from rolloutd.store import database
+from rolloutd.store import DatabaseEngine
+from rolloutd.store.sqlite import database
 from tests.contracts.fakes.runner import FakeRunner
 from tests.rolloutd.control_environment import ControlEnvironment
 from tests.rolloutd.engine.test_audit_monitor import sqlite_environment
@@ -80,7 +81,7 @@ async def test_rewritten_audit_differs_from_its_anchor(
             copy.write_text("From: rolloutd\n\n" + file.read_text())
 
             rewrite_audit(path)
-            assert verify_chain(path).ok, "by itself it is intact"
+            assert DatabaseEngine(path).verify_chain().ok, "by itself it is intact"
             report = await env.request("nora", "get", "/v1/audit/verify")
             assert not report["ok"]
             assert "has another hash: the audit was rewritten or cut" in report["message"]

@@ -18,11 +18,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd import audit_chain
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.secret_variables import storable_variables
-from rolloutd.store import commit_mark, database, lock
+from rolloutd.store.sqlite import commit_mark, database, lock
+from rolloutd.store.sqlite.engine import SqliteEngine
 
 PAGES_PER_STEP = 4096
 """Pages (16 MiB) copied per step; the daemon's commits do not wait for the steps."""
@@ -54,7 +54,7 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
     with closing(source), _temporary_database(target) as temporary:
         _copy_database(source, temporary)
         _remove_secrets(temporary)
-        verdict = audit_chain.verify_chain(temporary)
+        verdict = SqliteEngine(temporary).verify_chain()
         _move_into_place(temporary, target)
     return verdict
 
@@ -71,13 +71,14 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         )
     owner = _find_owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state_lock = lock.StateLock(state_dir, time.time())
+    state_lock = lock.StateLock(state_dir)
+    state_lock.take()
     try:
         target = state_dir / database.FILE_NAME
         source = _open_backup(backup_file)
         with closing(source), _temporary_database(target) as temporary:
             _copy_database(source, temporary)
-            verdict = audit_chain.verify_chain(temporary)
+            verdict = SqliteEngine(temporary).verify_chain()
             if not verdict.ok:
                 raise StoreFailed(
                     f"{backup_file} is not restored, its audit chain is broken: {verdict.message}"
@@ -91,7 +92,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         _change_owner(commit_mark.mark_path(target), owner)
         _change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
-        state_lock.release()
+        state_lock.close()
     return RestoreResult(verdict, previous, epoch)
 
 
@@ -101,7 +102,7 @@ def _require_safe_target(state_dir: Path, target: Path) -> None:
         raise StoreFailed(f"{target} is a directory: name a file")
     if not target.absolute().parent.is_dir():
         raise StoreFailed(f"there is no directory {target.absolute().parent}: make it, or name another place")
-    own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in ("", "-wal", "-shm")]
+    own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in database.FILE_SUFFIXES]
     resolved = target.absolute().resolve()
     if any(resolved == file.absolute().resolve() for file in (*own, state_dir / lock.FILE_NAME)):
         raise StoreFailed(f"{target} is what the daemon itself works with: name another file")
@@ -131,7 +132,7 @@ def _copy_database(source: sqlite3.Connection, temporary: Path) -> None:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as target:
             source.backup(target, pages=PAGES_PER_STEP)
             target.execute("PRAGMA journal_mode = DELETE")
-            damage = find_damage(target)
+            damage = database.find_damage(target)
     except database.DATABASE_ERRORS as error:
         raise database.explain_failure(error, temporary) from error
     if damage:
@@ -151,15 +152,6 @@ def _remove_secrets(temporary: Path) -> None:
             copy.execute("VACUUM")
     except database.DATABASE_ERRORS as error:
         raise database.explain_failure(error, temporary) from error
-
-
-def find_damage(connection: sqlite3.Connection) -> str:
-    """Return what SQLite finds wrong with a database, "" for nothing."""
-    rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(5)")]
-    rows += [
-        f"row {row[1]} of {row[0]} has no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check")
-    ]
-    return "; ".join(row for row in rows if row != "ok")
 
 
 def _read_epoch(path: Path) -> int | None:

@@ -11,9 +11,8 @@ import os
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rolloutd.audit_chain import open_read_only
 from rolloutd.errors import StoreFailed
-from rolloutd.store import database
+from rolloutd.store.sqlite import database
 
 FILE_NAME = "newest-commit"
 
@@ -67,6 +66,6 @@ def require_newest(path: Path) -> None:
 
 
 def _read_position(path: Path) -> Position:
-    with closing(open_read_only(path)) as connection:
+    with closing(database.open_read_only(path)) as connection:
         (seq,) = connection.execute("SELECT ifnull(max(seq), 0) FROM audit").fetchone()
         return database.read_epoch(connection), int(seq)

@@ -15,7 +15,6 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from rolloutd.audit_chain import open_read_only
 from rolloutd.errors import RolloutdError, StoreFailed
 
 FILE_NAME = "rolloutd.sqlite"
@@ -25,6 +24,9 @@ APPLICATION_ID = 0x726F6C6C
 
 BUSY_TIMEOUT_S = 5.0
 """Wait for another process's lock (a backup, a shell) before the caller gets an error."""
+
+READ_TIMEOUT_S = 5.0
+"""How long to wait for a lock: in WAL mode, readers wait only for recovery."""
 
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """SQLite truncates a larger WAL to this size: one large submit must not occupy the disk permanently."""
@@ -40,9 +42,6 @@ SECRETS_REMOVED = 4
 
 FILE_SUFFIXES = ("", "-wal", "-shm")
 """Suffixes of the database's files while a daemon uses it."""
-
-FileIdentities = tuple[tuple[int, int] | None, ...]
-"""Device and inode of each of these files; None for a missing one."""
 
 DATABASE_ERRORS = (sqlite3.Error, UnicodeError)
 """Errors of a statement: SQLite quotes damaged bytes in its messages, and Python may fail to decode them."""
@@ -77,41 +76,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
         raise explain_failure(error, path) from error
 
 
-def identify_files(path: Path) -> FileIdentities:
-    """Return which files a database consists of at this moment."""
-    return tuple(_identify_file(f"{path}{suffix}") for suffix in FILE_SUFFIXES)
-
-
-def check_files_unchanged(path: Path, opened: FileIdentities) -> None:
-    """Raise StoreFailed if the paths no longer lead to the files that were opened.
-
-    SQLite does not check this: it would report success, and the data in the unlinked files would be lost when
-    the daemon ends.
-    """
-    if identify_files(path) == opened:
-        return
-    if _identify_file(str(path)) == opened[0]:
-        raise StoreFailed(
-            f"nothing was written: {path}-wal or {path}-shm was removed, and both belong to the database;"
-            " stop the daemon, which saves what they held, and start it again"
-        )
-    raise StoreFailed(
-        f"nothing was written: {path} was moved, removed or replaced; restore it and the daemon resumes"
-        f" by itself. What it held is in /proc/{os.getpid()}/fd as long as this daemon lives;"
-        " only a restart opens the file that is there now"
-    )
-
-
-def _identify_file(path: str) -> tuple[int, int] | None:
-    try:
-        status = Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:  # an OSError would end the writer task
-        raise StoreFailed(f"nothing was written: {path} cannot be inspected ({error})") from error
-    return status.st_dev, status.st_ino
-
-
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open a connection that reads while another one writes.  Raises StoreFailed."""
     try:
@@ -125,6 +89,33 @@ def open_reader(path: Path) -> sqlite3.Connection:
     except (*DATABASE_ERRORS, OSError) as error:
         raise explain_failure(error, path) from error
     return connection
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Return a read-only connection to any database, for one thread at a time; raises sqlite3.Error."""
+    return _connect_read_only(read_only_uri(path))
+
+
+def read_only_uri(path: Path) -> str:
+    """Return the URI under which SQLite can read a database; raises sqlite3.Error."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(_connect_read_only(uri)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except DATABASE_ERRORS as error:
+        wal = path.with_name(path.name + "-wal")
+        if not isinstance(error, sqlite3.OperationalError) or (wal.exists() and wal.stat().st_size > 0):
+            raise
+        # In a read-only directory SQLite cannot create WAL's shared memory; without
+        # a WAL file, the database file alone is complete.
+        return f"{uri}&immutable=1"
+    return uri
+
+
+def _connect_read_only(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        uri, uri=True, timeout=READ_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
@@ -147,6 +138,15 @@ def has_current_schema(connection: sqlite3.Connection, name: str = "main") -> bo
     (application,) = connection.execute(f"PRAGMA {name}.application_id").fetchone()
     (version,) = connection.execute(f"PRAGMA {name}.user_version").fetchone()
     return bool(application == APPLICATION_ID and version == len(_migrations()))
+
+
+def find_damage(connection: sqlite3.Connection) -> str:
+    """Return what SQLite finds wrong with a database, "" for nothing."""
+    rows = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(5)")]
+    rows += [
+        f"row {row[1]} of {row[0]} has no {row[2]}" for row in connection.execute("PRAGMA foreign_key_check")
+    ]
+    return "; ".join(row for row in rows if row != "ok")
 
 
 def read_epoch(connection: sqlite3.Connection) -> int:
@@ -240,7 +240,7 @@ def _read_schema_version(connection: sqlite3.Connection, path: Path) -> int:
 @cache
 def _migrations() -> Sequence[tuple[int, str]]:
     """Return the migrations, oldest first; they are numbered without gaps."""
-    directory = resources.files("rolloutd.store") / "migrations"
+    directory = resources.files("rolloutd.store.sqlite") / "migrations"
     files = sorted((entry.name, entry) for entry in directory.iterdir() if entry.name.endswith(".sql"))
     return [(number, entry.read_text("utf-8")) for number, (_, entry) in enumerate(files, 1)]
 

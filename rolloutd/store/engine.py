@@ -1,0 +1,113 @@
+"""What the store needs of a database, so that another one is a folder.
+
+The connection is that of DB-API 2.0 with the exceptions as its attributes; parameters are `?` and `?1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from rolloutd.audit_chain import ChainVerification
+from rolloutd.errors import StoreFailed
+
+T = TypeVar("T")
+
+ChainRow = tuple[Any, Any, Any]
+"""Number, text and hash of an audit entry; text and hash as bytes, because both may be damaged."""
+
+
+class Cursor(Protocol):
+    @property
+    def description(self) -> Any: ...
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    @property
+    def in_transaction(self) -> bool: ...
+    @property
+    def IntegrityError(self) -> type[Exception]: ...  # noqa: N802  # DB-API's name
+    def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Cursor: ...
+
+
+class Executor(Protocol):
+    """One connection that runs one piece of work at a time."""
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work` on the connection; cancelling the caller does not stop it."""
+        ...
+
+    async def close(self) -> None:
+        """Finish the work that was submitted, then close the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """The state of a database at rest; `inaccessible`: files that this user may not write."""
+
+    text: str
+    damage: str = ""
+    is_current: bool = True
+    inaccessible: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """One database."""
+
+    @property
+    def name(self) -> str:
+        """The database, as messages name it."""
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What a statement raises when the database fails."""
+
+    @property
+    def begin_write(self) -> str:
+        """The statement that begins a transaction in which no other writer can begin a term."""
+
+    def explain(self, error: Exception) -> StoreFailed:
+        """Return an error that names the remedy."""
+
+    async def open_writer(self) -> Executor:
+        """Open for writing, create what is missing, and migrate; raises StoreFailed."""
+
+    async def open_reader(self) -> Executor:
+        """Open for reading while another connection writes; raises StoreFailed."""
+
+    def check_writable(self) -> None:
+        """Raise StoreFailed where a commit would be lost though it succeeds."""
+
+    def record_commit(self, epoch: int, seq: int) -> None:
+        """Note the term and the last audit entry of a commit, outside the database."""
+
+    # -- the audit
+
+    def read_chain(self, connection: Connection, table: str = "audit") -> Generator[ChainRow]:
+        """Yield all audit entries in order."""
+
+    def verify_chain(self, head: str | None = None) -> ChainVerification:
+        """Check the chain, read-only; a damaged database is a result.  Raises NotFound."""
+
+    def read_hashes(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Return the recorded hashes of these entries, without those that are missing."""
+
+    def open_comparison(
+        self, audited: Callable[[str, str], str]
+    ) -> AbstractContextManager[Connection | None]:
+        """Open empty tables as schema `main` beside the database, read-only, as schema `stored`.
+
+        `audited` is made a function of SQL.  Yields None for a database with an older schema.
+        """
+
+    def examine(self) -> Examination:
+        """Return what is wrong with the database; raises StoreFailed, OSError."""

@@ -1,0 +1,102 @@
+"""The rows of a database: read, written as events say, and settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeVar, cast
+
+from machines.model.events import MismatchSettled
+from machines.model.rows import Delete, Expected, UsedToken, Write
+from machines.model.verdict import Verdict
+from rolloutd.errors import Conflict, TokenAlreadyUsed
+from rolloutd.store.engine import Connection
+from rolloutd.store.schema import HASHED_COLUMNS, KEYS, TABLES
+
+R = TypeVar("R")
+
+
+class StoredRows:
+    """The rows of a database, for the events that change them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._execute = connection.execute
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        table = TABLES[kind]
+        found = self._execute(table.select_one, key).fetchone()
+        return None if found is None else cast(R, table.decode(found))
+
+    def verdicts_on(self, node: str) -> Iterable[Verdict]:
+        return self.load(Verdict, "node = ? AND cleared_at IS NULL", node)
+
+    def load(self, kind: type[R], where: str, *values: Any) -> tuple[R, ...]:
+        """Return the rows of a condition, with an order if it has one."""
+        table = TABLES[kind]
+        return tuple(map(table.decode, self._execute(f"{table.select} WHERE {where}", values)))
+
+
+def execute_writes(connection: Connection, writes: Iterable[Write | Delete]) -> None:
+    """Write rows; raises Conflict when one is not as it is expected."""
+    for sql, group in groupby(map(_statement, writes), key=itemgetter(0)):
+        rows = [(values, write) for _, values, write in group]
+        write, problem = rows[0][1], ""
+        try:
+            changed = execute_rows(connection, sql, [values for values, _ in rows])
+            if isinstance(write, Delete) or changed == len(rows):
+                continue
+        except connection.IntegrityError as error:
+            problem = f" ({error})"
+        found = "there already" if getattr(write, "expected", None) is Expected.ABSENT else "not as expected"
+        row = f"{TABLES[type(write.row)].name} {'/'.join(map(str, rows[0][0][:2]))}"
+        raise (TokenAlreadyUsed if isinstance(write.row, UsedToken) else Conflict)(
+            f"{row} is {found}{problem}"
+        )
+
+
+def _statement(write: Write | Delete) -> tuple[str, list[Any], Write | Delete]:
+    """Return the statement of a write, which must change one row."""
+    table = TABLES[type(write.row)]
+    if isinstance(write, Delete):
+        return table.delete, table.key_of(write.row, write.owner), write
+    values = table.encode(write.row, write.owner)
+    if isinstance(write.expected, Expected):
+        return table.insert if write.expected is Expected.ABSENT else table.upsert, values, write
+    return table.update, values, write
+
+
+def execute_rows(connection: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    """Execute one statement for each row and return how many rows changed."""
+    try:
+        if len(rows) == 1:
+            return connection.execute(sql, rows[0]).rowcount
+        return connection.executemany(sql, rows).rowcount
+    except UnicodeEncodeError:
+        # Outside text may contain a lone surrogate, which UTF-8 cannot encode: replace only that.
+        return connection.executemany(
+            sql, [[_replace_surrogates(value) for value in row] for row in rows]
+        ).rowcount
+
+
+def _replace_surrogates(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def settle_row(connection: Connection, event: MismatchSettled, *, hashed: bool = False) -> None:
+    """Make a row what the event says; raises Conflict when it cannot be that.
+
+    `hashed` writes hashed columns too: a replay keeps their hashes, a real row keeps its values.
+    """
+    table, row = event.table, event.row
+    keys = {name: event.key[name] for name in KEYS[table]}
+    where = " AND ".join(f"{name} IS ?" for name in keys)
+    if row is None:
+        connection.execute(f"DELETE FROM {table} WHERE {where}", tuple(keys.values()))  # noqa: S608
+        return
+    names = [name for name in row if hashed or (table, name) not in HASHED_COLUMNS]
+    insert = f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
+    connection.execute(insert, tuple(row.values()))
+    update = f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in names)} WHERE {where}"  # noqa: S608
+    if connection.execute(update, (*(row[name] for name in names), *keys.values())).rowcount != 1:
+        raise Conflict(f"{event.subject}: the row cannot be restored; restore a backup")

@@ -1,0 +1,1 @@
+"""SQLite: what the store needs of this database alone."""

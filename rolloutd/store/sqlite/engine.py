@@ -1,0 +1,180 @@
+"""The engine on one SQLite file.
+
+The daemon runs its SQL in aiosqlite's thread; a simulation under virtual time runs it inline, because a
+thread runs in real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+import aiosqlite
+
+from rolloutd import audit_chain
+from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.errors import NotFound, StoreFailed
+from rolloutd.store.engine import ChainRow, Connection, Examination, Executor
+from rolloutd.store.sqlite import commit_mark, database, lock
+
+T = TypeVar("T")
+
+_FileIdentities = tuple[tuple[int, int] | None, ...]
+"""Device and inode of each of a database's files; None for a missing one."""
+
+
+class SqliteEngine:
+    """One SQLite file (store.engine.Engine); `inline` runs the SQL in the caller."""
+
+    errors = database.DATABASE_ERRORS
+    # IMMEDIATE takes the write lock now: no other daemon can begin a term before COMMIT.
+    begin_write = "BEGIN IMMEDIATE"
+
+    def __init__(self, path: Path, *, inline: bool = False) -> None:
+        self.path = path
+        self.name = str(path)
+        self._inline = inline
+        self._opened_files: _FileIdentities | None = None
+
+    def explain(self, error: Exception) -> StoreFailed:
+        return database.explain_failure(error, self.path)
+
+    async def open_writer(self) -> Executor:
+        lock.prepare_directory(self.path.parent)
+        commit_mark.require_newest(self.path)
+        return await self._open(database.open_writer)
+
+    async def open_reader(self) -> Executor:
+        return await self._open(database.open_reader)
+
+    async def _open(self, connect: Callable[[Path], sqlite3.Connection]) -> Executor:
+        if self._inline:
+            return InlineExecutor(connect(self.path))
+        # Connect outside aiosqlite's thread: aiosqlite does not stop its thread when connecting fails there.
+        connection = await asyncio.to_thread(connect, self.path)
+        return cast(Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
+
+    def check_writable(self) -> None:
+        if self._opened_files is not None:
+            _check_files_unchanged(self.path, self._opened_files)
+
+    def record_commit(self, epoch: int, seq: int) -> None:
+        if self._opened_files is None:
+            self._opened_files = _identify_files(self.path)
+        commit_mark.write_mark(self.path, epoch, seq)
+
+    # -- the audit
+
+    def read_chain(self, connection: Connection, table: str = "audit") -> Generator[ChainRow]:
+        # Bytes, so that an entry that is not UTF-8 any more counts as altered.
+        sql = f"SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {table} ORDER BY seq"  # noqa: S608  # our own name
+        yield from connection.execute(sql)
+
+    def verify_chain(self, head: str | None = None) -> ChainVerification:
+        self._require_file()
+        try:
+            with (
+                closing(database.open_read_only(self.path)) as connection,
+                closing(self.read_chain(connection)) as entries,
+            ):
+                return audit_chain.verify_entries(entries, head, unreadable=self.errors)
+        except self.errors as error:
+            return ChainVerification(False, 0, GENESIS_HASH, None, f"{self.path}: not readable: {error}")
+
+    def read_hashes(self, numbers: Iterable[int]) -> dict[int, str]:
+        sql = "SELECT seq, hash FROM audit WHERE seq = ?"
+        with closing(database.open_read_only(self.path)) as connection:
+            return dict(row for seq in numbers for row in connection.execute(sql, (seq,)))
+
+    @contextmanager
+    def open_comparison(self, audited: Callable[[str, str], str]) -> Iterator[Connection | None]:
+        self._require_file()
+        # An empty name is a private temporary file, which SQLite removes when it is closed.
+        with closing(sqlite3.connect("", uri=True, isolation_level=None)) as connection:
+            database.create_tables(connection)
+            connection.execute("ATTACH ? AS stored", (database.read_only_uri(self.path),))
+            connection.execute("PRAGMA foreign_keys = OFF")
+            connection.create_function("audited", 2, audited, deterministic=True)
+            yield connection if database.has_current_schema(connection, "stored") else None
+
+    def _require_file(self) -> None:
+        if not self.path.is_file():
+            raise NotFound(f"{self.path}: no such database; name another file")
+
+    def examine(self) -> Examination:
+        files = (Path(f"{self.path}{suffix}") for suffix in database.FILE_SUFFIXES)
+        existing = [file for file in files if file.exists()]
+        inaccessible = [str(file) for file in existing if not os.access(file, os.R_OK | os.W_OK)]
+        text = f"{self.path}, {self.path.stat().st_size // 1024} KiB"
+        if inaccessible:
+            return Examination(text, inaccessible=tuple(inaccessible))
+        try:
+            with closing(database.open_reader(self.path)) as connection:
+                damage = database.find_damage(connection)
+                return Examination(text, damage, database.has_current_schema(connection))
+        except self.errors as error:
+            raise self.explain(error) from error
+
+
+class ThreadExecutor(aiosqlite.Connection):
+    """aiosqlite's connection with one more method, which runs a whole function in its thread.
+
+    aiosqlite's public methods switch threads once per statement, five times for the smallest transaction, and
+    another task's statement may run in between.  All of them use the protected `_execute`, so a subclass must
+    use it too; the contract suite fails if aiosqlite removes it.
+    """
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # The lambda hides the arguments: aiosqlite's debug log prints them, and a batch may hold passwords.
+        return cast(T, await self._execute(lambda: work(self._conn)))  # type: ignore[no-untyped-call]
+
+
+class InlineExecutor:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return work(self.connection)
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+def _identify_files(path: Path) -> _FileIdentities:
+    """Return which files a database consists of at this moment."""
+    return tuple(_identify_file(f"{path}{suffix}") for suffix in database.FILE_SUFFIXES)
+
+
+def _check_files_unchanged(path: Path, opened: _FileIdentities) -> None:
+    """Raise StoreFailed if the paths no longer lead to the files that were opened.
+
+    SQLite does not check this: it would report success, and the data in the unlinked files would be lost when
+    the daemon ends.
+    """
+    if _identify_files(path) == opened:
+        return
+    if _identify_file(str(path)) == opened[0]:
+        raise StoreFailed(
+            f"nothing was written: {path}-wal or {path}-shm was removed, and both belong to the database;"
+            " stop the daemon, which saves what they held, and start it again"
+        )
+    raise StoreFailed(
+        f"nothing was written: {path} was moved, removed or replaced; restore it and the daemon resumes"
+        f" by itself. What it held is in /proc/{os.getpid()}/fd as long as this daemon lives;"
+        " only a restart opens the file that is there now"
+    )
+
+
+def _identify_file(path: str) -> tuple[int, int] | None:
+    try:
+        status = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # an OSError would end the writer task
+        raise StoreFailed(f"nothing was written: {path} cannot be inspected ({error})") from error
+    return status.st_dev, status.st_ino

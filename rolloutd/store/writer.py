@@ -1,0 +1,287 @@
+"""Writing half of the store: one task, its queue, and the synchronous SQL of a batch.
+
+Tasks that share a connection would mix their transactions, and a cancelled `execute` still writes.  So
+callers queue whole transactions for one task.  It commits the queued transactions in one batch and answers
+after the commit.  A transaction of a cancelled caller is still written.
+
+A batch shares one fsync.  Each of its transactions runs in a savepoint of its own, so a conflict rolls back
+only that one.  The chain's head is read from the database inside each batch, because a batch that failed may
+or may not be on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from machines.facts.apply import UnexpectedRow, rollout_of, writes
+from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
+from rolloutd.audit_chain import GENESIS_HASH, hash_entry
+from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
+from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.store.engine import Connection, Engine, Executor
+from rolloutd.store.rows import StoredRows, execute_rows, execute_writes, settle_row
+from rolloutd.store.schema import TABLES
+
+MAX_BATCH = 256
+"""Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""
+
+MAX_QUEUED = 4096
+"""Transactions without an answer; beyond that callers wait, and the queue does not grow."""
+
+CommitCallback = Callable[[tuple[AuditEntry, ...]], object]
+"""Gets the entries of each transaction, in order, once they are on disk."""
+
+TransactionResult = tuple[AuditEntry, ...] | StoreFailed
+"""The entries of one transaction, or the reason why it was rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One caller's events, decided at `at`, and their audit entries without number and hash.
+
+    `unaudited` writes what the audit has nothing of.
+    """
+
+    events: tuple[Event, ...] = ()
+    audit_drafts: tuple[str, ...] = ()
+    at: float = 0.0
+    unaudited: Callable[[Connection], object] | None = None
+
+
+class BatchWriter:
+    """Writes batches until another daemon begins a term."""
+
+    def __init__(self, connection: Connection, engine: Engine, *, holder: str, since: float) -> None:
+        """Begin a term, which ends that of any other daemon.  Raises StoreFailed."""
+        self._connection = connection
+        self._engine = engine
+        self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *engine.errors)
+        sql = "UPDATE term SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
+        try:
+            (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
+        except engine.errors as error:
+            raise engine.explain(error) from error
+        engine.record_commit(self.epoch, self._head().seq)
+
+    def write(self, batch: Sequence[Transaction]) -> list[TransactionResult]:
+        """Write the transactions and return one result for each; database errors are results."""
+        try:
+            self._engine.check_writable()
+            with self._begin_transaction():
+                head = self._head()
+                results: list[TransactionResult] = []
+                for transaction in batch:
+                    result = self._run_in_savepoint(transaction, head)
+                    if isinstance(result, tuple):
+                        head = result[-1] if result else head
+                    results.append(result)
+            self._engine.record_commit(self.epoch, head.seq)
+            return results
+        except StoreFailed as error:
+            # One exception for each caller: a shared one would collect the tracebacks of all callers.
+            return [type(error)(*error.args) for _ in batch]
+        except self._engine.errors as error:
+            return [self._engine.explain(error) for _ in batch]
+
+    @contextmanager
+    def _begin_transaction(self) -> Iterator[None]:
+        execute = self._connection.execute
+        execute(self._engine.begin_write)
+        try:
+            yield
+            execute("COMMIT")
+        finally:
+            # After some errors, such as a full disk, the database has already rolled back.
+            if self._connection.in_transaction:
+                execute("ROLLBACK")
+
+    def _head(self) -> AuditEntry:
+        """Return the chain's last entry; raises LeadershipLost when this writer's term has ended."""
+        epoch, holder = self._connection.execute("SELECT epoch, holder FROM term").fetchone()
+        if epoch != self.epoch:
+            raise LeadershipLost(
+                f"nothing was written: this daemon's term (epoch {self.epoch}) ended when {holder} opened"
+                f" {self._engine.name} (epoch {epoch}); only one may continue: end this one"
+            )
+        row = self._connection.execute("SELECT seq, '', hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+        return AuditEntry(*row) if row else AuditEntry(0, "", GENESIS_HASH)
+
+    def _run_in_savepoint(self, transaction: Transaction, head: AuditEntry) -> TransactionResult:
+        execute = self._connection.execute
+        execute("SAVEPOINT one")
+        try:
+            write_events(self._connection, transaction.events, transaction.at)
+            if transaction.unaudited is not None:
+                transaction.unaudited(self._connection)
+            entries = self._append_audit_entries(transaction.audit_drafts, head)
+        except self._refusals as error:
+            # The database has rolled back the whole batch, so all of its transactions fail.
+            if not self._connection.in_transaction:
+                raise
+            execute("ROLLBACK TO one")
+            execute("RELEASE one")
+            return error if isinstance(error, StoreFailed) else self._engine.explain(error)
+        execute("RELEASE one")
+        return entries
+
+    def _append_audit_entries(self, drafts: Sequence[str], head: AuditEntry) -> tuple[AuditEntry, ...]:
+        entries: list[AuditEntry] = []
+        for draft in drafts:
+            text = add_sequence_number(draft, head.seq + 1)
+            head = AuditEntry(head.seq + 1, text, hash_entry(head.hash, text))
+            self._connection.execute(
+                "INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (head.seq, head.text, head.hash)
+            )
+            entries.append(head)
+        return tuple(entries)
+
+
+def write_events(connection: Connection, events: Iterable[Event], at: float) -> None:
+    """Write what events do; raises Conflict, StoreFailed."""
+    rows = StoredRows(connection)
+    for event in events:
+        try:
+            if isinstance(event, MismatchSettled):
+                settle_row(connection, event)
+            else:
+                execute_writes(connection, writes(event, rows, at))
+        except UnexpectedRow as error:
+            raise Conflict(f"{error}: another change came first") from error
+        except UnicodeError:
+            raise  # a damaged file: see Engine.errors
+        except (LookupError, TypeError, ValueError) as error:
+            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
+
+
+def write_source_answer(connection: Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
+    """Write the new and changed nodes of a source's answer, and drop the `removed` ones."""
+    nodes = TABLES[DiscoveredNode]
+    execute_rows(connection, TABLES[SourceAnswer].upsert, [TABLES[SourceAnswer].encode(answer)])
+    changed = (replace(node, source=answer.source) for node in answer.nodes)
+    execute_rows(connection, nodes.upsert, [nodes.encode(node) for node in changed])
+    execute_rows(connection, nodes.delete, [(answer.source, name) for name in removed])
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingWrite:
+    """A transaction in the queue, and the future of its caller."""
+
+    transaction: Transaction
+    digests: Mapping[str, str]
+    future: asyncio.Future[tuple[AuditEntry, ...]]
+
+
+class Writer:
+    """The one task that writes, and its queue; `digests`: those of the known rollouts."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        batch_writer: BatchWriter,
+        digests: dict[str, str],
+        on_commit: CommitCallback | None,
+    ) -> None:
+        self._executor = executor
+        self._batch_writer = batch_writer
+        self._digests = digests
+        self._on_commit = on_commit
+        self._capacity = asyncio.Semaphore(MAX_QUEUED)
+        self._wakeup = asyncio.Event()
+        self._queue: deque[_PendingWrite] = deque()
+        self._is_closing = False
+        # The store owns this task: close() waits for it and raises its error.
+        self._task = asyncio.create_task(self._run(), name="store-writer")
+
+    async def commit(
+        self, events: Sequence[Event], actor: Actor, cause: str, at: float
+    ) -> tuple[AuditEntry, ...]:
+        """Queue a transaction and wait for its answer."""
+        return await self._write(*self._translate(events, actor, cause, at))
+
+    async def write_unaudited(self, execute: Callable[[Connection], object]) -> None:
+        """Queue a transaction without audit entries and wait for its answer."""
+        await self._write(Transaction(unaudited=execute), {})
+
+    async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:
+        await self._capacity.acquire()
+        if self._is_closing or self._task.done():
+            self._capacity.release()
+            raise StoreFailed("the store is closed: nothing was written; start the daemon again")
+        future: asyncio.Future[tuple[AuditEntry, ...]] = asyncio.get_running_loop().create_future()
+        self._queue.append(_PendingWrite(transaction, digests, future))
+        self._wakeup.set()
+        return await future
+
+    async def close(self) -> None:
+        """Write the queued transactions, then end."""
+        self._is_closing = True
+        self._wakeup.set()
+        try:
+            await asyncio.wait((self._task,))
+        finally:
+            await self._executor.close()
+        if not self._task.cancelled():
+            self._task.result()
+
+    def _translate(
+        self, events: Sequence[Event], actor: Actor, cause: str, at: float
+    ) -> tuple[Transaction, dict[str, str]]:
+        drafts: list[str] = []
+        opened: dict[str, str] = {}
+        try:
+            for event in events:
+                if isinstance(event, RolloutOpened):
+                    opened[event.rollout] = event.digest.whole
+                rollout = rollout_of(event)
+                digest = opened.get(rollout) or self._digests.get(rollout) if rollout else None
+                drafts.extend(draft_entries(event, actor=actor, cause=cause, at=at, digest=digest))
+        except (TypeError, ValueError) as error:
+            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
+        return Transaction(tuple(events), tuple(drafts), at), opened
+
+    async def _run(self) -> None:
+        batch: list[_PendingWrite] = []
+        try:
+            while self._queue or not self._is_closing:
+                if not self._queue:
+                    self._wakeup.clear()
+                    await self._wakeup.wait()
+                batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
+                if batch:
+                    work = partial(self._write_batch, [order.transaction for order in batch])
+                    self._resolve(batch, await self._executor.run(work))
+                    batch = []
+        finally:
+            # Something is left only after a cancellation or a bug; its callers must not wait forever.
+            self._resolve(
+                batch, [_make_stopped_error("it may have been written: look at the audit") for _ in batch]
+            )
+            left = list(self._queue)
+            self._queue.clear()
+            self._resolve(left, [_make_stopped_error("it was not written") for _ in left])
+
+    def _write_batch(self, batch: Sequence[Transaction], _: Connection) -> list[TransactionResult]:
+        return self._batch_writer.write(batch)
+
+    def _resolve(self, writes: Sequence[_PendingWrite], results: Sequence[TransactionResult]) -> None:
+        for write, result in zip(writes, results, strict=True):
+            self._capacity.release()
+            if isinstance(result, StoreFailed):
+                if not write.future.done():
+                    write.future.set_exception(result)
+                continue
+            self._digests.update(write.digests)
+            if self._on_commit is not None and result:
+                asyncio.get_running_loop().call_soon(self._on_commit, result)
+            if not write.future.done():
+                write.future.set_result(result)
+
+
+def _make_stopped_error(what: str) -> StoreFailed:
+    return StoreFailed(f"the store was stopped before it could answer; {what}")

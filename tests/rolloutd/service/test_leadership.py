@@ -1,0 +1,71 @@
+"""The daemon's life under the Leadership port: standby, leader, and its end after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rolloutd import app
+from rolloutd.errors import AlreadyRunning, LeadershipLost
+from rolloutd.settings import Settings
+from rolloutd.store import FILE_NAME, StateLock, open_store
+from tests.contracts.fakes.leadership import FakeLeadership, Seat
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.model_validate({"state_dir": str(tmp_path / "state"), "socket": str(tmp_path / "s")})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_standby_leads_after_leader_and_ends_when_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "RENEW_S", 0.02)
+    seat = Seat()
+    leader, standby = FakeLeadership(seat), FakeLeadership(seat)
+    await leader.acquire()
+    serving = asyncio.create_task(app.serve(settings, standby))
+    await asyncio.sleep(0.1)
+    assert not settings.socket.exists()
+    assert not (settings.state_dir / FILE_NAME).exists(), "a standby begins no term"
+    await leader.release()
+    await until(settings.socket.exists)
+    assert seat.leader is standby
+    leader.usurp()
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(serving, 30)
+    assert ended.group_contains(LeadershipLost)
+    assert seat.leader is leader, "the end of the old daemon leaves the new one alone"
+
+
+async def test_stopped_standby_ends_without_leading(settings: Settings) -> None:
+    seat = Seat()
+    leader = FakeLeadership(seat)
+    await leader.acquire()
+    serving = asyncio.create_task(app.serve(settings, FakeLeadership(seat)))
+    await asyncio.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, 30)
+    assert not (settings.state_dir / FILE_NAME).exists()
+
+
+async def test_second_daemon_is_refused_before_its_term(settings: Settings) -> None:
+    lock = StateLock(settings.state_dir, now=lambda: 1_700_000_000.0)
+    await lock.acquire()
+    store = await open_store(settings.state_dir, compile_plan=lambda content: content)
+    with pytest.raises(AlreadyRunning, match=rf"pid {os.getpid()}, started 2023-11-14T22:13:20Z"):
+        await app.serve(settings)
+    assert (await store.load_snapshot()).epoch == 1
+    await store.close()
+    await lock.release()
