@@ -22,6 +22,7 @@ from rolloutd.ports import (
     StepContext,
     StepResult,
     Unknown,
+    wait_for_end,
 )
 
 MAX_KEY_LENGTH = 80
@@ -61,10 +62,9 @@ class _PlaybookRuns:
                 step=ctx.step,
             )
         )
-        state = await self.runner.get_state(handle)
-        while state.result is None:
-            state = await self.runner.wait_for_change(handle)
-        return state.result
+        result = (await wait_for_end(self.runner, handle)).result
+        assert result is not None
+        return result
 
 
 class PlaybookIsolator:

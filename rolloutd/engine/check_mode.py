@@ -15,7 +15,7 @@ from machines.model.plan import Stage
 from machines.scheduler.progress import is_at_work
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
-from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown
+from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown, wait_for_end
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.slots import Slots
 
@@ -84,18 +84,12 @@ class CheckMode:
             step=stage.step,
         )
         handle = await self._runner.start(request)
-        run = await self._wait_for_end(handle)
+        run = await wait_for_end(self._runner, handle)
         try:
             return await self._read_report(handle, run)
         finally:
             with contextlib.suppress(RolloutdError, OSError):
                 await self._runner.discard(handle)
-
-    async def _wait_for_end(self, handle: str) -> RunState:
-        run = await self._runner.get_state(handle)
-        while run.result is None:
-            run = await self._runner.wait_for_change(handle)
-        return run
 
     async def _read_report(self, handle: str, run: RunState) -> tuple[list[TaskChange], str]:
         changes: list[TaskChange] = []

@@ -31,10 +31,10 @@ from rolloutd.engine.background.node_observations import OnDemandObserver
 from rolloutd.engine.background.pilot_evidence import PilotDocumenter
 from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.background.soak_monitor import SoakMonitor
-from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, LeadershipLost, RolloutdError, StoreFailed

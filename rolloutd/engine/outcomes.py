@@ -1,4 +1,4 @@
-"""Errors of actions on nodes as outcomes: the one place that decides what an error means."""
+"""What an error means as an outcome of a step, and a failure as a verdict on the change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from machines.model.rollout import FailureCode
+from machines.model.events import Event, PhaseMoved, VerdictRecorded
+from machines.model.rollout import FailureCode, Target
+from machines.workflow.verdicts import new_verdict
+from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Unknown
 
@@ -36,3 +39,12 @@ async def capture_errors(subject: str, awaitable: Awaitable[T]) -> T | Failed | 
     except Exception as error:
         log.exception("%s: unexpected error in a step", subject)
         return Failed(f"unexpected {type(error).__name__}: {error}", code=FailureCode.UNKNOWN)
+
+
+def verdict_events(state: State, target: Target, moved: PhaseMoved) -> list[Event]:
+    """Return the verdict of a transition of this target; empty when it says nothing of the content."""
+    node, change = state.index.nodes.get(target.node), state.index.rollout(target.rollout).digest.change
+    if node is None:
+        return []
+    verdict = new_verdict(target, moved, change, node.labels, state.settings.host_class)
+    return [] if verdict is None else [VerdictRecorded(target.rollout, target.node, verdict)]

@@ -79,6 +79,9 @@ class StepProgress:
     awaited_sources: tuple[str, ...] = ()
     """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 
+    def begin(self, step: str, now: float) -> None:
+        self.step, self.percent, self.task, self.since = step, 0.0, "", now
+
 
 @dataclass(frozen=True, slots=True)
 class HeldAnswer:

@@ -4,11 +4,9 @@ The daemon and the drivers import ports and no adapter; adapters import ports an
 fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
-from rolloutd.ports.artifacts import Artifact, ArtifactStore
-from rolloutd.ports.clocks import Clock, Scheduler
-from rolloutd.ports.context import AdapterContext, InventorySnapshot
+from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles
+from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, Scheduler
 from rolloutd.ports.leadership import Leadership
-from rolloutd.ports.node_files import NodeFile, NodeFiles
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
     DEFAULT_STALE_AFTER_S,
@@ -45,7 +43,7 @@ from rolloutd.ports.preparation import (
     unpacked_directory,
     without_rollout,
 )
-from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState
+from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
 from rolloutd.ports.sources import Anchor, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Busy,
@@ -153,5 +151,6 @@ __all__ = [
     "staged_directory",
     "staged_file",
     "unpacked_directory",
+    "wait_for_end",
     "without_rollout",
 ]

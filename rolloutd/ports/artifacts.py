@@ -1,10 +1,12 @@
-"""Port of removable data on disk outside the database: runs and trees."""
+"""Ports of what is removed in time: runs and trees on disk here, files of ended rollouts on nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from rolloutd.ports.nodes import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,4 +29,24 @@ class ArtifactStore(Protocol):
 
         An object that is in use, or was modified after `unmodified_since` (epoch seconds), stays.  The next
         call finishes a removal that a crash interrupted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A file or directory on a node, as `what` it is; `reason` is why it stays, empty if it does not."""
+
+    what: str
+    path: str
+    reason: str = ""
+
+
+class NodeFiles(Protocol):
+    """The files of runs and guards: fences and guards' directories."""
+
+    async def clean(self, host: Host, *, dry_run: bool, timeout_s: float) -> Sequence[NodeFile]:
+        """Remove them, and return them; an armed guard stays, and with it all that it needs.
+
+        The caller makes sure that no run and no guard begins meanwhile.  `dry_run` removes nothing.
+        Idempotent.  Raises NodeUnreachable, TimeoutError, and AdapterFailed if something cannot be removed.
         """

@@ -1,15 +1,39 @@
-"""Arguments of an adapter's factory."""
+"""Arguments of an adapter's factory, and the ports of time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from rolloutd.ports.clocks import Clock
 from rolloutd.ports.nodes import Shell
 from rolloutd.ports.runs import Runner
 from rolloutd.ports.types import JSON
+
+
+class Clock(Protocol):
+    """The wall clock, and sleep."""
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Scheduler(Protocol):
+    """Calls the daemon back at an instant."""
+
+    def call_at(self, key: str, instant: float, callback: Callable[[], None]) -> None:
+        """Schedule the callback; a later call with the same key replaces it."""
+
+    def call_every(self, key: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call the callback every `seconds`."""
+
+    def cancel(self, key: str) -> None:
+        """Cancel the callback of a key; an unknown key is ignored."""
+
+    def close(self) -> None:
+        """Cancel all callbacks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,3 +120,11 @@ class Runner(Protocol):
 
         Ok only if everything that a run can leave was inspected and has ended.
         """
+
+
+async def wait_for_end(runner: Runner, handle: str) -> RunState:
+    """Return the state of a run once it is over."""
+    state = await runner.get_state(handle)
+    while state.result is None:
+        state = await runner.wait_for_change(handle)
+    return state

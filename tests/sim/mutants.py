@@ -50,7 +50,7 @@ MUTANTS = (
         "outcome-recorded-before-the-act",
         Isolation.undo,
         """
-        result = await self._capture_errors(
+        result = await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
         is_restored = action.is_last and isinstance(result, Ok)
@@ -58,7 +58,7 @@ MUTANTS = (
         """,
         """
         await self._journal.finish(record, Ok("undone"), isolated=False if action.is_last else None)
-        await self._capture_errors(
+        await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
         """,

@@ -18,9 +18,9 @@ from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import is_excused
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
-from rolloutd.engine.verdicts import verdict_events
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
 from rolloutd.redaction import redact_for_team

@@ -9,9 +9,7 @@ It knows ports, never an adapter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TypeVar
 
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
@@ -33,18 +31,15 @@ from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
-from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
-from rolloutd.engine.verdicts import verdict_events
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.ports import Busy, Check, Failed, Ok, StepContext, StepResult, Unknown
+from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
 from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
 
 log = logging.getLogger("rolloutd.engine.drivers.driver")
-
-T = TypeVar("T")
 
 CHECK_TIMEOUT_S = 60.0
 """Time limit of one try of a check whose parameters name none."""
@@ -88,10 +83,10 @@ class Driver:
         self._over_budget: Reason | None = None
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
-        self._isolation = Isolation(session, self._journal, self._capture_errors)
-        self._guard = GuardSteps(session, self._journal, self._capture_errors)
+        self._isolation = Isolation(session, self._journal)
+        self._guard = GuardSteps(session, self._journal)
         self._execution = PlaybookExecution(
-            session, self._journal, self._isolation, self._guard, self._wakeup, self._capture_errors
+            session, self._journal, self._isolation, self._guard, self._wakeup
         )
         self._current_action = CancellableTask()
         self._stopping = False
@@ -336,7 +331,7 @@ class Driver:
         if Capability.STARTS_RUN in spec.capabilities:
             record = replace(record, handle=ctx.idempotency_key)
             await self._journal.write(record)
-        result = await self._capture_errors(self._check_until_passed(check, ctx, spec.team))
+        result = await self._session.capture_errors(self._check_until_passed(check, ctx, spec.team))
         await self._journal.finish(record, result)
         if record.handle:
             await self._journal.update_unfinished_run()
@@ -348,7 +343,7 @@ class Driver:
         while True:
             timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
             deadline = min(ctx.deadline, self._state.now() + timeout_s)
-            result = await self._capture_errors(check.check(replace(ctx, deadline=deadline)))
+            result = await self._session.capture_errors(check.check(replace(ctx, deadline=deadline)))
             seen_at, now = now, self._state.now()
             until -= max(0.0, seen_at - now)  # a clock that was set back must not extend the retries
             left_s = until - now
@@ -417,7 +412,7 @@ class Driver:
             ]
         await self._state.commit(events, actor=by, cause=f"{target.order}: {action.text}")
 
-    # -- progress and errors
+    # -- progress
 
     def _publish_step(self, action: actions.Action) -> None:
         """Publish the node's current step to subscribers."""
@@ -427,14 +422,10 @@ class Driver:
         if step is None:
             return
         if progress.step != step:
-            progress.step, progress.percent, progress.task, progress.since = step, 0.0, "", self._state.now()
+            progress.begin(step, self._state.now())
             self._state.changes.notify_progress()
         progress.failing_check = ""
         progress.repeated_try = repeated_try(self._journal.records, self._session.target)
-
-    async def _capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
-        """Await an action and return each error as an outcome; raises only StoreFailed."""
-        return await capture_errors(self._session.subject, awaitable)
 
     async def _pause(self, seconds: float) -> None:
         await self._wakeup.wait_for(self._state.clock.sleep(seconds))

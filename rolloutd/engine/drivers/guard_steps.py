@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from machines.model import actions
 from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Guard, StepDef
 from machines.workflow.guard import may_be_armed
-from rolloutd.engine.drivers.isolation import ErrorCapture
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import NodeUnreachable
@@ -51,11 +49,10 @@ Operation = Callable[[NodeGuard, StepContext], Awaitable[GuardReport]]
 class GuardSteps:
     """The guard of one node in one rollout; a plan without a guard needs none of it."""
 
-    def __init__(self, session: NodeSession, journal: StepJournal, capture_errors: ErrorCapture) -> None:
+    def __init__(self, session: NodeSession, journal: StepJournal) -> None:
         self._session = session
         self._state = session.state
         self._journal = journal
-        self._capture_errors = capture_errors
 
     async def carry_out(self, action: GuardAction) -> None:
         """Arm, disarm or restore, and record what the node says."""
@@ -149,9 +146,7 @@ class GuardSteps:
     async def _ask(
         self, spec: StepDef, operation: Operation, timeout_s: float
     ) -> GuardReport | Failed | Unknown:
-        answer: Any = await self._capture_errors(self._ask_node(spec, operation, timeout_s))
-        assert isinstance(answer, GuardReport | Failed | Unknown)
-        return answer
+        return await self._session.capture_errors(self._ask_node(spec, operation, timeout_s))
 
     async def _ask_node(
         self, spec: StepDef, operation: Operation, timeout_s: float

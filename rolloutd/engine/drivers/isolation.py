@@ -8,7 +8,6 @@ unavailable for a minute is not a loss of isolation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,23 +27,14 @@ log = logging.getLogger("rolloutd.engine.drivers.isolation")
 RECHECK_INTERVAL_S = 15.0
 """Interval between inspections while a playbook runs; an observation that changes inspects at once."""
 
-ErrorCapture = Callable[[Awaitable[Any]], Awaitable[Any]]
-"""Awaits an action and returns each error as an outcome."""
-
 
 class Isolation:
     """The isolation of one node in one rollout."""
 
-    def __init__(
-        self,
-        session: NodeSession,
-        journal: StepJournal,
-        capture_errors: ErrorCapture,
-    ) -> None:
+    def __init__(self, session: NodeSession, journal: StepJournal) -> None:
         self._session = session
         self._state = session.state
         self._journal = journal
-        self._capture_errors = capture_errors
         self._recheck_wakeup = Wakeup()
         self._last_observation: object = None
 
@@ -58,7 +48,7 @@ class Isolation:
         if spec.drain_timeout_s is not None and self._session.target.phase is Phase.ISOLATING:
             ctx = replace(ctx, deadline=min(ctx.deadline, self._session.progress.isolation_deadline))
         record = self._journal.begin(spec.name, StepAction.APPLY, action.number, prior=action.prior)
-        status = await self._capture_errors(isolator.inspect(ctx))
+        status = await self._session.capture_errors(isolator.inspect(ctx))
         if isinstance(status, Failed | Busy | Unknown):
             # Nothing was changed yet, so only an inspection is recorded.
             await self._journal.finish(replace(record, action=StepAction.INSPECT), status)
@@ -74,14 +64,16 @@ class Isolation:
         ):
             result: StepResult = Ok(status.text or "still isolated")
         else:
-            result = await self._capture_errors(isolator.isolate(replace(ctx, prior=prior)))
+            result = await self._session.capture_errors(isolator.isolate(replace(ctx, prior=prior)))
         await self._journal.finish(record, result)
         return result
 
     async def probe(self, action: actions.Probe) -> None:
         """Probe for traffic once; a probe changes nothing, so it needs no recorded intent."""
         record = self._journal.begin(action.spec.name, StepAction.INSPECT, action.number)
-        result = await self._capture_errors(probe_traffic(self._session, action.spec, number=action.number))
+        result = await self._session.capture_errors(
+            probe_traffic(self._session, action.spec, number=action.number)
+        )
         await self._journal.finish(record, result)
 
     async def undo(self, action: actions.Revert) -> None:
@@ -90,7 +82,7 @@ class Isolation:
         record = self._journal.begin(spec.name, StepAction.REVERT, action.number)
         ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)
         await self._journal.write(record)
-        result = await self._capture_errors(
+        result = await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
         is_restored = action.is_last and isinstance(result, Ok)
@@ -111,7 +103,7 @@ class Isolation:
         """Return whether any isolation was lost; None if an inspection or a new isolation failed."""
         was_lost = False
         for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
-            status = await self._capture_errors(self._inspect(spec, prior))
+            status = await self._session.capture_errors(self._inspect(spec, prior))
             number = 1 + max(r.number for r in self._journal.records if r.step == spec.name)
             if isinstance(status, Failed | Busy | Unknown):
                 if not run_in_progress:
@@ -143,7 +135,7 @@ class Isolation:
         while True:
             await self._recheck_wakeup.wait_for(self._state.clock.sleep(RECHECK_INTERVAL_S))
             for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
-                status = await self._capture_errors(self._inspect(spec, prior))
+                status = await self._session.capture_errors(self._inspect(spec, prior))
                 if isinstance(status, IsolationStatus) and status.is_isolated is False:
                     log.warning(
                         "%s: isolation was lost while a playbook runs: %s", self._session.subject, status.text

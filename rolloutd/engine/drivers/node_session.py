@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
+from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import NotFound, SourceFailed
 from rolloutd.plugin.templates import render
 from rolloutd.ports import (
     Check,
     Checkpoints,
+    Failed,
     Isolator,
     NodeGuard,
     NodeSnapshots,
@@ -24,7 +26,10 @@ from rolloutd.ports import (
     Stager,
     StepContext,
     TrafficProbe,
+    Unknown,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,10 @@ class NodeSession:
     @property
     def progress(self) -> StepProgress:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
+
+    async def capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
+        """Await an action and return each error as an outcome; raises only StoreFailed."""
+        return await capture_errors(self.subject, awaitable)
 
     async def step_context(
         self,

@@ -18,7 +18,7 @@ from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.steps import CLEAN_UP
 from rolloutd.configuration import intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
-from rolloutd.engine.drivers.isolation import ErrorCapture, Isolation
+from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
@@ -44,7 +44,6 @@ class PlaybookExecution:
         isolation: Isolation,
         guard: GuardSteps,
         wakeup: Wakeup,
-        capture_errors: ErrorCapture,
     ) -> None:
         self._session = session
         self._state = session.state
@@ -53,14 +52,13 @@ class PlaybookExecution:
         self._isolation = isolation
         self._guard = guard
         self._wakeup = wakeup
-        self._capture_errors = capture_errors
 
     async def clean_up_stale_runs(self, action: actions.CleanUpStaleRuns) -> None:
         """End all processes that older runs left on the node."""
         record = self._journal.begin(CLEAN_UP.id, StepAction.CLEAN_UP, action.number)
         host = self._state.host(self._session.node)
         await self._journal.write(record)
-        result = await self._capture_errors(
+        result = await self._session.capture_errors(
             self._runner.clean_up_stale_runs(host, timeout_s=CLEANUP_TIMEOUT_S)
         )
         await self._journal.finish(record, result)
@@ -102,7 +100,7 @@ class PlaybookExecution:
 
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""
-        failure = await self._capture_errors(self._runner.cancel(action.record.handle))
+        failure = await self._session.capture_errors(self._runner.cancel(action.record.handle))
         text = action.text if failure is None else f"{action.text}; it may go on: {failure.text}"
         await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
         self._journal.has_unfinished_run = True
@@ -132,7 +130,7 @@ class PlaybookExecution:
         """
         failure: StepResult | None = Unknown("the run was not followed")
         for _ in range(FOLLOW_TRIES):
-            outcome = await self._capture_errors(self._follow(action, record))
+            outcome = await self._session.capture_errors(self._follow(action, record))
             if outcome is None or isinstance(outcome, RunState):
                 return None if outcome is None else outcome.result
             failure = outcome
@@ -147,7 +145,7 @@ class PlaybookExecution:
             if not run_in_progress and not await self._guard.wait_until_heard():
                 return None
             await self._journal.write(self._journal.recorded_version(record))
-        await self._capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
+        await self._session.capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
         return failure
 
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
@@ -187,7 +185,7 @@ class PlaybookExecution:
 
     async def _was_started(self, handle: str) -> bool:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""
-        return not isinstance(await self._capture_errors(self._runner.get_state(handle)), Failed)
+        return not isinstance(await self._session.capture_errors(self._runner.get_state(handle)), Failed)
 
     def _publish_progress(self, run_state: RunState) -> None:
         progress = self._session.progress

@@ -11,7 +11,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.run_ids import LOCALHOST, run_id
 from rolloutd.engine.state import State
-from rolloutd.ports import Failed, Host, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import Failed, Host, RunRequest, RunState, StepResult, Unknown, wait_for_end
 
 LOCAL_CONNECTION = {"ansible_connection": "local"}
 
@@ -52,7 +52,7 @@ class PrepareRuns:
                 row = replace(row, handle=started)
                 cause = f"the run of prepare stage {row.stage} has another handle"
                 await self._state.commit([PreparationRecorded(row)], cause=cause)
-            followed = await capture_errors(row.rollout, self._follow(started))
+            followed = await capture_errors(row.rollout, wait_for_end(runner, started))
             if isinstance(followed, RunState) and followed.result is not None:
                 is_lost = isinstance(followed.result, Unknown)
                 return followed.result, row if is_lost else replace(row, handle="")
@@ -60,12 +60,6 @@ class PrepareRuns:
         # The row keeps the handle: the next try makes sure that nothing of this run is left on the node.
         await self.cancel(row.handle)
         return started, row
-
-    async def _follow(self, handle: str) -> RunState:
-        run = await self._adapters.runner.get_state(handle)
-        while run.result is None:
-            run = await self._adapters.runner.wait_for_change(handle)
-        return run
 
     async def cancel(self, handle: str) -> None:
         """Cancel a run; something of it may be left on the node."""

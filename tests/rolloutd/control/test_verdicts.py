@@ -14,8 +14,8 @@ from machines.model.rollout import FailureCode
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.control.client import ApiError
+from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.state import InvariantViolation
-from rolloutd.engine.verdicts import verdict_events
 from rolloutd.store import open_store
 from tests.rolloutd.control.test_configuration import plan_with, run_cli
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment

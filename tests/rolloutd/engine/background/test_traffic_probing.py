@@ -9,8 +9,8 @@ import pytest
 
 from machines.model.decision import ProbeTraffic
 from machines.scheduler.decide import decide, explain_node
-from rolloutd.engine.background.traffic_prober import TrafficProber
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.ports import Busy, Ok, StepContext, Unknown
 from rolloutd.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
@@ -109,7 +109,7 @@ class SlowProbe(FakeTrafficProbe):
 
 
 async def test_a_few_are_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rolloutd.engine.background.traffic_prober.MAX_CONCURRENT", 3)
+    monkeypatch.setattr("rolloutd.engine.drivers.traffic_probes.MAX_CONCURRENT", 3)
     async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=PROBED)

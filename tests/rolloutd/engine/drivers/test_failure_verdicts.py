@@ -17,7 +17,7 @@ from machines.model.rollout import FailureCode, Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.drivers.driver import Driver
-from rolloutd.engine.verdicts import verdict_events
+from rolloutd.engine.outcomes import verdict_events
 from rolloutd.ports import Failed, Ok, Unknown
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import Script
