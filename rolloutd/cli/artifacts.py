@@ -17,13 +17,8 @@ from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_preparation import (
-        ArtifactReport,
-        NodeCheckpoints,
-        Preparation,
-        Preparations,
-        ReportedArtifact,
-    )
+    from rolloutd.control.wire import Preparation, Preparations
+    from rolloutd.control.wire_fleet import ArtifactReport, NodeCheckpoints, ReportedArtifact
 
 MANIFEST = "artifacts.yml"
 

@@ -27,7 +27,7 @@ from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Audit, AuditEntry
+    from rolloutd.control.wire_fleet import Audit, AuditEntry
 
 ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""

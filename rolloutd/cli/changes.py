@@ -11,7 +11,7 @@ from rolloutd.cli.output import format_percent, print_line, print_table
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_changes import Change, Changes
+    from rolloutd.control.wire_fleet import Change, Changes
 
 STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
 

@@ -13,7 +13,7 @@ from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_configuration import (
+    from rolloutd.control.wire_plans import (
         ConfigurationRecord,
         DifferenceGroup,
         PlanDifferences,

@@ -20,7 +20,8 @@ from rolloutd.control.client import api_path
 from rolloutd.control.last_look import LastLook
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_handover import ComparedNode, Comparison, Handover, HandoverRollout
+    from rolloutd.control.wire import ComparedNode, Comparison
+    from rolloutd.control.wire_fleet import Handover, HandoverRollout
 
 
 def register(commands: CommandGroup) -> None:

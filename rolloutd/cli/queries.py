@@ -32,9 +32,8 @@ from rolloutd.control.client import api_path
 from rolloutd.text import format_exceptions, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node, PilotEvidence, Pool, Reason, Rollout, RolloutLine
+    from rolloutd.control.wire import Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
-    from rolloutd.control.wire_preparation import Prepared
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""

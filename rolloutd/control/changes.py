@@ -13,13 +13,13 @@ from machines.facts.index import Index
 from machines.model.node import Node, NodeKind, natural_sort_key
 from machines.model.rollout import Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd.control import wire_changes
+from rolloutd.control import wire_fleet
 from rolloutd.engine.state import State
 
 MAX_CLOSED = 50
 """Closed rollouts that are read, the latest: each may have ten thousand nodes."""
 
-NEVER: wire_changes.ChangeState = "never"
+NEVER: wire_fleet.ChangeState = "never"
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _Change:
     plan: str
     change: str
     rollouts: list[str] = field(default_factory=list)
-    states: dict[str, tuple[tuple[bool, float], wire_changes.ChangeState]] = field(default_factory=dict)
+    states: dict[str, tuple[tuple[bool, float], wire_fleet.ChangeState]] = field(default_factory=dict)
 
     def add(self, rollout: str, targets: Iterable[Target], *, closed: bool) -> None:
         self.rollouts.append(rollout)
@@ -42,7 +42,7 @@ class _Change:
                 self.states[target.node] = (rank, found)
 
 
-async def change_matrix(state: State, plan: str | None) -> wire_changes.Changes:
+async def change_matrix(state: State, plan: str | None) -> wire_fleet.Changes:
     """Return the changes, latest first, of one plan or of all."""
     found: dict[tuple[str, str], _Change] = {}
 
@@ -63,7 +63,7 @@ async def change_matrix(state: State, plan: str | None) -> wire_changes.Changes:
     return {"changes": [_change_line(change, groups) for change in found.values()]}
 
 
-def _state_of(target: Target, *, closed: bool) -> wire_changes.ChangeState | None:
+def _state_of(target: Target, *, closed: bool) -> wire_fleet.ChangeState | None:
     """Return what a rollout says of a node; None for one that left, or that it will never start."""
     if target.outcome is Outcome.LEFT:
         return None
@@ -87,9 +87,9 @@ def _groups(index: Index, node: Node) -> Iterator[str]:
     yield from dict.fromkeys(found)
 
 
-def _change_line(change: _Change, groups: Mapping[str, Sequence[str]]) -> wire_changes.Change:
+def _change_line(change: _Change, groups: Mapping[str, Sequence[str]]) -> wire_fleet.Change:
     nodes = {node: change.states[node][1] if node in change.states else NEVER for node in groups}
-    counted: dict[str, list[wire_changes.ChangeState]] = {}
+    counted: dict[str, list[wire_fleet.ChangeState]] = {}
     for node, state in nodes.items():
         for group in groups[node]:
             counted.setdefault(group, []).append(state)
@@ -113,7 +113,7 @@ def _change_line(change: _Change, groups: Mapping[str, Sequence[str]]) -> wire_c
     }
 
 
-def _percent(states: Iterable[wire_changes.ChangeState]) -> float:
+def _percent(states: Iterable[wire_fleet.ChangeState]) -> float:
     """Return the percentage of nodes that have the change, of all known nodes that were not skipped."""
     to_change = [state for state in states if state != "skipped"]
     return round(100.0 * to_change.count("done") / len(to_change), 2) if to_change else 0.0

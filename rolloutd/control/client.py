@@ -42,7 +42,7 @@ class StreamInterrupted(DaemonUnreachable):
 
 
 class ApiError(Exception):
-    """The daemon answered with an error; `body` is wire.Error."""
+    """The daemon answered with an error; `body` is wire_fleet.Error."""
 
     def __init__(self, status: int, body: Mapping[str, Any]) -> None:
         super().__init__(str(body.get("error", f"HTTP status {status}")))

@@ -10,7 +10,7 @@ from machines.model.events import StepAction, StepState
 from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd.control import wire_handover
+from rolloutd.control import wire
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
@@ -39,7 +39,7 @@ class _Measured:
         return self.target.phase is Phase.DONE
 
 
-async def comparison(state: State, runner: Runner, resolved: ResolvedRollout) -> wire_handover.Comparison:
+async def comparison(state: State, runner: Runner, resolved: ResolvedRollout) -> wire.Comparison:
     rollout, now = resolved.rollout, state.now()
     wave = _canary_wave(rollout)
     targets = [each for each in resolved.index.targets(rollout.id) if each.admitted_at]
@@ -62,7 +62,7 @@ async def comparison(state: State, runner: Runner, resolved: ResolvedRollout) ->
     }
 
 
-def is_outlier(node: wire_handover.ComparedNode) -> bool:
+def is_outlier(node: wire.ComparedNode) -> bool:
     return node["time"] != "usual" or bool(node["extra_tasks"] or node["missing_tasks"])
 
 
@@ -96,7 +96,7 @@ async def _changed_tasks(state: State, runner: Runner, target: Target) -> tuple[
     return tuple(found)
 
 
-def _compare(node: _Measured, canaries: Sequence[_Measured]) -> wire_handover.ComparedNode:
+def _compare(node: _Measured, canaries: Sequence[_Measured]) -> wire.ComparedNode:
     extra: Collection[str] = ()
     missing: Collection[str] = ()
     known = [each.tasks for each in canaries if each.tasks is not None]

@@ -11,7 +11,7 @@ from machines.model.rollout import Rollout
 from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, Phase
-from rolloutd.control import serializers, wire, wire_handover
+from rolloutd.control import serializers, wire_fleet
 from rolloutd.control.resolve import ResolvedRollout, resolve_rollout
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
@@ -51,7 +51,7 @@ LATEST = 2**62
 """A sequence number after all entries."""
 
 
-async def handover(state: State, since: float) -> wire_handover.Handover:
+async def handover(state: State, since: float) -> wire_fleet.Handover:
     now = state.now()
     decisions, omitted = await _decisions(state, since)
     return {
@@ -78,7 +78,7 @@ def _closed_at(each: Rollout | ClosedRollout) -> float | None:
     return each.ended_at if each.cancelled is None else each.cancelled.at
 
 
-def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_handover.HandoverRollout:
+def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_fleet.HandoverRollout:
     rollout, now = resolved.rollout, state.now()
     progress = rollout_progress(resolved.index, rollout.id, now)
     targets = [each for each in resolved.index.targets(rollout.id) if each.since >= since]
@@ -113,9 +113,9 @@ def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_hand
     }
 
 
-async def _decisions(state: State, since: float) -> tuple[list[wire.AuditEntry], bool]:
+async def _decisions(state: State, since: float) -> tuple[list[wire_fleet.AuditEntry], bool]:
     """Return the decisions since the instant, oldest first, and whether some were left out."""
-    found: list[wire.AuditEntry] = []
+    found: list[wire_fleet.AuditEntry] = []
     omitted = False
     for kind in DECISIONS:
         page = await state.store.read_audit(event=kind, before=LATEST, limit=MAX_PER_KIND)

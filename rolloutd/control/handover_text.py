@@ -8,7 +8,8 @@ from machines.model.timefmt import format_duration
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:  # the command line's start-up counts
-    from rolloutd.control.wire_handover import ComparedNode, Comparison, HandoverRollout
+    from rolloutd.control.wire import ComparedNode, Comparison
+    from rolloutd.control.wire_fleet import HandoverRollout
 
 TIME_UNITS = 2
 

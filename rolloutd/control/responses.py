@@ -1,6 +1,6 @@
 """HTTP responses: JSON bodies, and one error shape for every failure.
 
-Every error has the shape of wire.Error and says what the caller can do.  Input
+Every error has the shape of wire_fleet.Error and says what the caller can do.  Input
 never causes status 500.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 from pydantic import ValidationError
 
-from rolloutd.control import wire
+from rolloutd.control import wire_fleet
 from rolloutd.control.limits import TooMany
 from rolloutd.errors import (
     Conflict,
@@ -92,7 +92,7 @@ def _json_response(body: bytes, status: int) -> web.Response:
 
 
 def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diagnostic] = ()) -> web.Response:
-    body: wire.Error = {
+    body: wire_fleet.Error = {
         "error": text,
         "code": code,
         "errors": [diagnostic_body(each) for each in diagnostics],
@@ -100,8 +100,8 @@ def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diag
     return json_response(body, status)
 
 
-def diagnostic_body(diagnostic: Diagnostic) -> wire.Diagnostic:
-    return cast("wire.Diagnostic", asdict(diagnostic))
+def diagnostic_body(diagnostic: Diagnostic) -> wire_fleet.Diagnostic:
+    return cast("wire_fleet.Diagnostic", asdict(diagnostic))
 
 
 def from_error(exc: RolloutdError) -> web.Response:

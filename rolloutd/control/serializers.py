@@ -25,7 +25,7 @@ from machines.scheduler import decide
 from machines.scheduler.progress import rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
-from rolloutd.control import coverage, wire, wire_configuration, wire_plans, wire_preparation
+from rolloutd.control import coverage, wire, wire_fleet, wire_plans
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
@@ -156,7 +156,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     }
 
 
-def minutes(slot_s: float, prepare_s: float) -> wire_preparation.Minutes:
+def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
     return {"slot": round(slot_s / 60.0, 2), "prepare": round(prepare_s / 60.0, 2)}
 
 
@@ -271,7 +271,7 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
     }
 
 
-def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire_preparation.Prepared | None:
+def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire.Prepared | None:
     """Return how many of the nodes that a gate to continue opens for are prepared."""
     known = index.preparations(each.id)
     if known is None or view.gate is not GateName.CONTINUE or view.state == "open":
@@ -305,7 +305,7 @@ def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
     }
 
 
-def runs(status: RunnerStatus) -> wire.Runs:
+def runs(status: RunnerStatus) -> wire_fleet.Runs:
     """Return the runs on this machine."""
     return {
         "parallel": status.parallel,
@@ -449,7 +449,7 @@ def failure(found: Failure | None) -> wire.Failure | None:
     }
 
 
-def audit_report(report: AuditReport) -> wire.AuditVerification:
+def audit_report(report: AuditReport) -> wire_fleet.AuditVerification:
     chain, rows = report.chain, report.mismatches
     message = chain.message
     if chain.ok and report.anchor_problem:
@@ -478,7 +478,7 @@ def audit_report(report: AuditReport) -> wire.AuditVerification:
     }
 
 
-def verdict(found: Verdict) -> wire_configuration.Verdict:
+def verdict(found: Verdict) -> wire_plans.Verdict:
     return {
         "id": found.id,
         "change": found.change,

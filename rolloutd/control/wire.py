@@ -10,8 +10,6 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.wire_preparation import ForcedStage, Minutes, Prepared
-
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
 GateState = Literal["not-asked", "waiting", "open", "rejected"]
 
@@ -138,6 +136,27 @@ class Gate(TypedDict):
 
 
 # -- rollouts -----------------------------------------------------------------
+
+
+class Prepared(TypedDict):
+    """Of `total` nodes `done` have no prepare stage left."""
+
+    done: int
+    total: int
+
+
+class Minutes(TypedDict):
+    """Minutes in a slot, and minutes of preparation in service, each of the latest attempts."""
+
+    slot: float
+    prepare: float
+
+
+class ForcedStage(TypedDict):
+    """A prepare stage that runs also where it is done: on `nodes`, on all if that is empty."""
+
+    stage: str
+    nodes: list[str]
 
 
 class InFlight(TypedDict):
@@ -368,65 +387,6 @@ class LogLine(TypedDict):
     fields: NotRequired[dict[str, Any]]
 
 
-# -- the audit and the event stream -------------------------------------------
-
-
-class AuditEntry(TypedDict):
-    """One audit entry; `entry` is the hashed text, parsed: its instants are epoch seconds."""
-
-    seq: int
-    at: str
-    hash: str
-    entry: dict[str, Any]
-
-
-class Audit(TypedDict):
-    """A page of the audit; `next` is the `after` or the `before` of the next page, null at the end."""
-
-    entries: list[AuditEntry]
-    next: int | None
-
-
-class AuditMismatch(TypedDict):
-    """A row of the database that does not follow from the audit.
-
-    `kind`: extra, missing or altered; `columns`: those that differ; `scope`: what does not start until an
-    admin has settled it; `restorable`: the audit has all that the row needs.
-    """
-
-    subject: str
-    kind: str
-    scope: str
-    columns: list[str]
-    restorable: bool
-    text: str
-
-
-class AuditVerification(TypedDict):
-    """Whether the audit's hash chain is intact and the database follows from it.
-
-    `first_bad` is the first entry that breaks the chain; `unreadable` are entries of an unknown form;
-    `compared` is false for the file of an older version, of which only the chain was verified.
-    """
-
-    ok: bool
-    entries: int
-    head: str
-    first_bad: int | None
-    message: str
-    mismatches: list[AuditMismatch]
-    unreadable: list[int]
-    compared: bool
-
-
-class AuditHead(TypedDict):
-    """The latest audit entry; a copy of its hash shows later whether the tail was cut."""
-
-    seq: int
-    hash: str
-    at: str | None
-
-
 class EventLine(TypedDict):
     """One line of the event stream: an entry, the progress of running work, or a heartbeat.
 
@@ -439,57 +399,61 @@ class EventLine(TypedDict):
     heartbeat: NotRequired[int]
 
 
-# -- the daemon ---------------------------------------------------------------
+# -- preparation ---------------------------------------------------------------
 
 
-class Runs(TypedDict):
-    """Playbook runs on the daemon's machine, and the memory of its fork servers."""
+class Preparation(TypedDict):
+    """One prepare stage on one node, or a build on its host.
 
-    parallel: int
-    active: int
-    waiting: int
-    forks: int
-    new_processes: int
-    fork_servers: int
-    fork_servers_bytes: int
+    `content` is the digest of what the stage does there, "" while a build is awaited; `bytes` were sent.
+    `seconds` are those of its latest attempt.  A `forced` stage runs also where it is done.
+    """
 
-
-class Health(TypedDict):
-    """The daemon's version, start, trouble and runs."""
-
-    version: str
-    epoch: int
-    pid: int
-    since: str
-    observe_only: bool
-    trouble: str | None
-    runs: Runs
+    node: str
+    stage: str
+    state: Literal["waiting", "running", "done", "skipped", "failed", "disturbed"]
+    content: str
+    bytes: int
+    text: str
+    attempt: int
+    seconds: float
+    forced: bool
 
 
-class OpenApi(TypedDict):
-    """The OpenAPI document of this API."""
+class Preparations(TypedDict):
+    """The prepare stages of a rollout, by node in the order in which nodes are prepared."""
 
-    openapi: str
-    info: dict[str, str]
-    paths: dict[str, dict[str, Any]]
-    components: dict[str, dict[str, Any]]
+    rollout: str
+    preparations: list[Preparation]
 
 
-class Diagnostic(TypedDict):
-    """One mistake in a plan file."""
-
-    file: str
-    line: int
-    column: int
-    path: str
-    found: str
-    allowed: str
-    message: str
+# -- the comparison with canaries ----------------------------------------------
 
 
-class Error(TypedDict):
-    """Why a request was refused: a sentence, a code, and a plan's mistakes."""
+class ComparedNode(TypedDict):
+    """A node against the canaries: its seconds so far, its changed tasks, and what is unlike them.
 
-    error: str
-    code: str
-    errors: list[Diagnostic]
+    `time` is `slower` or `faster` than all canaries by half or more; `changed_tasks` is null without a log.
+    `extra_tasks` changed on no canary, `missing_tasks` on every canary and not here.
+    """
+
+    node: str
+    wave: str
+    phase: str
+    seconds: float
+    time: Literal["usual", "slower", "faster"]
+    changed_tasks: list[str] | None
+    extra_tasks: list[str]
+    missing_tasks: list[str]
+
+
+class Comparison(TypedDict):
+    """The canaries' times and changed tasks, and the nodes of now against them, outliers first."""
+
+    rollout: str
+    canary_wave: str
+    canaries: list[ComparedNode]
+    low_s: float | None
+    high_s: float | None
+    nodes: list[ComparedNode]
+    omitted: int

@@ -1,10 +1,14 @@
-"""JSON shapes of what the API answers about slots, nodes, teams and settings."""
+"""Models of the API's answers about slots, nodes, changes, teams, the audit and the daemon."""
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
+
+from rolloutd.control.wire import Reason, RolloutState
+
+ChangeState = Literal["done", "drifted", "in-flight", "pending", "failed", "skipped", "never"]
 
 # -- slots, holds and freezes -------------------------------------------------
 
@@ -236,3 +240,251 @@ class CleanLine(TypedDict):
     kind: Literal["node", "heartbeat"]
     node: NotRequired[str]
     files: NotRequired[list[LeftFile]]
+
+
+# -- what nodes remember of prepare stages ---------------------------------------
+
+
+class CarriedArtifact(TypedDict):
+    """An artifact that a checkpoint names, with its place on the node."""
+
+    name: str
+    version: str
+    sha256: str
+    path: str
+
+
+class NodeCheckpoint(TypedDict):
+    """A finished prepare stage, as the node remembers it."""
+
+    plan: str
+    stage: str
+    content: str
+    change: str
+    rollout: str
+    at: str
+    artifacts: list[CarriedArtifact]
+
+
+class NodeCheckpoints(TypedDict):
+    """The checkpoints of a node; `text` says why they could not be read."""
+
+    node: str
+    text: str
+    checkpoints: list[NodeCheckpoint]
+
+
+class RolloutCheckpoints(TypedDict):
+    """The checkpoints that a rollout's plan left on its nodes."""
+
+    rollout: str
+    nodes: list[NodeCheckpoints]
+
+
+class ReportedArtifact(TypedDict):
+    """An artifact that nodes should have: `expected` by the manifest, `found` on them ("" for none)."""
+
+    site: str
+    name: str
+    expected: str
+    found: str
+    nodes: list[str]
+
+
+class ArtifactReport(TypedDict):
+    """Which digests the nodes of each site carry; `unreadable` nodes did not answer."""
+
+    rollout: str
+    artifacts: list[ReportedArtifact]
+    unreadable: list[str]
+
+
+# -- the matrix of changes and nodes -------------------------------------------
+
+
+class NodeChange(TypedDict):
+    """A node and whether it has the change; `never`: no rollout brought it there or will."""
+
+    node: str
+    state: ChangeState
+
+
+class GroupChange(TypedDict):
+    """How far a change is in a pool, team, site or cluster; `total` counts all known nodes."""
+
+    group: str
+    total: int
+    done: int
+    percent: float
+
+
+class Change(TypedDict):
+    """A plan's name and the hash of what it does; `rollouts` are those that bring it, latest first."""
+
+    plan: str
+    change: str
+    rollouts: list[str]
+    percent: float
+    nodes: list[NodeChange]
+    groups: list[GroupChange]
+    never: list[str]
+
+
+class Changes(TypedDict):
+    """All changes, latest first."""
+
+    changes: list[Change]
+
+
+# -- the audit -----------------------------------------------------------------
+
+
+class AuditEntry(TypedDict):
+    """One audit entry; `entry` is the hashed text, parsed: its instants are epoch seconds."""
+
+    seq: int
+    at: str
+    hash: str
+    entry: dict[str, Any]
+
+
+class Audit(TypedDict):
+    """A page of the audit; `next` is the `after` or the `before` of the next page, null at the end."""
+
+    entries: list[AuditEntry]
+    next: int | None
+
+
+class AuditMismatch(TypedDict):
+    """A row of the database that does not follow from the audit.
+
+    `kind`: extra, missing or altered; `columns`: those that differ; `scope`: what does not start until an
+    admin has settled it; `restorable`: the audit has all that the row needs.
+    """
+
+    subject: str
+    kind: str
+    scope: str
+    columns: list[str]
+    restorable: bool
+    text: str
+
+
+class AuditVerification(TypedDict):
+    """Whether the audit's hash chain is intact and the database follows from it.
+
+    `first_bad` is the first entry that breaks the chain; `unreadable` are entries of an unknown form;
+    `compared` is false for the file of an older version, of which only the chain was verified.
+    """
+
+    ok: bool
+    entries: int
+    head: str
+    first_bad: int | None
+    message: str
+    mismatches: list[AuditMismatch]
+    unreadable: list[int]
+    compared: bool
+
+
+class AuditHead(TypedDict):
+    """The latest audit entry; a copy of its hash shows later whether the tail was cut."""
+
+    seq: int
+    hash: str
+    at: str | None
+
+
+# -- the handover ---------------------------------------------------------------
+
+
+class MissingVotes(TypedDict):
+    """A gate that waits, and the votes it still needs."""
+
+    gate: str
+    wave: str | None
+    missing: str
+
+
+class HandoverRollout(TypedDict):
+    """A rollout that changed since an instant, or waits: what happened, and what it waits for.
+
+    `changed` counts the nodes that were changed since then; `failed` are those that failed and still are.
+    """
+
+    rollout: str
+    plan: str
+    state: RolloutState
+    percent: float
+    opened: bool
+    ended: bool
+    changed: int
+    failed: list[str]
+    reason: Reason | None
+    gates: list[MissingVotes]
+
+
+class Handover(TypedDict):
+    """What happened since an instant, who decided, and what waits; `omitted`: some decisions are left out."""
+
+    since: str
+    until: str
+    rollouts: list[HandoverRollout]
+    decisions: list[AuditEntry]
+    omitted: bool
+
+
+# -- the daemon ---------------------------------------------------------------
+
+
+class Runs(TypedDict):
+    """Playbook runs on the daemon's machine, and the memory of its fork servers."""
+
+    parallel: int
+    active: int
+    waiting: int
+    forks: int
+    new_processes: int
+    fork_servers: int
+    fork_servers_bytes: int
+
+
+class Health(TypedDict):
+    """The daemon's version, start, trouble and runs."""
+
+    version: str
+    epoch: int
+    pid: int
+    since: str
+    observe_only: bool
+    trouble: str | None
+    runs: Runs
+
+
+class OpenApi(TypedDict):
+    """The OpenAPI document of this API."""
+
+    openapi: str
+    info: dict[str, str]
+    paths: dict[str, dict[str, Any]]
+    components: dict[str, dict[str, Any]]
+
+
+class Diagnostic(TypedDict):
+    """One mistake in a plan file."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    found: str
+    allowed: str
+    message: str
+
+
+class Error(TypedDict):
+    """Why a request was refused: a sentence, a code, and a plan's mistakes."""
+
+    error: str
+    code: str
+    errors: list[Diagnostic]

@@ -1,4 +1,4 @@
-"""JSON shapes of what the API answers about plans: validation, preview, submission."""
+"""Models of the API's answers about plans and configurations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.wire import Diagnostic, Reason, RolloutState, Source, Work
-from rolloutd.control.wire_configuration import Verdict
+from rolloutd.control.wire import Reason, RolloutState, Source, Work
+from rolloutd.control.wire_fleet import Diagnostic
+
+RecordName = Literal["current", "previous", "invalid"]
+DifferenceKind = Literal["new", "same", "changed"]
 
 
 class Validation(TypedDict):
@@ -131,6 +134,98 @@ class Preview(TypedDict):
     digest: str
     hashes: Hashes
     warnings: list[str]
+
+
+# -- configurations and verdicts ----------------------------------------------
+
+
+class ConfigurationEvidence(TypedDict):
+    """The step that failed, and its result."""
+
+    step: str
+    text: str
+
+
+class ConfigurationRecord(TypedDict):
+    """A configuration that a rollout gave to a node.
+
+    `content` is the hash of `values`, in which keyed hashes stand for secrets; `change` is
+    the hash of what the rollout does; `evidence` is of one that failed.
+    """
+
+    content: str
+    change: str
+    rollout: str
+    at: str
+    values: dict[str, Any]
+    evidence: ConfigurationEvidence | None
+
+
+class NodeConfiguration(TypedDict):
+    """A node's records: what passed last, what passed before it, what failed last."""
+
+    current: ConfigurationRecord | None
+    previous: ConfigurationRecord | None
+    invalid: ConfigurationRecord | None
+
+
+class ValueDifference(TypedDict):
+    """One value that differs; null where it is absent."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+class NodeDifference(TypedDict):
+    """The values that differ between two records of a node."""
+
+    node: str
+    before: RecordName
+    after: RecordName
+    differences: list[ValueDifference]
+
+
+class DifferenceGroup(TypedDict):
+    """Nodes for which a plan would change the same values; `new`: they have no record to compare with."""
+
+    nodes: list[str]
+    state: DifferenceKind
+    differences: list[ValueDifference]
+
+
+class PlanDifferences(TypedDict):
+    """What a plan would change for which nodes, the largest group first."""
+
+    groups: list[DifferenceGroup]
+
+
+Verdict = TypedDict(
+    "Verdict",
+    {
+        "id": str,
+        "change": str,
+        "class": str,
+        "rollout": str,
+        "node": str,
+        "step": str,
+        "text": str,
+        "at": str,
+    },
+)
+"""A content that failed on a node, and the class of hosts that does not get it again; `all` is every node."""
+
+
+class Verdicts(TypedDict):
+    """The verdicts that are not cleared, oldest first."""
+
+    verdicts: list[Verdict]
+
+
+class ClearedVerdict(TypedDict):
+    """The verdict that was cleared."""
+
+    id: str
 
 
 # -- what a voter reads -------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rolloutd.control import wire_changes
+from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Item, Page, heading, note_row, static_line
@@ -24,7 +24,7 @@ class ChangesPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self._changes: wire_changes.Changes | None = None
+        self._changes: wire_fleet.Changes | None = None
         self._error = ""
 
     def on_mount(self) -> None:
@@ -54,7 +54,7 @@ class ChangesPage(Page):
             yield note_row("no rollout has been submitted")
 
 
-def _change_items(change: wire_changes.Change) -> Iterator[Item]:
+def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
     key = f"{change['plan']} {change['change'][:SHORT_HASH]}"
     yield heading(key, formatting.format_percent(change["percent"]).lstrip())
     counts = Counter(node["state"] for node in change["nodes"])

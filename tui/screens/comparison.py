@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import handover_text, wire_handover
+from rolloutd.control import handover_text, wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
@@ -18,7 +18,7 @@ class ComparisonPage(RolloutScreen):
 
     def __init__(self, rollout: str) -> None:
         super().__init__(rollout)
-        self._comparison: wire_handover.Comparison | None = None
+        self._comparison: wire.Comparison | None = None
         self._error = ""
 
     def on_mount(self) -> None:
@@ -62,7 +62,7 @@ class ComparisonPage(RolloutScreen):
             self.console.open_node(self.rollout_id, self.body.cursor_key)
 
 
-def _node_row(node: wire_handover.ComparedNode) -> Item:
+def _node_row(node: wire.ComparedNode) -> Item:
     glyph, role = PHASE_GLYPHS.get(node["phase"], ("?", "warn"))
     outlier = handover_text.describe_outlier(node)
     tasks = node["changed_tasks"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import event_text, handover_text, wire, wire_handover
+from rolloutd.control import event_text, handover_text, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Item, Page, heading, note_row, static_line
@@ -23,7 +23,7 @@ class HandoverPage(Page):
     def __init__(self, since: str) -> None:
         super().__init__()
         self._since = since
-        self._handover: wire_handover.Handover | None = None
+        self._handover: wire_fleet.Handover | None = None
         self._error = ""
 
     def on_mount(self) -> None:
@@ -66,7 +66,7 @@ class HandoverPage(Page):
             self.console.open_rollout(rollout)
 
 
-def _rollout_row(key: str, each: wire_handover.HandoverRollout, text: str) -> Item:
+def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
     skipped = each["reason"] is not None and each["reason"]["code"] == "done-with-exceptions"
     glyph, role = summaries.state_glyph(each["state"], int(skipped))
     percent = formatting.format_percent(each["percent"])
@@ -78,7 +78,7 @@ def _rollout_row(key: str, each: wire_handover.HandoverRollout, text: str) -> It
     return key, draw
 
 
-def _decision_row(decided: wire.AuditEntry) -> Item:
+def _decision_row(decided: wire_fleet.AuditEntry) -> Item:
     entry = decided["entry"]
     at = formatting.format_time(parse_timestamp(decided["at"]) or 0.0)
     line: Line = [

@@ -107,7 +107,7 @@ class Model:
         self.closed_rollouts: list[wire.RolloutLine] = []
         self.rollouts: dict[str, RolloutState] = {}
         self.daemon_error: str | None = None
-        self.health: wire.Health | None = None
+        self.health: wire_fleet.Health | None = None
         self.current_user: wire_fleet.WhoAmI | None = None
         self.settings: wire_fleet.SettingsSummary | None = None
         self.locks: wire_fleet.Locks | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rolloutd.commands import audit_settlement
-from rolloutd.control import requests, rights, serializers, wire
+from rolloutd.control import requests, rights, serializers, wire_fleet
 from rolloutd.control.routes import Request, RouteTable, Services
 
 routes = RouteTable()
 
 
 @routes.add("POST", "/v1/audit/settle", access=rights.ADMIN)
-async def settle(services: Services, request: Request[requests.SettleBody]) -> wire.AuditVerification:
+async def settle(services: Services, request: Request[requests.SettleBody]) -> wire_fleet.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""
     body = request.input
     state = services.state

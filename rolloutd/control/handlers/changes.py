@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolloutd.control import requests, wire_changes
+from rolloutd.control import requests, wire_fleet
 from rolloutd.control.changes import change_matrix
 from rolloutd.control.routes import Request, RouteTable, Services
 
@@ -10,7 +10,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/changes")
-async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_changes.Changes:
+async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_fleet.Changes:
     """Show which node has which change, across rollouts."""
     query = request.input
     return await change_matrix(services.state, query.plan)

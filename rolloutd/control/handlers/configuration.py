@@ -9,7 +9,7 @@ from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from rolloutd.commands import submit
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.configuration import differences, intended_configuration
-from rolloutd.control import requests, rights, wire_configuration
+from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -23,7 +23,7 @@ routes = RouteTable()
 @routes.add("GET", "/v1/nodes/{n}/configuration")
 async def node_configuration(
     services: Services, request: Request[requests.NoParams]
-) -> wire_configuration.NodeConfiguration:
+) -> wire_plans.NodeConfiguration:
     """Show what runs gave to a node: current, previous and invalid."""
     stored, records = await _load(services.state, request.path_params["n"])
     return {
@@ -36,7 +36,7 @@ async def node_configuration(
 @routes.add("GET", "/v1/nodes/{n}/configuration/diff")
 async def configuration_diff(
     services: Services, request: Request[requests.ConfigurationDiffQuery]
-) -> wire_configuration.NodeDifference:
+) -> wire_plans.NodeDifference:
     """Show the values that differ between two records of a node."""
     query = request.input
     node = request.path_params["n"]
@@ -57,7 +57,7 @@ async def configuration_diff(
 @routes.add("POST", "/v1/plans/diff", access=rights.ANY_TEAM_MEMBER)
 async def plan_diff(
     services: Services, request: Request[requests.PlanWithUpload]
-) -> wire_configuration.PlanDifferences:
+) -> wire_plans.PlanDifferences:
     """Show what a plan would change for whom, grouped by equal differences."""
     body = request.input
     state = services.state
@@ -75,19 +75,19 @@ def _group_differences(
     stored: NodeConfigurations,
     variables: Mapping[str, Mapping[str, JSON]],
     state: State,
-) -> wire_configuration.PlanDifferences:
-    groups: dict[str, wire_configuration.DifferenceGroup] = {}
+) -> wire_plans.PlanDifferences:
+    groups: dict[str, wire_plans.DifferenceGroup] = {}
     source = draft.pinned.to_record()
     for node, connection in variables.items():
         current = stored.records.get(node, NodeConfiguration()).current
-        found: tuple[wire_configuration.ValueDifference, ...] = ()
+        found: tuple[wire_plans.ValueDifference, ...] = ()
         if current is not None:
             intended = intended_configuration(draft.plan, source, connection, state.redaction_key)
             found = tuple(
                 {"name": d.name, "before": d.before, "after": d.after}
                 for d in differences(stored.documents[current.content], intended)
             )
-        kind: wire_configuration.DifferenceKind = "new" if current is None else "changed" if found else "same"
+        kind: wire_plans.DifferenceKind = "new" if current is None else "changed" if found else "same"
         group = groups.setdefault(
             f"{kind} {found!r}", {"nodes": [], "state": kind, "differences": list(found)}
         )
@@ -105,7 +105,7 @@ async def _load(state: State, node: str) -> tuple[NodeConfigurations, NodeConfig
 
 def _record(
     stored: NodeConfigurations, record: ConfigurationRecord | None
-) -> wire_configuration.ConfigurationRecord | None:
+) -> wire_plans.ConfigurationRecord | None:
     if record is None:
         return None
     return {

@@ -11,7 +11,7 @@ from machines.model.preparation import CLEANUP, PREPARED, Preparation, Preparati
 from machines.model.rollout import Rollout
 from machines.states import Outcome, Phase
 from rolloutd.commands.rollout_commands import unknown_node
-from rolloutd.control import requests, wire_preparation
+from rolloutd.control import requests, wire, wire_fleet
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -31,7 +31,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/rollouts/{r}/prepare")
-async def prepare(services: Services, request: Request[requests.NoParams]) -> wire_preparation.Preparations:
+async def prepare(services: Services, request: Request[requests.NoParams]) -> wire.Preparations:
     """Show the prepare stages of a rollout on each of its nodes."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return {
@@ -43,7 +43,7 @@ async def prepare(services: Services, request: Request[requests.NoParams]) -> wi
 @routes.add("GET", "/v1/nodes/{n}/checkpoints")
 async def node_checkpoints(
     services: Services, request: Request[requests.NoParams]
-) -> wire_preparation.NodeCheckpoints:
+) -> wire_fleet.NodeCheckpoints:
     """Read what a node remembers of prepare stages."""
     node = request.path_params["n"]
     if node not in services.state.index.nodes:
@@ -54,7 +54,7 @@ async def node_checkpoints(
 @routes.add("GET", "/v1/rollouts/{r}/checkpoints", is_heavy=True)
 async def rollout_checkpoints(
     services: Services, request: Request[requests.NoParams]
-) -> wire_preparation.RolloutCheckpoints:
+) -> wire_fleet.RolloutCheckpoints:
     """Read what the nodes of a rollout remember of its plan's prepare stages."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     found = await _read(services, _present_nodes(services, resolved))
@@ -66,7 +66,7 @@ async def rollout_checkpoints(
 @routes.add("GET", "/v1/rollouts/{r}/artifacts", is_heavy=True)
 async def artifact_report(
     services: Services, request: Request[requests.ArtifactReportQuery]
-) -> wire_preparation.ArtifactReport:
+) -> wire_fleet.ArtifactReport:
     """Compare the artifacts that a rollout's nodes carry with the manifest, by site."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     found = await _read(services, _present_nodes(services, resolved))
@@ -88,7 +88,7 @@ async def artifact_report(
     }
 
 
-def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire_preparation.Preparation]:
+def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire.Preparation]:
     """Yield the builds, then the stages of each node."""
     index, rollout = resolved.index, resolved.rollout
     known = index.preparations(rollout.id)
@@ -115,7 +115,7 @@ def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire_prepar
 
 def _preparation(
     node: str, stage: str, row: Preparation | None, content: str, now: float, *, is_forced: bool = False
-) -> wire_preparation.Preparation:
+) -> wire.Preparation:
     if row is None:
         row = Preparation("", node, stage, 0, PreparationState.WAITING, content, 0.0, 0.0)
     return {
@@ -169,13 +169,13 @@ def _compare(
                 yield artifact.name, artifact.sha256, carried.sha256 if carried else ""
 
 
-def _node(node: str, found: _Found) -> wire_preparation.NodeCheckpoints:
+def _node(node: str, found: _Found) -> wire_fleet.NodeCheckpoints:
     if isinstance(found, str):
         return {"node": node, "text": found, "checkpoints": []}
     return {"node": node, "text": "", "checkpoints": [_checkpoint(found[key]) for key in sorted(found)]}
 
 
-def _checkpoint(checkpoint: Checkpoint) -> wire_preparation.NodeCheckpoint:
+def _checkpoint(checkpoint: Checkpoint) -> wire_fleet.NodeCheckpoint:
     return {
         "plan": checkpoint.plan,
         "stage": checkpoint.stage,

@@ -11,15 +11,7 @@ from dataclasses import replace
 from machines.model.events import StepRecord
 from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.commands.rollout_commands import unknown_node
-from rolloutd.control import (
-    fleet_serializers,
-    openapi,
-    serializers,
-    wire,
-    wire_fleet,
-    wire_handover,
-    wire_plans,
-)
+from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.comparison import comparison
 from rolloutd.control.handover import handover
 from rolloutd.control.logs import may_see_output
@@ -45,7 +37,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/health")
-async def health(services: Services, request: Request[NoParams]) -> wire.Health:
+async def health(services: Services, request: Request[NoParams]) -> wire_fleet.Health:
     """Report that the daemon runs, and its trouble."""
     state = services.state
     return {
@@ -174,14 +166,14 @@ async def plan(services: Services, request: Request[NoParams]) -> wire_plans.Pla
 
 
 @routes.add("GET", "/v1/rollouts/{r}/comparison")
-async def compare(services: Services, request: Request[NoParams]) -> wire_handover.Comparison:
+async def compare(services: Services, request: Request[NoParams]) -> wire.Comparison:
     """Compare the nodes of now with the canaries: durations and changed tasks."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return await comparison(services.state, services.runner, resolved)
 
 
 @routes.add("GET", "/v1/handover")
-async def hand_over(services: Services, request: Request[HandoverQuery]) -> wire_handover.Handover:
+async def hand_over(services: Services, request: Request[HandoverQuery]) -> wire_fleet.Handover:
     """Show what changed since an instant, who decided, and what waits."""
     query = request.input
     return await handover(services.state, query.since.timestamp())
@@ -215,10 +207,10 @@ async def inventory_node(services: Services, request: Request[NoParams]) -> wire
 
 
 @routes.add("GET", "/v1/audit")
-async def audit(services: Services, request: Request[AuditQuery]) -> wire.Audit:
+async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.Audit:
     """Show a page of the audit."""
     query = request.input
-    entries: list[wire.AuditEntry] = []
+    entries: list[wire_fleet.AuditEntry] = []
     last = query.after
     scanned = 0
     rollout_id = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
@@ -235,7 +227,7 @@ async def audit(services: Services, request: Request[AuditQuery]) -> wire.Audit:
 
 
 @routes.add("GET", "/v1/audit/verify", is_heavy=True)
-async def verify(services: Services, request: Request[VerifyQuery]) -> wire.AuditVerification:
+async def verify(services: Services, request: Request[VerifyQuery]) -> wire_fleet.AuditVerification:
     """Verify the audit's hash chain, and that the database follows from the audit."""
     report = await services.state.store.verify_audit(request.input.head)
     if request.input.head is None:
@@ -244,7 +236,7 @@ async def verify(services: Services, request: Request[VerifyQuery]) -> wire.Audi
 
 
 @routes.add("GET", "/v1/audit/head")
-async def audit_head(services: Services, request: Request[NoParams]) -> wire.AuditHead:
+async def audit_head(services: Services, request: Request[NoParams]) -> wire_fleet.AuditHead:
     """Show the latest hash of the audit, to keep elsewhere."""
     latest = await services.state.store.latest_audit_entry()
     if latest is None:
@@ -253,7 +245,7 @@ async def audit_head(services: Services, request: Request[NoParams]) -> wire.Aud
 
 
 @routes.add("GET", "/v1/openapi.json")
-async def document(services: Services, request: Request[NoParams]) -> wire.OpenApi:
+async def document(services: Services, request: Request[NoParams]) -> wire_fleet.OpenApi:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL
 
@@ -284,7 +276,7 @@ async def _matching_entries(
         after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
 
 
-def _oldest_first(entries: list[wire.AuditEntry], query: AuditQuery) -> list[wire.AuditEntry]:
+def _oldest_first(entries: list[wire_fleet.AuditEntry], query: AuditQuery) -> list[wire_fleet.AuditEntry]:
     return entries if query.before is None else entries[::-1]
 
 

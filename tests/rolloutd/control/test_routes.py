@@ -18,7 +18,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.verdict import Verdict
 from machines.states import Trigger
 from rolloutd.commands import tokens
-from rolloutd.control import wire
+from rolloutd.control import wire_fleet
 from rolloutd.control.client import ApiError
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
@@ -225,7 +225,7 @@ async def test_errors_have_one_shape(tmp_path: Path) -> None:
         ("put", "/v1/holds", {"node": "p1", "reason": "x" * 3000}, 400),
         ("put", "/v1/holds", {"node": "p1", "reason": "  "}, 400),
     ]
-    error = TypeAdapter(wire.Error)
+    error = TypeAdapter(wire_fleet.Error)
     async with control_environment(tmp_path) as inside:
         for method, path, body, status in wrong:
             with pytest.raises(ApiError) as refused:
