@@ -23,7 +23,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, api_path
-from rolloutd.control.last_look import LastLook
+from rolloutd.control.user_time import LastLook
 from tui.connection.event_stream import (
     REQUEST_TIMEOUT_S,
     Connected,

@@ -15,9 +15,9 @@ from rolloutd.cli.command_group import (
     past_time_argument,
 )
 from rolloutd.cli.output import colorize, format_percent, print_line, print_table, sanitize
-from rolloutd.control import event_text, handover_text
+from rolloutd.control import answer_text, event_text
 from rolloutd.control.client import api_path
-from rolloutd.control.last_look import LastLook
+from rolloutd.control.user_time import LastLook
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import ComparedNode, Comparison
@@ -79,7 +79,7 @@ def compare(call: Invocation) -> int:
     if call.args.json:
         call.print_data(found)
         return exits.OK
-    print_line(handover_text.describe_canaries(found))
+    print_line(answer_text.describe_canaries(found))
     nodes = [*found["nodes"], *found["canaries"]]
     if nodes:
         print_line()
@@ -96,8 +96,8 @@ def _rollout_row(rollout: HandoverRollout) -> tuple[str, ...]:
         rollout["rollout"],
         rollout["state"],
         format_percent(rollout["percent"]),
-        handover_text.describe_change(rollout),
-        handover_text.describe_wait(rollout),
+        answer_text.describe_change(rollout),
+        answer_text.describe_wait(rollout),
     )
 
 
@@ -109,5 +109,5 @@ def _row(node: ComparedNode) -> tuple[str, ...]:
         node["phase"],
         format_duration(node["seconds"], timestamps.AGE_UNITS),
         "no log" if tasks is None else str(len(tasks)),
-        handover_text.describe_outlier(node),
+        answer_text.describe_outlier(node),
     )

@@ -9,7 +9,7 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, add_watch_option
 from rolloutd.cli.output import colorize, print_line, sanitize
 from rolloutd.cli.queries import print_gates, print_traffic_probes
-from rolloutd.control import review_text
+from rolloutd.control import answer_text
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
@@ -62,7 +62,7 @@ def _print_review(rollout: Rollout, review: Review) -> None:
     """Print the change, the targets, the checks, what is not probed, the digest, then the plan."""
     if review["previous"] is not None:
         _print_section(f"CHANGE since {review['previous']}")
-        _print_lines(review_text.difference_lines(review), "none: the same plan and the same source")
+        _print_lines(answer_text.difference_lines(review), "none: the same plan and the same source")
     for playbook in review["playbooks"]:
         _print_section(f"PLAYBOOK {playbook['path']}")
         _print_lines((playbook["text"] or playbook["note"] or "").splitlines())
@@ -71,10 +71,10 @@ def _print_review(rollout: Rollout, review: Review) -> None:
         _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])
     _print_section("TARGETS")
     for gate in rollout["gates"]:
-        found = review_text.find_gate(review, gate)
+        found = answer_text.find_gate(review, gate)
         if found is not None and gate["state"] in ("waiting", "rejected"):
-            print_line(f"  {gate['gate']} starts {review_text.describe_blast_radius(found['blast_radius'])}")
-            print_line(f"  {review_text.describe_approval(found['your_approval'], rollout['owner'])}")
+            print_line(f"  {gate['gate']} starts {answer_text.describe_blast_radius(found['blast_radius'])}")
+            print_line(f"  {answer_text.describe_approval(found['your_approval'], rollout['owner'])}")
     for pool in rollout["pools"]:
         nodes = pluralize(pool["total"], "node")
         print_line(sanitize(f"  {pool['pool']}: {nodes}, {pool['max_unavailable']} at a time"))

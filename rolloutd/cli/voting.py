@@ -25,7 +25,7 @@ from rolloutd.cli.command_group import (
     without_none,
 )
 from rolloutd.cli.output import print_line
-from rolloutd.control import review_text
+from rolloutd.control import answer_text
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
     asked = [gate for gate in rollout["gates"] if gate["gate"] == call.args.gate and gate["state"] != "open"]
     gate = next((each for each in asked if call.args.wave in (None, each["wave"])), None)
-    found = None if gate is None else review_text.find_gate(review, gate)
+    found = None if gate is None else answer_text.find_gate(review, gate)
     if gate is None or found is None:
         return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it"
     body.setdefault("digest", gate["digest"])
-    radius = review_text.describe_blast_radius(found["blast_radius"])
-    effect = review_text.describe_approval(found["your_approval"], rollout["owner"])
+    radius = answer_text.describe_blast_radius(found["blast_radius"])
+    effect = answer_text.describe_approval(found["your_approval"], rollout["owner"])
     name, digest = rollout["rollout"], gate["digest"][:SHORT_DIGEST_CHARS]
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
     return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}"

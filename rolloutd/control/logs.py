@@ -7,9 +7,8 @@ of a line.  It writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 from machines.model.events import RunOutputPruned, StepRecord, StepState
 from machines.model.preparation import Preparation, PreparationState
@@ -39,40 +38,27 @@ class LogReader:
         """Yield the attempt's lines from number `offset` on, up to the latest."""
         number = 0
         records = await self._store.load_steps(*self._key, attempt)
-        async for at, kind, text, fields, step in self._entries(list(records)):
+        async for step, event in self._entries(list(records)):
             number += 1
             if number > offset:
-                line: wire.LogLine = {
-                    "offset": number,
-                    "at": format_timestamp(at),
-                    "kind": kind,
-                    "text": text[:MAX_LINE_CHARS],
-                    "attempt": attempt,
-                    "step": step,
-                }
-                if fields:
-                    line["fields"] = dict(fields)
-                yield line
+                yield _line(number, event, attempt, step)
 
-    async def _entries(
-        self, records: list[StepRecord]
-    ) -> AsyncIterator[tuple[float, str, str, Mapping[str, Any], str]]:
+    async def _entries(self, records: list[StepRecord]) -> AsyncIterator[tuple[str, RunEvent]]:
         for position, record in enumerate(records):
             visible = may_see_output(record, self._identity)
-            yield record.began_at, "begun", f"{record.action} {record.step}", {}, record.step
+            name = f"{record.action} {record.step}"
+            yield record.step, RunEvent(0, record.began_at, "begun", name)
             if record.handle and visible:
                 async for event in self._run_events(record):
-                    yield event.at, event.kind, event.text, event.fields, record.step
+                    yield record.step, event
             if record.state is StepState.INTENDED:
                 if position < len(records) - 1:
                     continue
                 return
             for text in record.output.splitlines() if visible and not record.handle else ():
-                yield record.at, "output", text, {}, record.step
-            summary = f"{record.action} {record.step}: {record.state}" + (
-                f": {record.text}" if record.text else ""
-            )
-            yield record.at, str(record.state), summary, {}, record.step
+                yield record.step, RunEvent(0, record.at, "output", text)
+            summary = f"{name}: {record.state}: {record.text}" if record.text else f"{name}: {record.state}"
+            yield record.step, RunEvent(0, record.at, str(record.state), summary)
 
     async def _run_events(self, record: StepRecord) -> AsyncIterator[RunEvent]:
         """Yield the run's output, or one line that says why it was removed."""
@@ -100,17 +86,7 @@ async def stage_lines(
     async for event in _stage_events(runner, row, attempt, is_latest=is_latest):
         number += 1
         if number > offset:
-            line: wire.LogLine = {
-                "offset": number,
-                "at": format_timestamp(event.at),
-                "kind": event.kind,
-                "text": event.text[:MAX_LINE_CHARS],
-                "attempt": attempt,
-                "step": f"prepare.{row.stage}",
-            }
-            if event.fields:
-                line["fields"] = dict(event.fields)
-            yield line
+            yield _line(number, event, attempt, f"prepare.{row.stage}")
 
 
 async def _stage_events(
@@ -129,6 +105,20 @@ async def _stage_events(
         sent = f", {format_size(row.bytes)} sent" if row.bytes else ""
         summary = f"prepare stage {row.stage}: {row.state}{sent}"
         yield RunEvent(0, row.at, row.state.value, f"{summary}: {row.text}" if row.text else summary)
+
+
+def _line(number: int, event: RunEvent, attempt: int, step: str) -> wire.LogLine:
+    line: wire.LogLine = {
+        "offset": number,
+        "at": format_timestamp(event.at),
+        "kind": event.kind,
+        "text": event.text[:MAX_LINE_CHARS],
+        "attempt": attempt,
+        "step": step,
+    }
+    if event.fields:
+        line["fields"] = dict(event.fields)
+    return line
 
 
 def heartbeat(offset: int, now: float) -> wire.LogLine:

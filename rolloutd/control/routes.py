@@ -20,23 +20,6 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.ports import AuditReport, Checkpoints, Runner, SourceStore
 
-
-def _record_nothing(report: AuditReport) -> None:
-    pass
-
-
-async def _find_nothing() -> str:
-    return ""
-
-
-async def _observe_nothing(nodes: Sequence[str]) -> None:
-    pass
-
-
-async def _change_nothing(name: str, actor: Actor, reason: str) -> None:
-    pass
-
-
 Input = TypeVar("Input", covariant=True)
 Body = TypeVar("Body", covariant=True)
 
@@ -61,14 +44,14 @@ class Services:
     started_at: float
     version: str
     refresh_inventory: Callable[[], None]
-    observe_nodes: Callable[[Sequence[str]], Awaitable[None]] = _observe_nothing
-    prune_runs: Callable[[], None] = lambda: None
-    record_audit: Callable[[AuditReport], None] = _record_nothing
-    compare_anchors: Callable[[], Awaitable[str]] = _find_nothing
-    accept_inventory: InventoryCommand = _change_nothing
-    pin_identity: InventoryCommand = _change_nothing
-    checkpoints: Checkpoints | None = None
-    cleaner: NodeCleaner | None = None
+    observe_nodes: Callable[[Sequence[str]], Awaitable[None]]
+    prune_runs: Callable[[], None]
+    record_audit: Callable[[AuditReport], None]
+    compare_anchors: Callable[[], Awaitable[str]]
+    accept_inventory: InventoryCommand
+    pin_identity: InventoryCommand
+    checkpoints: Checkpoints
+    cleaner: NodeCleaner
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     current, index = resolved.rollout, resolved.index
     progress = rollout_progress(index, current.id, now)
     nodes = [index.nodes[each.node] for each in index.targets(current.id) if each.node in index.nodes]
-    gate_views = list(_gate_views(index, current, now))
+    views = list(gate_views(index, current, now))
     return {
         "rollout": current.id,
         "plan": current.plan.name,
@@ -132,10 +132,10 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "pending": progress.pending,
         "in_flight": [in_flight(state, target) for target in progress.in_flight],
         "pools": [cast("wire.Pool", asdict(pool)) for pool in progress.pools],
-        "gates": [gate(index, current, view, now) for view in gate_views],
+        "gates": [gate(index, current, view, now) for view in views],
         "reason": reason(progress.reason),
         "work": progress.work_s and {"low_s": progress.work_s[0], "high_s": progress.work_s[1]},
-        "votes_missing": 0 if current.closed else sum(map(_count_missing_votes, gate_views)),
+        "votes_missing": 0 if current.closed else sum(map(_count_missing_votes, views)),
         "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
         "submitted_by": current.submitted_by.name,
         "submitted_at": format_timestamp(current.submitted_at),
@@ -175,7 +175,7 @@ def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
         "rolled_back": progress.rolled_back,
         "submitted_by": each.submitted_by.name,
         "submitted_at": format_timestamp(each.submitted_at),
-        "ended_at": format_optional_timestamp(_ended_at(each)),
+        "ended_at": format_optional_timestamp(ended_at(each)),
     }
 
 
@@ -198,7 +198,7 @@ def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
         "rolled_back": counts.get(Outcome.ROLLED_BACK, 0),
         "submitted_by": each.submitted_by.name,
         "submitted_at": format_timestamp(each.submitted_at),
-        "ended_at": format_optional_timestamp(_ended_at(each)),
+        "ended_at": format_optional_timestamp(ended_at(each)),
     }
 
 
@@ -225,14 +225,14 @@ def all_in_flight(state: State, rollout_id: str | None) -> list[wire.RolloutInFl
     ]
 
 
-def _ended_at(each: Rollout | ClosedRollout) -> float | None:
+def ended_at(each: Rollout | ClosedRollout) -> float | None:
     return each.ended_at if each.cancelled is None else each.cancelled.at
 
 
 # -- gates --------------------------------------------------------------------
 
 
-def _gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
+def gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
     for gate, wave in each.plan.gates_in_order:
         yield gates.gate_view(index, each, gate, wave, now)
     yield gates.gate_view(index, each, GateName.PROCEED, "", now)

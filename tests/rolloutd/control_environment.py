@@ -321,8 +321,20 @@ async def control_environment(
     check_mode, refresh = CheckMode(state, runner), lambda: refreshed.append(1)
 
     drift = DriftChecker(state, find_source, check_mode)
-    services = Services(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe)
-    services = replace(services, checkpoints=checkpoints, cleaner=cleaner(state))
+
+    async def do_nothing(*_: Any) -> Any:
+        return ""
+
+    services = Services(
+        *(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe),
+        prune_runs=lambda: None,
+        record_audit=lambda report: None,
+        compare_anchors=do_nothing,
+        accept_inventory=do_nothing,
+        pin_identity=do_nothing,
+        checkpoints=checkpoints or FakeCheckpoints(),
+        cleaner=cleaner(state),
+    )
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
     env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rolloutd.control.last_look import DEFAULT_SPAN_S, LastLook
+from rolloutd.control.user_time import DEFAULT_SPAN_S, LastLook
 from tests.support.replayed_fleet import format_rfc3339
 from tests.tui.harness import paused_fleet, run_console, running_fleet, wait_for_text, wait_until
 from tui.app import AWAY_S

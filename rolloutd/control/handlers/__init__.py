@@ -5,16 +5,15 @@ from __future__ import annotations
 from rolloutd.control.handlers import (
     audit,
     changes,
-    cleaning,
     commands,
     configuration,
-    drift,
+    handover,
+    node_reports,
     plans,
     preparation,
     queries,
     streams,
     teams,
-    verdicts,
 )
 from rolloutd.control.routes import Route
 
@@ -23,12 +22,11 @@ ROUTES: tuple[Route, ...] = (
     *streams.routes,
     *plans.routes,
     *commands.routes,
-    *drift.routes,
-    *cleaning.routes,
+    *node_reports.routes,
     *teams.routes,
     *changes.routes,
     *configuration.routes,
     *preparation.routes,
-    *verdicts.routes,
     *audit.routes,
+    *handover.routes,
 )

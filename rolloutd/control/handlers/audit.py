@@ -1,12 +1,62 @@
-"""Handler that settles what the audit does not account for."""
+"""Handlers of the audit: a page of it, its verification, its head, and the settlement of mismatches."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.commands import audit_settlement
 from rolloutd.control import requests, rights, serializers, wire_fleet
+from rolloutd.control.requests import AuditQuery, NoParams, VerifyQuery
+from rolloutd.control.resolve import resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.serializers import format_timestamp
+from rolloutd.ports import AuditEntry
 
 routes = RouteTable()
+
+MAX_SCANNED_ENTRIES = 50_000
+"""Entries read for one page if the store cannot filter them (by actor); `next` says where to resume."""
+
+
+@routes.add("GET", "/v1/audit")
+async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.Audit:
+    """Show a page of the audit."""
+    query = request.input
+    entries: list[wire_fleet.AuditEntry] = []
+    last = query.after
+    scanned = 0
+    rollout_id = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
+    async for entry in _matching_entries(services, query, rollout_id):
+        last = entry.seq
+        scanned += 1
+        parsed = json.loads(entry.text)
+        if query.actor is None or parsed["actor"]["name"] == query.actor:
+            at = format_timestamp(parsed["at"])
+            entries.append({"seq": entry.seq, "at": at, "hash": entry.hash, "entry": parsed})
+        if len(entries) == query.limit or scanned == MAX_SCANNED_ENTRIES:
+            return {"entries": _oldest_first(entries, query), "next": last}
+    return {"entries": _oldest_first(entries, query), "next": None}
+
+
+@routes.add("GET", "/v1/audit/verify", is_heavy=True)
+async def verify(services: Services, request: Request[VerifyQuery]) -> wire_fleet.AuditVerification:
+    """Verify the audit's hash chain, and that the database follows from the audit."""
+    report = await services.state.store.verify_audit(request.input.head)
+    if request.input.head is None:
+        services.record_audit(report)
+    return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))
+
+
+@routes.add("GET", "/v1/audit/head")
+async def audit_head(services: Services, request: Request[NoParams]) -> wire_fleet.AuditHead:
+    """Show the latest hash of the audit, to keep elsewhere."""
+    latest = await services.state.store.latest_audit_entry()
+    if latest is None:
+        return {"seq": 0, "hash": GENESIS_HASH, "at": None}
+    return {"seq": latest.seq, "hash": latest.hash, "at": format_timestamp(json.loads(latest.text)["at"])}
 
 
 @routes.add("POST", "/v1/audit/settle", access=rights.ADMIN)
@@ -20,3 +70,28 @@ async def settle(services: Services, request: Request[requests.SettleBody]) -> w
     report = await state.store.verify_audit()
     services.record_audit(report)
     return serializers.audit_report(report)
+
+
+async def _matching_entries(
+    services: Services, query: AuditQuery, rollout_id: str | None
+) -> AsyncIterator[AuditEntry]:
+    """Yield the entries in the order in which they are read: with `before`, the latest first."""
+    after, before = query.after, query.before
+    while True:
+        page = await services.state.store.read_audit(
+            after=after,
+            before=before,
+            limit=query.limit,
+            rollout=rollout_id,
+            node=query.node,
+            event=query.kind,
+        )
+        for entry in page if before is None else reversed(page):
+            yield entry
+        if len(page) < query.limit:
+            return
+        after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
+
+
+def _oldest_first(entries: list[wire_fleet.AuditEntry], query: AuditQuery) -> list[wire_fleet.AuditEntry]:
+    return entries if query.before is None else entries[::-1]

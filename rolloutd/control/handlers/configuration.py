@@ -1,4 +1,4 @@
-"""Handlers of configurations: the records of a node, and what a plan would change for whom."""
+"""Handlers of configurations: the records of a node, what a plan would change for whom, and verdicts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
-from rolloutd.commands import submit
+from rolloutd.commands import submit, verdicts
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.configuration import differences, intended_configuration
-from rolloutd.control import requests, rights, wire_plans
+from rolloutd.control import requests, rights, serializers, wire_plans
 from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -68,6 +68,23 @@ async def plan_diff(
     return await asyncio.to_thread(
         _group_differences, draft, stored, {node: state.connections.get(node, {}) for node in nodes}, state
     )
+
+
+@routes.add("GET", "/v1/verdicts")
+async def list_verdicts(services: Services, request: Request[requests.NoParams]) -> wire_plans.Verdicts:
+    """List the contents that failed on a class of hosts, with the evidence."""
+    return {"verdicts": [serializers.verdict(each) for each in await services.state.store.load_verdicts()]}
+
+
+@routes.add("POST", "/v1/verdicts/{v}/clear", access=rights.VERDICT_ADMIN)
+async def clear_verdict(
+    services: Services, request: Request[requests.ReasonBody]
+) -> wire_plans.ClearedVerdict:
+    """Clear a verdict, so that its content may be submitted again."""
+    state, verdict, reason = services.state, request.path_params["v"], request.input.reason
+    events = await verdicts.clear(state, request.identity, verdict, reason)
+    await state.commit(events, actor=request.identity.actor, cause=f"verdict cleared: {reason}")
+    return {"id": verdict}
 
 
 def _group_differences(

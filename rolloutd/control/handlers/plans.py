@@ -9,7 +9,7 @@ from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit, verdicts
 from rolloutd.control import requests, rights, wire_plans
-from rolloutd.control.node_reports import report_lines
+from rolloutd.control.handlers.node_reports import report_lines
 from rolloutd.control.preview import preview
 from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body

@@ -140,8 +140,6 @@ async def _read(services: Services, nodes: Sequence[str]) -> dict[str, _Found]:
     slots = asyncio.Semaphore(MAX_NODES_AT_ONCE)
 
     async def read(node: str) -> _Found:
-        if services.checkpoints is None:
-            return {}
         try:
             async with slots:
                 host = services.state.host(node)

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from machines.model.events import StepRecord
-from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
-from rolloutd.control.comparison import comparison
-from rolloutd.control.handover import handover
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import AuditQuery, HandoverQuery, NoParams, PageQuery, StatusQuery, VerifyQuery
-from rolloutd.control.resolve import (
-    MAX_CLOSED,
-    ResolvedRollout,
-    resolve_for_reading,
-    resolve_in_audit,
-    resolve_rollout,
-)
+from rolloutd.control.requests import NoParams, PageQuery, StatusQuery
+from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
-from rolloutd.ports import AuditEntry
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
 
-MAX_SCANNED_ENTRIES = 50_000
-"""Entries read for one page if the store cannot filter them (by actor); `next` says where to resume."""
 
 routes = RouteTable()
 
@@ -165,20 +150,6 @@ async def plan(services: Services, request: Request[NoParams]) -> wire_plans.Pla
     }
 
 
-@routes.add("GET", "/v1/rollouts/{r}/comparison")
-async def compare(services: Services, request: Request[NoParams]) -> wire.Comparison:
-    """Compare the nodes of now with the canaries: durations and changed tasks."""
-    resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    return await comparison(services.state, services.runner, resolved)
-
-
-@routes.add("GET", "/v1/handover")
-async def hand_over(services: Services, request: Request[HandoverQuery]) -> wire_fleet.Handover:
-    """Show what changed since an instant, who decided, and what waits."""
-    query = request.input
-    return await handover(services.state, query.since.timestamp())
-
-
 @routes.add("GET", "/v1/locks")
 async def locks(services: Services, request: Request[NoParams]) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
@@ -206,44 +177,6 @@ async def inventory_node(services: Services, request: Request[NoParams]) -> wire
     return fleet_serializers.inventory_node(services.state, name)
 
 
-@routes.add("GET", "/v1/audit")
-async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.Audit:
-    """Show a page of the audit."""
-    query = request.input
-    entries: list[wire_fleet.AuditEntry] = []
-    last = query.after
-    scanned = 0
-    rollout_id = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
-    async for entry in _matching_entries(services, query, rollout_id):
-        last = entry.seq
-        scanned += 1
-        parsed = json.loads(entry.text)
-        if query.actor is None or parsed["actor"]["name"] == query.actor:
-            at = format_timestamp(parsed["at"])
-            entries.append({"seq": entry.seq, "at": at, "hash": entry.hash, "entry": parsed})
-        if len(entries) == query.limit or scanned == MAX_SCANNED_ENTRIES:
-            return {"entries": _oldest_first(entries, query), "next": last}
-    return {"entries": _oldest_first(entries, query), "next": None}
-
-
-@routes.add("GET", "/v1/audit/verify", is_heavy=True)
-async def verify(services: Services, request: Request[VerifyQuery]) -> wire_fleet.AuditVerification:
-    """Verify the audit's hash chain, and that the database follows from the audit."""
-    report = await services.state.store.verify_audit(request.input.head)
-    if request.input.head is None:
-        services.record_audit(report)
-    return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))
-
-
-@routes.add("GET", "/v1/audit/head")
-async def audit_head(services: Services, request: Request[NoParams]) -> wire_fleet.AuditHead:
-    """Show the latest hash of the audit, to keep elsewhere."""
-    latest = await services.state.store.latest_audit_entry()
-    if latest is None:
-        return {"seq": 0, "hash": GENESIS_HASH, "at": None}
-    return {"seq": latest.seq, "hash": latest.hash, "at": format_timestamp(json.loads(latest.text)["at"])}
-
-
 @routes.add("GET", "/v1/openapi.json")
 async def document(services: Services, request: Request[NoParams]) -> wire_fleet.OpenApi:
     """Return this API's OpenAPI document."""
@@ -253,31 +186,6 @@ async def document(services: Services, request: Request[NoParams]) -> wire_fleet
 
 
 # -- what handlers share ------------------------------------------------------
-
-
-async def _matching_entries(
-    services: Services, query: AuditQuery, rollout_id: str | None
-) -> AsyncIterator[AuditEntry]:
-    """Yield the entries in the order in which they are read: with `before`, the latest first."""
-    after, before = query.after, query.before
-    while True:
-        page = await services.state.store.read_audit(
-            after=after,
-            before=before,
-            limit=query.limit,
-            rollout=rollout_id,
-            node=query.node,
-            event=query.kind,
-        )
-        for entry in page if before is None else reversed(page):
-            yield entry
-        if len(page) < query.limit:
-            return
-        after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
-
-
-def _oldest_first(entries: list[wire_fleet.AuditEntry], query: AuditQuery) -> list[wire_fleet.AuditEntry]:
-    return entries if query.before is None else entries[::-1]
 
 
 def _step_response(record: StepRecord, *, visible: bool) -> wire.Step:

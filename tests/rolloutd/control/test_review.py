@@ -9,7 +9,7 @@ import pytest
 
 from machines.model.events import GateOpened
 from machines.model.plan import GateName
-from rolloutd.control.plan_text import format_value
+from rolloutd.control.review import format_value
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 SITE = "- hosts: all\n  tasks: []\n"
