@@ -193,7 +193,7 @@ def test_no_request_fails_while_every_server_is_stopped(tmp_path_factory: pytest
 
 
 def test_requests_fail_when_nothing_is_drained(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with web_fleet(tmp_path_factory.mktemp("b"), NODES, TEAMS) as fleet:
+    with web_fleet(tmp_path_factory.mktemp("b"), 2, 1) as fleet:
         with WebClient(fleet.balancer.port) as client:
             fleet.submit(NO_DRAIN)
             wait_until(lambda: bool(client.failures))
@@ -225,6 +225,6 @@ def test_rollout_waits_for_balancer_that_does_not_answer(tmp_path_factory: pytes
             assert daemon.nodes(rollout)["web-01"]["phase"] == "verifying"
 
             balancer.show_socket()
-            fleet.finish(rollout)
+            daemon.wait_until(lambda: daemon.nodes(rollout)["web-01"]["phase"] == "done", "it is done")
         assert client.failures == []
         assert set(balancer.admin_states().values()) == {READY}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rolloutd.adapters.ansible.environment import CALLBACK_DIR
 from tests.support.node_python import node_python
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
@@ -69,8 +70,17 @@ Description: a driver
 class Node:
     """This machine as a node, and the commands that stand for its kernel and its service manager."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, module_cache: Path) -> None:
         self.directory = directory
+        self.environment = {
+            **os.environ,
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_PIPELINING": "1",
+            # As in runs of the daemon: Ansible takes longer to build a module than to run it.
+            "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACK_DIR),
+            "ROLLOUTD_MODULE_CACHE": str(module_cache),
+            "ROLLOUTD_RUN": "test",
+        }
         self.kernel, self.services = directory / "kernel", directory / "services"
         for folder, name, text in (
             (self.kernel, "sysctl", SYSCTL),
@@ -97,7 +107,8 @@ class Node:
             ],
             capture_output=True,
             text=True,
-            env={**os.environ, "ANSIBLE_PIPELINING": "1", "ANSIBLE_NOCOLOR": "1"},
+            cwd=PLAYBOOKS,
+            env=self.environment,
         )
         recap = done.stdout.rpartition("n0 ")[2].split()
         counts = {name: int(number) for name, _, number in (word.partition("=") for word in recap) if number}
@@ -107,9 +118,9 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    """A node of this test's own."""
-    return Node(tmp_path)
+def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """A node of this test's own; all nodes get the same built modules."""
+    return Node(tmp_path, tmp_path_factory.getbasetemp() / "modules")
 
 
 def test_sysctl_sets_verifies_and_restores(node: Node) -> None:

@@ -33,7 +33,10 @@ WAIT_LIMIT_S = 300.0
 """What is waited for comes within seconds; a machine that needs five minutes is broken."""
 
 POLL_S = 0.05
-"""Between two looks at the daemon."""
+"""First pause between two requests to the daemon; each next one is longer."""
+
+MAX_POLL_S = 0.2
+"""Longest pause: tests wait most of their time, and an answer costs the daemon CPU time."""
 
 # `raw`: a module costs ten times the CPU time, and what one does to a node is tested elsewhere.
 CHANGE_PLAYBOOK = """\
@@ -262,7 +265,7 @@ class DaemonEnvironment:
 
     def wait_until(self, condition: Callable[[], Any], what: str, limit_s: float = WAIT_LIMIT_S) -> Any:
         """Wait until something is so; a daemon that is not there is asked again."""
-        deadline = time.monotonic() + limit_s
+        deadline, pause_s = time.monotonic() + limit_s, POLL_S
         while True:
             try:
                 found = condition()
@@ -272,7 +275,8 @@ class DaemonEnvironment:
                 return found
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited in vain until {what}\n{self.log_tail()}")
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, MAX_POLL_S)
 
     # -- what really happened
 

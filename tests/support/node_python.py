@@ -1,27 +1,31 @@
-"""The Python of test nodes, which keeps the bytecode of the modules that Ansible sends.
+"""The Python of test nodes: without our packages, and with the bytecode of the modules that Ansible sends.
 
-Ansible sends each module as a zip file without bytecode, and half of a module's CPU time on the node is its
-compiling.  What a module does is the same.
+A node has none of our packages, which take longer to find than Python takes to start.  Ansible sends each
+module as a zip file without bytecode, and half of a module's CPU time on the node is its compiling.  What a
+module does is the same.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
+import hashlib
+import shutil
 import sys
+import tempfile
+import venv
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 DIRECTORY = Path(__file__).parents[2] / ".pytest_cache" / "node-python"
 
 _SITE = """\
-import hashlib, marshal, os, zipimport
+import _imp, marshal, os, zipimport
 
 compile_source = zipimport._compile_source
 
 
 def compile_once(name, source):
-    path = f"{os.path.dirname(__file__)}/{hashlib.sha256(source).hexdigest()}.%s"
+    path = f"{os.path.dirname(__file__)}/bytecode/{_imp.source_hash(0, source).hex()}"
     try:
         with open(path, "rb") as file:
             return marshal.load(file)
@@ -43,20 +47,17 @@ zipimport._compile_source = compile_once
 
 @cache
 def node_python() -> str:
-    """Return the path of the command."""
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    _write(DIRECTORY / "sitecustomize.py", _SITE % sys.implementation.cache_tag)
-    command = DIRECTORY / sys.implementation.cache_tag
-    script = f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(DIRECTORY))} exec {shlex.quote(sys.executable)} "$@"\n'
-    _write(command, script)
-    return str(command)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file whole: other processes of the tests use it."""
-    if path.exists() and path.read_text() == text:
-        return
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_text(text)
-    new.chmod(0o755)
-    new.replace(path)
+    """Return the interpreter of a virtualenv without packages; it is made once for all tests."""
+    directory = DIRECTORY / hashlib.sha256(f"{sys.version} {_SITE}".encode()).hexdigest()[:16]
+    if not directory.exists():
+        DIRECTORY.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=DIRECTORY))
+        new.chmod(0o755)
+        venv.create(new, symlinks=True, with_pip=False)
+        (packages,) = new.glob("lib/python*/site-packages")
+        (packages / "bytecode").mkdir()
+        (packages / "sitecustomize.py").write_text(_SITE)
+        with suppress(OSError):  # another process of the tests made it
+            new.rename(directory)
+        shutil.rmtree(new, ignore_errors=True)
+    return str(directory / "bin" / "python")
