@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_duration
 from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
-from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import format_age, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import format_size, pluralize
 
@@ -165,7 +165,7 @@ def _report_row(artifact: ReportedArtifact) -> tuple[str, ...]:
 def _checkpoint_rows(node: NodeCheckpoints) -> Iterator[tuple[str, ...]]:
     for each in node["checkpoints"]:
         versions = ", ".join(f"{artifact['name']} {artifact['version']}" for artifact in each["artifacts"])
-        age = timestamps.format_age(each["at"])
+        age = format_age(each["at"])
         yield (
             node["node"],
             each["plan"],

@@ -18,22 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.audit_names import current_event_name
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
-from rolloutd.cli.output import print_json_line, print_line, print_message, print_now, sanitize
-from rolloutd.cli.programs import run_admin_query
-from rolloutd.cli.reconnect import follow_events
+from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
+from rolloutd.cli.local import run_admin_query
+from rolloutd.cli.output import (
+    format_local,
+    parse_rfc3339,
+    print_json_line,
+    print_line,
+    print_message,
+    print_now,
+    sanitize,
+)
 from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import Audit, AuditEntry
+    from rolloutd.control.wire_fleet import AuditEntry
 
 ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
-
-PAGE_SIZE = 1000
-"""Entries per request: the daemon's maximum."""
 
 LOOKBACK_FACTOR = 10
 """How much further back to search if too few of the last entries match."""
@@ -176,29 +181,9 @@ def _last_entries(call: Invocation) -> Iterable[AuditEntry]:
 
 def _fetch_entries(call: Invocation, after: int) -> Iterator[AuditEntry]:
     args = call.args
-    return _pages(
+    return read_entries(
         call.client, after, args.limit, rollout=args.rollout, node=args.node, actor=args.actor, kind=args.kind
     )
-
-
-def read_entries(client: Client, rollout: str) -> Iterator[AuditEntry]:
-    """Yield all entries of a rollout, oldest first."""
-    return _pages(client, 0, rollout=rollout)
-
-
-def _pages(
-    client: Client, after: int, limit: int | None = None, **filters: str | None
-) -> Iterator[AuditEntry]:
-    """Yield the entries after a sequence number, page by page, at most `limit`."""
-    remaining = limit
-    while remaining is None or remaining > 0:
-        size = PAGE_SIZE if remaining is None else min(PAGE_SIZE, remaining)
-        page: Audit = client.get(api_path("audit"), {**filters, "after": after, "limit": size})
-        yield from page["entries"]
-        if page["next"] is None:
-            return
-        after = page["next"]
-        remaining = None if remaining is None else remaining - len(page["entries"])
 
 
 def _follow_entries(call: Invocation) -> int:
@@ -231,7 +216,7 @@ def _matches_filter(args: argparse.Namespace, entry: dict[str, Any]) -> bool:
 
 def _format_entry(entry: dict[str, Any], *, local: bool = True) -> str:
     at = format_rfc3339(entry["at"])
-    shown_at = timestamps.format_local(at) if local else at
+    shown_at = format_local(at) if local else at
     actor = event_text.actor_name(entry)
     return sanitize(f"{entry['seq']:>6}  {shown_at}  {actor:<10}  {event_text.describe_entry(entry)}")
 
@@ -347,7 +332,7 @@ def _export_rollout(client: Client, rollout_name: str, output: Path | None) -> i
     name = rollout["rollout"]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        at = int(timestamps.parse_rfc3339(rollout["submitted_at"]).timestamp())
+        at = int(parse_rfc3339(rollout["submitted_at"]).timestamp())
         for path, text in _archive_files(client, name, rollout):
             content = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(f"{name}/{path}")
@@ -372,7 +357,7 @@ def _archive_files(client: Client, name: str, rollout: dict[str, Any]) -> Iterat
         detail = client.get(api_path("rollouts", name, "nodes", node["node"]))
         yield f"nodes/{node['node']}.json", _to_json({**detail, "checks": _checks_by_change(detail["steps"])})
         yield f"nodes/{node['node']}.log", "".join(_log_lines(client, name, node))
-    entries = list(_pages(client, 0, rollout=name))
+    entries = list(read_entries(client, rollout=name))
     yield "audit.jsonl", "".join(json.dumps(entry, sort_keys=True) + "\n" for entry in entries)
     yield "audit.json", _to_json(client.get(api_path("audit", "verify")))
     yield "timeline.txt", "".join(_format_entry(entry["entry"], local=False) + "\n" for entry in entries)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -83,6 +83,19 @@ class _OutputFormat(argparse.Action):
             namespace.wide = True
         else:
             namespace.json = values
+
+
+class GroupedHelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with headings among the commands; `headings` has the first command under each."""
+
+    def __init__(self, headings: Mapping[str, str], prog: str) -> None:
+        super().__init__(prog)
+        self._headings = headings
+
+    def _format_action(self, action: argparse.Action) -> str:
+        text = super()._format_action(action)
+        heading = self._headings.get(action.dest)
+        return text if heading is None else f"\n  {heading}:\n{text}"
 
 
 class CommandGroup:

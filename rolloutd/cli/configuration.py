@@ -1,24 +1,30 @@
-"""Commands `config` and `diff`, and the differences of `plan preview`."""
+"""Commands `changes`, `config`, `diff` and `drift`: what nodes have, and what a plan would change."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument
-from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument, add_rollout_argument
+from rolloutd.cli.output import format_local, format_percent, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
+    from rolloutd.control.wire import Node
+    from rolloutd.control.wire_fleet import Change, Changes
     from rolloutd.control.wire_plans import (
         ConfigurationRecord,
         DifferenceGroup,
+        Impact,
         PlanDifferences,
         ValueDifference,
     )
+
 
 RECORDS = ("current", "previous", "invalid")
 
@@ -43,6 +49,12 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument(
         "after", metavar="B", nargs="?", choices=RECORDS, default="current", help="another record (current)"
     )
+    parser = commands.add_command("changes", changes, "show which node has which change, across rollouts")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", help="only this plan, with its groups and nodes")
+    parser = commands.add_command(
+        "drift", drift, "run a rollout's playbook on its done nodes in check mode now, to find drift"
+    )
+    add_rollout_argument(parser)
 
 
 def config(call: Invocation) -> int:
@@ -139,3 +151,107 @@ def _format_value(value: Any) -> str:
     if value is None:
         return "(absent)"
     return sanitize(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
+
+
+def changes(call: Invocation) -> int:
+    """Print the changes; those of one plan with their groups and nodes."""
+    answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
+    if call.args.json:
+        call.print_data(answer)
+        return exits.OK
+    print_table(
+        ("PLAN", "CHANGE", "PERCENT", *(state.upper() for state in STATES)),
+        map(_change_row, answer["changes"]),
+    )
+    if call.args.plan is not None:
+        for change in answer["changes"]:
+            _print_change(change)
+    return exits.OK
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    counts = Counter(str(node["state"]) for node in change["nodes"])
+    numbers = (str(counts[state]) if counts[state] else "" for state in STATES)
+    return (change["plan"], change["change"][:SHORT_HASH], format_percent(change["percent"]), *numbers)
+
+
+def _print_change(change: Change) -> None:
+    print_line()
+    print_line(f"change {change['change'][:SHORT_HASH]}, rollouts {', '.join(change['rollouts'])}")
+    print_table(
+        ("GROUP", "DONE", "PERCENT"),
+        (
+            (group["group"], f"{group['done']}/{group['total']}", format_percent(group["percent"]))
+            for group in change["groups"]
+        ),
+    )
+    print_line()
+    print_table(("NODE", "STATE"), ((node["node"], node["state"]) for node in change["nodes"]))
+
+
+def read_impact(call: Invocation, path: str, body: Mapping[str, Any], nodes: Sequence[str]) -> Impact:
+    """Return what check mode says of the nodes, in their order; progress goes to stderr."""
+    reports: dict[str, Any] = {}
+    with contextlib.closing(call.client.stream(path, method="POST", body=body)) as lines:
+        for line in lines:
+            reports[line["node"]] = line
+            print_message(f"{len(reports)} checked: {line['node']} {line['compliance']}")
+    in_order = [reports[node] for node in nodes if node in reports]
+    return {
+        "would_change": [
+            {"node": each["node"], "changes": each["changes"], "problem": each["problem"]}
+            for each in in_order
+            if each["compliance"] == "would-change"
+        ],
+        "unknown": [
+            {"node": each["node"], "problem": each["problem"]}
+            for each in in_order
+            if each["compliance"] == "unknown"
+        ],
+        "compliant": [each["node"] for each in in_order if each["compliance"] == "compliant"],
+    }
+
+
+def print_impact(impact: Impact, since: Mapping[str, str]) -> None:
+    """Print each task that would change a node, and what is unknown; `since` is when a node drifted."""
+    found = impact["would_change"]
+    rows = [
+        (node["node"], "would change", since.get(node["node"], ""), change["task"])
+        for node in found
+        for change in node["changes"]
+    ]
+    doubtful = [(node["node"], node["problem"]) for node in (*found, *impact["unknown"])]
+    rows += [(node, "unknown", "", problem) for node, problem in doubtful if problem is not None]
+    print_table(("NODE", "IMPACT", "SINCE", "TASK"), rows)
+    print_line()
+    print_line(
+        f"{pluralize(len(found), 'node')} would change, {len(impact['unknown'])} unknown, "
+        f"{len(impact['compliant'])} compliant"
+    )
+
+
+def drift(call: Invocation) -> int:
+    """Check the done nodes of a rollout; exit 1 if one has drifted."""
+    path = api_path("rollouts", call.args.rollout, "nodes")
+    names = [node["node"] for node in call.get(path)["nodes"]]
+    found = read_impact(call, api_path("rollouts", call.args.rollout, "drift"), {}, names)
+    since = _drifted_since(call.get(path)["nodes"])
+    if call.args.json:
+        drifted = [{**each, "since": since.get(each["node"])} for each in found["would_change"]]
+        rest = {"unknown": found["unknown"], "compliant": found["compliant"]}
+        call.print_data({"drifted": drifted, **rest})
+    else:
+        print_impact(found, {node: format_local(at) for node, at in since.items()})
+    return exits.REFUSED if found["would_change"] else exits.OK
+
+
+def _drifted_since(nodes: Sequence[Node]) -> dict[str, str]:
+    reasons = {node["node"]: node["reason"] for node in nodes}
+    return {
+        node: reason["since"]
+        for node, reason in reasons.items()
+        if reason is not None and reason["code"] == "drifted" and reason["since"] is not None
+    }

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -14,7 +14,17 @@ from rolloutd.cli.command_group import (
     add_watch_option,
     past_time_argument,
 )
-from rolloutd.cli.output import colorize, format_percent, print_line, print_table, sanitize
+from rolloutd.cli.output import (
+    AGE_UNITS,
+    colorize,
+    format_age,
+    format_local,
+    format_percent,
+    parse_rfc3339,
+    print_line,
+    print_table,
+    sanitize,
+)
 from rolloutd.control import answer_text, event_text
 from rolloutd.control.client import api_path
 from rolloutd.control.user_time import LastLook
@@ -46,13 +56,11 @@ def hand_over(call: Invocation) -> int:
     last_look = LastLook(getattr(call.args, "host", None) or str(call.client.path))
     since = call.args.since or format_rfc3339(last_look.read(time.time()))
     found: Handover = call.get(api_path("handover"), since=since)
-    last_look.write(timestamps.parse_rfc3339(found["until"]).timestamp())
+    last_look.write(parse_rfc3339(found["until"]).timestamp())
     if call.args.json:
         call.print_data(found)
         return exits.OK
-    print_line(
-        f"since {timestamps.format_local(found['since'])}, {timestamps.format_age(found['since'])} ago"
-    )
+    print_line(f"since {format_local(found['since'])}, {format_age(found['since'])} ago")
     print_line()
     if found["rollouts"]:
         headings = ("ROLLOUT", "STATE", "PROGRESS", "SINCE THEN", "WAITS FOR")
@@ -63,7 +71,7 @@ def hand_over(call: Invocation) -> int:
     print_line(colorize("DECISIONS", "bold"))
     for decided in found["decisions"]:
         entry = decided["entry"]
-        at, who = timestamps.format_local(decided["at"]), event_text.actor_name(entry)
+        at, who = format_local(decided["at"]), event_text.actor_name(entry)
         rollout = f"{entry['rollout']} " if entry["rollout"] else ""
         print_line(sanitize(f"  {at}  {who}  {rollout}{event_text.describe_entry(entry)}"))
     if not found["decisions"]:
@@ -107,7 +115,7 @@ def _row(node: ComparedNode) -> tuple[str, ...]:
         node["node"],
         node["wave"],
         node["phase"],
-        format_duration(node["seconds"], timestamps.AGE_UNITS),
+        format_duration(node["seconds"], AGE_UNITS),
         "no log" if tasks is None else str(len(tasks)),
         answer_text.describe_outlier(node),
     )

@@ -1,13 +1,22 @@
-"""Commands for the inventory: its nodes, what each source said, contradictions, and what an admin accepts."""
+"""Commands for the fleet's nodes: inventory, contradictions, what an admin accepts, and cleaning."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits, timestamps
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_reason_option, add_watch_option
-from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.cli import exits
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    add_reason_option,
+    add_watch_option,
+    add_yes_option,
+    confirm,
+)
+from rolloutd.cli.output import AGE_UNITS, format_age, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
@@ -17,9 +26,11 @@ if TYPE_CHECKING:
         InventoryNode,
         InventoryNodeDetail,
         InventorySourceStatus,
+        LeftFile,
         NodeConflict,
         NodeReport,
     )
+
 
 VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}
 
@@ -55,6 +66,11 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
     add_reason_option(parser, required=False)
     add_watch_option(parser)
+    parser = commands.add_command("clean", clean, "remove from nodes what ended rollouts left there")
+    parser.add_argument("subject", metavar="NODE | ROLLOUT", help="a node, or a rollout for all its nodes")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
+    add_reason_option(parser, required=False)
+    add_yes_option(parser)
 
 
 def inventory(call: Invocation) -> int:
@@ -79,7 +95,7 @@ def inventory(call: Invocation) -> int:
         print_table(SOURCE_COLUMNS, map(_source_row, answer["sources"]))
     for source in answer["sources"]:
         if source["error"]:
-            last = timestamps.format_age(source["refreshed_at"])
+            last = format_age(source["refreshed_at"])
             print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
     return exits.OK
 
@@ -127,7 +143,7 @@ def _show_node(call: Invocation) -> int:
     print_line(sanitize(f"{node['node']}: {node['kind']}, {node['sight']}, pools {', '.join(node['pools'])}"))
     for each in node["conflicts"]:
         verdict = "warning" if each["warning"] else "quarantined"
-        print_line(sanitize(f"  {verdict} for {timestamps.format_age(each['since'])}: {each['text']}"))
+        print_line(sanitize(f"  {verdict} for {format_age(each['since'])}: {each['text']}"))
     for key, value in answer["pinned"].items():
         print_line(sanitize(f"  pinned {key}: {value}"))
     print_table(("SOURCE", "AGE", "NAME", "ADDRESS", "LABELS", "IDS"), map(_report_row, answer["reports"]))
@@ -142,7 +158,7 @@ def _node_row(node: InventoryNode) -> tuple[str, ...]:
         node["team"] or "",
         ",".join(node["pools"]),
         node["sight"],
-        timestamps.format_age(node["seen_at"]),
+        format_age(node["seen_at"]),
         ",".join(labels),
         ",".join(each["kind"] for each in node["conflicts"] if not each["warning"]),
     )
@@ -152,8 +168,8 @@ def _source_row(source: InventorySourceStatus) -> tuple[str, ...]:
     return (
         source["source"],
         str(source["nodes"]),
-        timestamps.format_age(source["refreshed_at"]),
-        format_duration(source["stale_after_s"], timestamps.AGE_UNITS),
+        format_age(source["refreshed_at"]),
+        format_duration(source["stale_after_s"], AGE_UNITS),
         _source_state(source),
     )
 
@@ -173,16 +189,60 @@ def _source_state(source: InventorySourceStatus) -> str:
 
 def _conflict_row(node: str, each: NodeConflict) -> tuple[str, ...]:
     quarantined = "no (warning)" if each["warning"] else "yes"
-    return (node, quarantined, timestamps.format_age(each["since"]), each["kind"], each["text"])
+    return (node, quarantined, format_age(each["since"]), each["kind"], each["text"])
 
 
 def _report_row(report: NodeReport) -> tuple[str, ...]:
     ids = {key: report[key] for key in ("provider_id", "machine_id", "host_key")}
     return (
         report["source"],
-        timestamps.format_age(report["at"]),
+        format_age(report["at"]),
         report["name"],
         report["address"],
         ",".join(f"{key}={value}" for key, value in sorted(report["labels"].items())),
         ",".join(f"{key}={value}" for key, value in ids.items() if value),
+    )
+
+
+def clean(call: Invocation) -> int:
+    """Clean a node or the nodes of a rollout; exit 1 if one of them is not clean after that."""
+    args = call.args
+    if args.dry_run:
+        return _print_left_files(call, _request_cleaning(call, dry_run=True))
+    if args.reason is None:
+        raise exits.Exit(exits.USAGE, "rolloutctl clean: no --reason; give one, or --dry-run")
+    confirm(
+        call, lambda: _summarize_left_files(_request_cleaning(call, dry_run=True)), f"Clean {args.subject}?"
+    )
+    return _print_left_files(call, _request_cleaning(call, dry_run=False))
+
+
+def _request_cleaning(call: Invocation, *, dry_run: bool) -> Sequence[LeftFile]:
+    body = {"reason": call.args.reason or "dry run", "dry_run": dry_run}
+    path = api_path("clean", call.args.subject)
+    with contextlib.closing(call.client.stream(path, method="POST", body=body)) as lines:
+        files = [each for line in lines for each in line["files"]]
+    return sorted(files, key=lambda each: each["node"])
+
+
+def _print_left_files(call: Invocation, files: Sequence[LeftFile]) -> int:
+    if call.args.json:
+        call.print_data(files)
+    elif not files:
+        print_message(f"{call.args.subject}: nothing was left")
+    else:
+        print_table(
+            ("NODE", "WHAT", "PATH", "RESULT", "REASON"),
+            ((f["node"], f["what"], f["path"], f["result"], f["reason"] or "") for f in files),
+        )
+    is_clean = all(each["what"] != "node" for each in files)
+    return exits.OK if is_clean else exits.REFUSED
+
+
+def _summarize_left_files(files: Sequence[LeftFile]) -> str:
+    removable = [each for each in files if each["result"] == "found"]
+    nodes = {each["node"] for each in removable}
+    return (
+        f"{pluralize(len(removable), 'thing')} on {pluralize(len(nodes), 'node')} would be removed;"
+        " --dry-run lists them"
     )

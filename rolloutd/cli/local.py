@@ -1,19 +1,23 @@
-"""Commands that run other programs: demo, admin commands, and the console.
+"""Commands that run other programs (demo, admin commands, the console), or make pages of rollouts.
 
-Those programs need libraries that rolloutctl does not load, because its start-up counts.
+They need libraries that rolloutctl does not load, because its start-up counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
-from typing import NoReturn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
+import rolloutd
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
-from rolloutd.cli.programs import environment, module_command
+from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, int_argument
+from rolloutd.cli.output import print_line
 
 
 def register(commands: CommandGroup) -> None:
@@ -50,6 +54,9 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument(
         "--port", metavar="N", type=int_argument(0), default=0, help="port of 127.0.0.1 (any free one)"
     )
+    parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False)
+    add_rollout_argument(parser)
+    parser.add_argument("--html", action="store_true", help="HTML, the only format (default)")
 
 
 def _register_console(commands: CommandGroup) -> None:
@@ -109,9 +116,16 @@ def web(call: Invocation) -> NoReturn:
     _exec_module("tui", ["--socket", call.client.path, *options])
 
 
+def report(call: Invocation) -> int:
+    from rolloutd.cli.report import render_rollout
+
+    print_line(render_rollout(call.client, call.args.rollout))
+    return exits.OK
+
+
 def serve_status(call: Invocation) -> int:
     """Serve the pages of rollouts until interrupted."""
-    from rolloutd.cli.status_server import serve
+    from rolloutd.cli.report import serve
 
     serve(call.client, call.args.port)
     return exits.OK
@@ -126,3 +140,23 @@ def _exec_module(module: str, arguments: list[str]) -> NoReturn:
     """Become another program of rolloutd, in the same process, so that signals reach it."""
     sys.stdout.flush()
     os.execve(sys.executable, [*module_command(module), *arguments], environment())  # noqa: S606
+
+
+def run_admin_query(arguments: list[str]) -> dict[str, Any]:
+    """Return the JSON that an admin command prints; raises Exit with its exit code if it prints none."""
+    command = [*module_command("rolloutd.admin"), *arguments]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if not result.stdout:
+        raise exits.Exit(result.returncode, result.stderr.strip())
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def module_command(module: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module]
+
+
+def environment() -> Mapping[str, str]:
+    """Return an environment that imports this installation's modules, not the current directory's."""
+    search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -16,55 +16,42 @@ from rolloutd import __version__
 from rolloutd.cli import (
     artifacts,
     audit,
-    changes,
-    clean,
     completion,
     configuration,
     exits,
     handover,
     holds,
-    impact,
     inventory,
     local,
     plans,
     queries,
-    report,
-    review,
     rollout_actions,
-    teams,
-    verdicts,
     voting,
     watch,
 )
-from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, shared_options
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    GroupedHelpFormatter,
+    Handler,
+    Invocation,
+    Parser,
+    shared_options,
+)
 from rolloutd.cli.output import print_message
-from rolloutd.cli.repeat import repeat_on_change
+from rolloutd.cli.watch import repeat_on_change
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
 from rolloutd.errors import RolloutdError
 
-_MODULES = (
-    plans,
-    artifacts,
-    queries,
-    changes,
-    configuration,
-    impact,
-    handover,
-    review,
-    inventory,
-    watch,
-    voting,
-    rollout_actions,
-    holds,
-    clean,
-    teams,
-    verdicts,
-    audit,
-    report,
-    local,
-    completion,
-)
-"""The modules with commands, in the order of the help."""
+_COMMANDS = {
+    "plans and preparation": (plans, artifacts),
+    "progress": (queries, watch, handover, configuration),
+    "votes": (voting,),
+    "rollouts and nodes": (rollout_actions,),
+    "fleet": (inventory, holds),
+    "audit": (audit,),
+    "this machine": (local, completion),
+}
+"""The modules with commands, under the headings and in the order of the help."""
 
 _DESCRIPTION = """\
 Show what rolloutd does and why, and control it.
@@ -109,19 +96,24 @@ def _reopen_closed_streams() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
+    headings: dict[str, str] = {}
     top = Parser(
         prog="rolloutctl",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(GroupedHelpFormatter, headings),
         parents=[shared := shared_options()],
     )
     top.add_argument("--version", action="version", version=f"rolloutctl {__version__}")
-    commands = CommandGroup(top.add_subparsers(metavar="COMMAND", required=True, dest="command"), shared, top)
+    subparsers = top.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
+    commands = CommandGroup(subparsers, shared, top)
+    for heading, modules in _COMMANDS.items():
+        registered = len(subparsers.choices)
+        for module in modules:
+            module.register(commands)
+        headings[list(subparsers.choices)[registered]] = heading
     help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
     help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
-    for module in _MODULES:
-        module.register(commands)
     return top
 
 
@@ -133,7 +125,7 @@ def _help(top: Parser, call: Invocation) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        code = _dispatch(args)
+        return _dispatch(args)
     except exits.Exit as stop:
         if stop.text:
             print_message(stop.text)
@@ -151,7 +143,6 @@ def _run(args: argparse.Namespace) -> int:
             raise
         print_message(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
         return exits.REFUSED
-    return code
 
 
 def _dispatch(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Commands for plan files: validate, preview, submit, schema.
+"""Commands for plan files: validate, preview, submit, schema; and verdicts, which refuse a submit.
 
 `validate` and `schema` need no daemon.  The others send the file's text, and upload
 the directory of `source.path`: the daemon opens no path that a client names.
@@ -21,8 +21,7 @@ from rolloutd.cli.command_group import (
     add_reason_option,
     without_none,
 )
-from rolloutd.cli.configuration import print_plan_differences
-from rolloutd.cli.impact import print_impact, read_impact
+from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         PreviewTarget,
         PreviewWave,
     )
+
 
 STDIN = "-"
 
@@ -96,6 +96,13 @@ def register(commands: CommandGroup) -> None:
         "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False
     )
     parser.add_argument("file", metavar="FILE", nargs="?", help="file to write (stdout)")
+    parser = commands.add_command(
+        "verdicts", verdicts, "list contents that failed and are not submitted again, or clear one"
+    )
+    parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
+    parser.add_argument("verb", metavar="clear", nargs="?", choices=("clear",), help="clear a verdict")
+    parser.add_argument("verdict", metavar="VERDICT", nargs="?", help="id of the verdict to clear")
+    add_reason_option(parser, required=False)
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
@@ -319,3 +326,28 @@ def _format_requirement(needs: PreviewRequirement) -> str:
     parts += [f"{needs['each_team']} of each team"] if needs["each_team"] else []
     parts += ["four eyes"] if needs["four_eyes"] else []
     return ", ".join(parts) or "no votes"
+
+
+def verdicts(call: Invocation) -> int:
+    """List the verdicts, or clear one."""
+    args = call.args
+    if args.verb == "clear":
+        if args.verdict is None or args.reason is None:
+            missing = "VERDICT" if args.verdict is None else "--reason"
+            raise exits.Exit(exits.USAGE, f"rolloutctl verdicts clear: no {missing}; give one")
+        answer = call.client.post(api_path("verdicts", args.verdict, "clear"), {"reason": args.reason})
+        return call.report(answer, f"{args.verdict}: cleared; its content may be submitted again")
+    found = call.get(api_path("verdicts"))["verdicts"]
+    if args.json:
+        call.print_data(found)
+    elif not found:
+        print_message("there are no verdicts")
+    else:
+        print_table(
+            ("ID", "CLASS", "NODE", "AT", "EVIDENCE"),
+            (
+                (each["id"], each["class"], each["node"], each["at"], f"{each['step']}: {each['text']}")
+                for each in found
+            ),
+        )
+    return exits.OK

@@ -14,10 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from rolloutd.cli.event_printer import event_lines
+from rolloutd.cli.follow import WatchUpdate, event_lines
 from rolloutd.cli.output import format_percent, sanitize
 from rolloutd.cli.queries import format_reason, format_remaining
-from rolloutd.cli.watch_updates import WatchUpdate
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import InFlight, Rollout

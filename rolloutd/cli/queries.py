@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -20,20 +20,25 @@ from rolloutd.cli.command_group import (
 )
 from rolloutd.cli.output import (
     colorize,
+    format_age,
+    format_local,
     format_percent,
+    format_range,
     print_line,
     print_message,
     print_table,
     progress_bar,
     sanitize,
 )
-from rolloutd.cli.voting import SHORT_DIGEST_CHARS, format_gate
 from rolloutd.control.client import api_path
 from rolloutd.text import format_exceptions, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
+    from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
     from rolloutd.control.wire_plans import Preview
+
+SHORT_DIGEST_CHARS = 12
+"""Digits of a digest that a person compares."""
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""
@@ -177,7 +182,7 @@ def _shorten(names: list[str]) -> str:
 
 def format_reason(reason: Reason) -> str:
     """Return a reason in one line: what, since when, who or what can change it."""
-    since = f", for {timestamps.format_age(reason['since'])}" if reason["since"] else ""
+    since = f", for {format_age(reason['since'])}" if reason["since"] else ""
     lifted = f"; lifted by {reason['lifted_by']}" if reason["lifted_by"] else ""
     return sanitize(f"{reason['text']} ({reason['code']}{since}{lifted})")
 
@@ -239,7 +244,7 @@ def print_preparation(rollout: Rollout) -> None:
 def format_remaining(rollout: Rollout) -> str:
     """Return what machines and people have left to do: `4m to 6m of work and 2 votes left`."""
     work, votes = rollout["work"], rollout["votes_missing"]
-    parts = [f"{timestamps.format_range(work['low_s'], work['high_s'])} of work"] if work else []
+    parts = [f"{format_range(work['low_s'], work['high_s'])} of work"] if work else []
     parts += [pluralize(votes, "vote")] if votes else []
     return f"{' and '.join(parts)} left" if parts else ""
 
@@ -272,8 +277,30 @@ def print_gates(rollout: Rollout) -> None:
         for vote in gate["votes"]:
             verdict = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
             not_counted = "" if vote["counts"] or vote["withdrawn"] else ", does not count"
-            voter = f"{vote['by']}{not_counted}, {timestamps.format_local(vote['at'])}"
+            voter = f"{vote['by']}{not_counted}, {format_local(vote['at'])}"
             print_line(f"    {verdict} by {voter}: {sanitize(vote['reason'])}")
+
+
+def format_gate(gate: Gate) -> str:
+    """Return a gate's state and its missing votes, in one line."""
+    team = f" of {gate['team']}" if gate["team"] else ""
+    wave = f" after {gate['wave']}" if gate["wave"] else ""
+    name = f"{gate['gate']}{team}{wave}"
+    if gate["state"] == "not-asked":
+        return f"{name} is not needed yet{_later_votes(gate)}"
+    missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
+    return f"{name} is {gate['state']}{missing}"
+
+
+def _later_votes(gate: Gate) -> str:
+    """Return the votes that a gate will need; `proceed` needs some only after a failure."""
+    needs = gate["needs"]
+    wanted = ["the owner"] if needs["owner"]["want"] > needs["owner"]["have"] else []
+    wanted += [need["team"] for need in needs["teams"] if need["want"] > need["have"]]
+    if not wanted:
+        return ""
+    when = "after a failure" if gate["gate"] == "proceed" else "later"
+    return f"; {when} it needs votes of {', '.join(wanted)}"
 
 
 def print_evidence(evidence: PilotEvidence, digest: str) -> None:
@@ -307,7 +334,7 @@ def _print_in_flight(rollout: Rollout) -> None:
                 node["step"] or "",
                 node["task"] or "",
                 format_percent(node["percent"]),
-                timestamps.format_age(node["since"]),
+                format_age(node["since"]),
                 ",".join(node["pools"]),
             )
             for node in rollout["in_flight"]
@@ -358,8 +385,8 @@ def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
         f"done, {exceptions}" if rollout["state"] == "done" and exceptions else rollout["state"],
         f"{format_fraction(rollout)} {format_percent(rollout['percent'])}",
         rollout["submitted_by"],
-        timestamps.format_local(rollout["submitted_at"]),
-        timestamps.format_local(rollout["ended_at"]) if rollout["ended_at"] else "",
+        format_local(rollout["submitted_at"]),
+        format_local(rollout["ended_at"]) if rollout["ended_at"] else "",
     )
 
 
@@ -391,8 +418,8 @@ def _status_wide(rollout: Rollout) -> tuple[str, ...]:
     return (
         rollout["owner"],
         rollout["submitted_by"],
-        timestamps.format_local(rollout["submitted_at"]),
-        timestamps.format_range(work["low_s"], work["high_s"]) if work else "",
+        format_local(rollout["submitted_at"]),
+        format_range(work["low_s"], work["high_s"]) if work else "",
         str(rollout["votes_missing"]),
         rollout["digest"][:SHORT_DIGEST_CHARS],
     )
@@ -409,7 +436,7 @@ def _node_row(node: Node) -> tuple[str, ...]:
         node["wave"],
         node["phase"],
         node["outcome"] or "",
-        timestamps.format_age(node["since"]),
+        format_age(node["since"]),
         step,
         reason["text"] if reason else "",
     )

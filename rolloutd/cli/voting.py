@@ -1,4 +1,4 @@
-"""Commands that vote at gates: people's votes, and tokens for people's votes.
+"""Commands of voters: the gates, what a vote is for, people's votes, and tokens for people's votes.
 
 The daemon decides who may vote and which votes are missing.  A token is never an
 argument, because every user of the machine can list arguments.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,23 +20,24 @@ from rolloutd.cli.command_group import (
     add_reason_option,
     add_rollout_argument,
     add_until_option,
+    add_watch_option,
     add_yes_option,
     confirm,
     time_argument,
     without_none,
 )
-from rolloutd.cli.output import print_line
+from rolloutd.cli.output import colorize, print_line, sanitize
+from rolloutd.cli.queries import SHORT_DIGEST_CHARS, format_gate, print_gates, print_traffic_probes
 from rolloutd.control import answer_text
 from rolloutd.control.client import api_path
+from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Rollout
     from rolloutd.control.wire_plans import Review
 
-GATES = ("pilot", "start", "continue", "proceed")
 
-SHORT_DIGEST_CHARS = 12
-"""Digits of a digest that a person compares."""
+GATES = ("pilot", "start", "continue", "proceed")
 
 MAX_MORE = 1000
 """Maximum of --more; the daemon has the same limit."""
@@ -68,6 +70,15 @@ def register(commands: CommandGroup) -> None:
     _register_tokens(
         commands.add_group("token", "sign and use tokens for votes from a ticket system or a chat")
     )
+    parser = commands.add_command(
+        "gates", gates, "list gates, their votes and the missing votes; for one rollout, also its review"
+    )
+    add_rollout_argument(parser, optional=True)
+    add_watch_option(parser)
+    parser = commands.add_command(
+        "review", review, "show what a vote approves: change, targets, checks, digest, plan"
+    )
+    add_rollout_argument(parser)
 
 
 def _register_tokens(group: CommandGroup) -> None:
@@ -192,28 +203,6 @@ def use_token(call: Invocation) -> int:
     return _report(call, call.client.post(path, {"token": text.strip()}))
 
 
-def format_gate(gate: Gate) -> str:
-    """Return a gate's state and its missing votes, in one line."""
-    team = f" of {gate['team']}" if gate["team"] else ""
-    wave = f" after {gate['wave']}" if gate["wave"] else ""
-    name = f"{gate['gate']}{team}{wave}"
-    if gate["state"] == "not-asked":
-        return f"{name} is not needed yet{_later_votes(gate)}"
-    missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
-    return f"{name} is {gate['state']}{missing}"
-
-
-def _later_votes(gate: Gate) -> str:
-    """Return the votes that a gate will need; `proceed` needs some only after a failure."""
-    needs = gate["needs"]
-    wanted = ["the owner"] if needs["owner"]["want"] > needs["owner"]["have"] else []
-    wanted += [need["team"] for need in needs["teams"] if need["want"] > need["have"]]
-    if not wanted:
-        return ""
-    when = "after a failure" if gate["gate"] == "proceed" else "later"
-    return f"; {when} it needs votes of {', '.join(wanted)}"
-
-
 def _report(call: Invocation, gate: Gate) -> int:
     call.print_data(gate) if call.args.json else print_line(format_gate(gate))
     return exits.OK
@@ -223,3 +212,74 @@ def _more_argument(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_MORE:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_MORE}")
     return int(text)
+
+
+def gates(call: Invocation) -> int:
+    """List the gates of one rollout, or of all live ones."""
+    name = call.args.rollout
+    found = (
+        call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
+    )
+    if call.args.json:
+        call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]])
+        return exits.OK
+    for each in found:
+        print_line(colorize(each["rollout"], "bold"))
+        print_gates(each)
+    if name is not None:
+        _print_review(found[0], call.get(api_path("rollouts", found[0]["rollout"], "review")))
+    return exits.OK
+
+
+def review(call: Invocation) -> int:
+    """Print what a voter reads before approving."""
+    rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
+    found: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
+    if call.args.json:
+        call.print_data(found)
+    else:
+        _print_review(rollout, found)
+    return exits.OK
+
+
+def _print_review(rollout: Rollout, review: Review) -> None:
+    """Print the change, the targets, the checks, what is not probed, the digest, then the plan."""
+    if review["previous"] is not None:
+        _print_section(f"CHANGE since {review['previous']}")
+        _print_lines(answer_text.difference_lines(review), "none: the same plan and the same source")
+    for playbook in review["playbooks"]:
+        _print_section(f"PLAYBOOK {playbook['path']}")
+        _print_lines((playbook["text"] or playbook["note"] or "").splitlines())
+    if review["overrides"]:
+        _print_section("FAILED BEFORE with the same content")
+        _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])
+    _print_section("TARGETS")
+    for gate in rollout["gates"]:
+        found = answer_text.find_gate(review, gate)
+        if found is not None and gate["state"] in ("waiting", "rejected"):
+            print_line(f"  {gate['gate']} starts {answer_text.describe_blast_radius(found['blast_radius'])}")
+            print_line(f"  {answer_text.describe_approval(found['your_approval'], rollout['owner'])}")
+    for pool in rollout["pools"]:
+        nodes = pluralize(pool["total"], "node")
+        print_line(sanitize(f"  {pool['pool']}: {nodes}, {pool['max_unavailable']} at a time"))
+    _print_section("CHECKS")
+    _print_lines(review["checks"])
+    _print_section("NOT PROBED")
+    print_traffic_probes(rollout)
+    _print_section("DIGEST")
+    print_line(f"  {rollout['digest']}")
+    _print_section("PLAN without defaults")
+    _print_lines(f"{each['path']}: {each['value']}" for each in review["plan"])
+
+
+def _print_section(title: str) -> None:
+    print_line()
+    print_line(colorize(sanitize(title), "bold"))
+
+
+def _print_lines(lines: Iterable[str], otherwise: str = "nothing") -> None:
+    printed = 0
+    for printed, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
+        print_line(f"  {sanitize(line)}")
+    if not printed:
+        print_line(f"  {otherwise}")

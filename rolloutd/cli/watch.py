@@ -1,29 +1,48 @@
-"""Commands that follow: watch a rollout, show a node's log.
+"""Commands that follow: watch a rollout, show a node's log; and the option `--watch` of reading commands.
 
 On a terminal `watch` draws a bar per pool (progress_bars.py, imported only then);
-elsewhere it prints a line per event.  Both end when the rollout ends.
+elsewhere it prints a line per event.  Both end when the rollout ends.  `--watch` runs
+its command again after an event, and at intervals, because time changes reasons too.
 """
 
 from __future__ import annotations
 
+import io
+import queue
+import sys
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import redirect_stdout, suppress
+from typing import TYPE_CHECKING, NoReturn
 
-from rolloutd.cli import exits, timestamps
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
+    Handler,
     Invocation,
     add_node_argument,
     add_rollout_argument,
     int_argument,
     is_terminal,
 )
-from rolloutd.cli.event_printer import print_updates
-from rolloutd.cli.output import print_json_line, print_message, print_now, sanitize
+from rolloutd.cli.follow import (
+    Line,
+    WatchUpdate,
+    follow_log,
+    next_batch,
+    print_updates,
+    queue_events,
+    watch_updates,
+)
+from rolloutd.cli.output import (
+    format_local,
+    print_json_line,
+    print_message,
+    print_now,
+    sanitize,
+)
 from rolloutd.cli.queries import format_reason
-from rolloutd.cli.reconnect import Line, follow_log
-from rolloutd.cli.watch_updates import WatchUpdate, watch_updates
-from rolloutd.control.client import api_path
+from rolloutd.control.client import DaemonUnreachable, api_path
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
@@ -79,7 +98,7 @@ def show_logs(call: Invocation) -> int:
         if args.json:
             print_json_line(line)
         else:
-            at = f"{timestamps.format_local(line['at'])}  " if line.get("at") else ""
+            at = f"{format_local(line['at'])}  " if line.get("at") else ""
             for text in str(line.get("text", "")).splitlines() or [""]:
                 print_now(sanitize(f"{at}{text}"))
     if args.stage is not None:
@@ -118,3 +137,54 @@ def _rollout_ids(call: Invocation) -> list[str]:
     if call.args.rollout is not None:
         return [call.get(api_path("rollouts", call.args.rollout))["rollout"]]
     return [rollout["rollout"] for rollout in call.get(api_path("status"))["rollouts"]]
+
+
+REPEAT_INTERVAL_S = 10.0
+"""Between two questions without an event."""
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+class _Screen(io.StringIO):
+    """A buffer that looks like the real stdout, so that colours and widths stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal()
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return sys.__stdout__.encoding if sys.__stdout__ is not None else "utf-8"
+
+
+def repeat_on_change(handler: Handler, call: Invocation) -> NoReturn:
+    """Run the command until interrupted; raises what its first run raises."""
+    lines: queue.Queue[Line | Exception] = queue.Queue()
+    shown = _capture(handler, call)
+    _show(shown)
+    threading.Thread(
+        target=queue_events, args=(call.client, None, lines, threading.Event()), name="events", daemon=True
+    ).start()
+    while True:
+        with suppress(queue.Empty):
+            next_batch(lines, REPEAT_INTERVAL_S)
+        # While the daemon is away, the last answer stays; the event thread reconnects or gives up.
+        with suppress(DaemonUnreachable):
+            text = _capture(handler, call)
+            if text != shown:
+                shown = text
+                _show(shown)
+
+
+def _capture(handler: Handler, call: Invocation) -> str:
+    screen = _Screen()
+    with redirect_stdout(screen):
+        handler(call)
+    return screen.getvalue()
+
+
+def _show(text: str) -> None:
+    print_now(f"{CLEAR}{text}" if is_terminal() else text.rstrip("\n"))

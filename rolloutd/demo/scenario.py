@@ -13,8 +13,8 @@ from typing import Protocol
 
 from rolloutd import planfile
 from rolloutd.cli import exits
-from rolloutd.cli.voting import format_gate
-from rolloutd.cli.watch_updates import WatchUpdate, watch_updates
+from rolloutd.cli.follow import WatchUpdate, watch_updates
+from rolloutd.cli.queries import format_gate
 from rolloutd.control.client import ApiError, Client, api_path
 from rolloutd.control.wire import Gate, Node, Rollout
 from rolloutd.demo.environment import DemoEnvironment, log_tail

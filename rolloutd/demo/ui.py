@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from rolloutd.cli.event_printer import EventPrinter, event_lines
+from rolloutd.cli.follow import EventPrinter, WatchUpdate, event_lines
 from rolloutd.cli.output import print_message, sanitize
 from rolloutd.cli.progress_bars import REDRAWS_PER_S, render_rollouts
-from rolloutd.cli.watch_updates import WatchUpdate
 
 
 class LogUi:

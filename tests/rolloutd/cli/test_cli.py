@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rolloutd.cli import reconnect
+from rolloutd.cli import follow
+from rolloutd.cli.follow import WatchUpdate
 from rolloutd.cli.main import parser
 from rolloutd.cli.progress_bars import draw_updates
-from rolloutd.cli.watch_updates import WatchUpdate
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 
@@ -282,10 +282,10 @@ def test_rollback_sends_its_choice_and_needs_one(
 # -- streams
 
 
-def test_a_log_goes_on_where_the_daemon_went_away(
+def test_log_resumes_after_the_daemon_returns(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconnect, "RECONNECT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(follow, "RECONNECT_INTERVAL_S", 0.01)
     line = {"at": "2026-11-20T08:00:00Z", "kind": "task"}
     daemon.streams["/v1/rollouts/r/nodes/n1/log"] = [
         [{**line, "offset": 10, "text": "first"}],
@@ -341,6 +341,19 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for words in commands():
         code, out, _ = run(capsys, *words, "--help")
         assert (code, out.startswith("usage: rolloutctl")) == (0, True)
+
+
+def test_help_has_headings_and_each_command_under_one(capsys: pytest.CaptureFixture[str]) -> None:
+    listed: dict[str, list[str]] = {"": []}
+    for line in run(capsys, "--help")[1].partition("commands:\n")[2].splitlines():
+        if line.startswith("  ") and line.endswith(":"):
+            listed[line.strip(" :")] = []
+        elif line.startswith("    ") and not line.startswith("     "):
+            listed[list(listed)[-1]].append(line.split()[0])
+    assert (listed.pop(""), listed["votes"][:2]) == ([], ["approve", "reject"])
+    assert sorted(name for names in listed.values() for name in names) == sorted(
+        {words[0] for words in commands()} | {"help"}
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

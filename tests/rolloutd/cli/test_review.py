@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.cli.voting import format_gate
+from rolloutd.cli.queries import format_gate
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 from tests.support.replayed_fleet import ReplayedFleet, comparison_of, review_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutd.cli import timestamps
+from rolloutd.cli import output
 from rolloutd.control import user_time
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -67,7 +67,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def test_an_age_and_what_is_ahead() -> None:
-    assert timestamps.format_age(None) == "-"
-    assert timestamps.format_age((NOW - timedelta(minutes=3)).isoformat(), NOW) == "3m"
-    assert timestamps.format_range(240.0, 380.0) == "4m to 6m20s"
-    assert timestamps.format_range(55.0, 55.0) == "55s"
+    assert output.format_age(None) == "-"
+    assert output.format_age((NOW - timedelta(minutes=3)).isoformat(), NOW) == "3m"
+    assert output.format_range(240.0, 380.0) == "4m to 6m20s"
+    assert output.format_range(55.0, 55.0) == "55s"

@@ -1,0 +1,263 @@
+"""The event stream, updates for watchers and the lines that they print; streams resume after a restart.
+
+The stream only notifies: the state is requested each time, so that a watcher computes
+nothing that the daemon could contradict.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
+from rolloutd.cli.queries import format_fraction, format_reason
+from rolloutd.control import event_text
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, api_path
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Rollout
+    from rolloutd.control.wire_fleet import Audit, AuditEntry
+
+CLOSED_STATES = frozenset({"done", "cancelled"})
+"""States that a rollout does not leave."""
+
+BATCH_WINDOW_S = 0.2
+"""Events within this time become one update: faster than a person reads."""
+
+MAX_QUEUED_LINES = 1000
+"""Lines buffered for a slow terminal; beyond that the stream waits."""
+
+PAGE_SIZE = 1000
+"""Entries per request: the daemon's maximum."""
+
+RECONNECT_TIMEOUT_S = 120.0
+"""How long a watcher waits for the daemon: long enough for an upgrade with migrations."""
+
+RECONNECT_INTERVAL_S = 1.0
+"""Pause between two attempts to connect."""
+
+Line = dict[str, Any]
+
+PRINTED_EVENTS = frozenset(
+    {
+        "PhaseMoved",
+        "VoteCast",
+        "VoteWithdrawn",
+        "GateOpened",
+        "RolloutPaused",
+        "RolloutResumed",
+        "RolloutCancelled",
+        "TargetsJoined",
+    }
+)
+"""Events that get a line; the steps between them are in the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchUpdate:
+    """The audit entries since the last update, and the rollouts after them."""
+
+    entries: Sequence[dict[str, Any]]
+    rollouts: list[Rollout]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every rollout is closed."""
+        return all(rollout["state"] in CLOSED_STATES for rollout in self.rollouts)
+
+
+def watch_updates(client: Client, rollout_ids: Sequence[str]) -> Iterator[WatchUpdate]:
+    """Yield updates for ever, the first at once.
+
+    Raises ApiError, and DaemonUnreachable if the daemon stays away.
+    """
+    lines: queue.Queue[Line | Exception] = queue.Queue(MAX_QUEUED_LINES)
+    only = rollout_ids[0] if len(rollout_ids) == 1 else None
+    rollouts = _fetch_rollouts(client, rollout_ids)
+    stop = threading.Event()
+    threading.Thread(
+        target=queue_events, args=(client, only, lines, stop), name="events", daemon=True
+    ).start()
+    try:
+        yield WatchUpdate((), rollouts)
+        while True:
+            batch = next_batch(lines)
+            # While the daemon is away, the event thread reconnects; if it gives up, next_batch() raises.
+            with suppress(DaemonUnreachable):
+                rollouts = _fetch_rollouts(client, rollout_ids)
+            entries = [line["entry"] for line in batch if line.get("entry") is not None]
+            yield WatchUpdate([entry for entry in entries if entry.get("rollout") in rollout_ids], rollouts)
+    finally:
+        stop.set()
+
+
+def _fetch_rollouts(client: Client, rollout_ids: Sequence[str]) -> list[Rollout]:
+    return [client.get(api_path("rollouts", rollout)) for rollout in rollout_ids]
+
+
+def queue_events(
+    client: Client, rollout: str | None, lines: queue.Queue[Line | Exception], stop: threading.Event
+) -> None:
+    """Queue the event stream's lines, or the error that ends it, until `stop` is set."""
+    try:
+        for line in follow_events(client, rollout, None, stop):
+            lines.put(line)
+            if stop.is_set():
+                return
+    except (DaemonUnreachable, ApiError) as ended:
+        lines.put(ended)
+
+
+def next_batch(lines: queue.Queue[Line | Exception], timeout_s: float | None = None) -> list[Line]:
+    """Return at least one line, and those that follow within BATCH_WINDOW_S; raises queue.Empty."""
+    batch = [_raise_if_error(lines.get(timeout=timeout_s))]
+    deadline = time.monotonic() + BATCH_WINDOW_S
+    while len(batch) < MAX_QUEUED_LINES:
+        try:
+            batch.append(_raise_if_error(lines.get(timeout=max(0.0, deadline - time.monotonic()))))
+        except queue.Empty:
+            break
+    return batch
+
+
+def _raise_if_error(line: Line | Exception) -> Line:
+    if isinstance(line, Exception):
+        raise line
+    return line
+
+
+def follow_events(
+    client: Client, rollout: str | None, after: int | None, stop: threading.Event | None = None
+) -> Iterator[Line]:
+    """Yield the event stream's lines until `stop` is set; without `after`, from now on."""
+    position = after
+
+    def connect() -> Iterator[Line]:
+        return client.stream(api_path("events"), {"after": position, "rollout": rollout, "follow": True})
+
+    for line in with_reconnect(connect, is_finite=False, stop=stop):
+        if line.get("seq") is not None:
+            position = line["seq"]
+        elif line.get("heartbeat") is not None:
+            position = max(position or 0, line["heartbeat"])
+        yield line
+
+
+def follow_log(
+    client: Client, rollout: str, node: str, attempt: int | None, stage: str | None = None
+) -> Iterator[Line]:
+    """Yield the lines of a node's log, or of its prepare stage, until the run has ended."""
+    offset = 0
+
+    def connect() -> Iterator[Line]:
+        query = {"offset": offset, "attempt": attempt, "stage": stage, "follow": True}
+        return client.stream(api_path("rollouts", rollout, "nodes", node, "log"), query)
+
+    for line in with_reconnect(connect, is_finite=True):
+        offset = line.get("offset", offset)
+        yield line
+
+
+def with_reconnect(
+    connect: Callable[[], Iterator[Line]], *, is_finite: bool, stop: threading.Event | None = None
+) -> Iterator[Line]:
+    """Yield the lines of a stream, and reconnect when it breaks.
+
+    The first connection must succeed: raises DaemonUnreachable, ApiError.  A finite
+    stream ends when the daemon closes it.  Once `stop` is set, it does not reconnect.
+    """
+    stop = stop or threading.Event()
+    has_connected = False
+    lost_since: float | None = None
+    while True:
+        try:
+            for line in connect():
+                has_connected = True
+                if lost_since is not None:
+                    print_message("the daemon is back")
+                    lost_since = None
+                yield line
+            if is_finite:
+                return
+            last_error: DaemonUnreachable = DaemonUnreachable("the daemon keeps closing the stream")
+        except StreamInterrupted as broken:
+            last_error = broken
+        except DaemonUnreachable as none:
+            if not has_connected:
+                raise
+            last_error = none
+        if stop.is_set():
+            return
+        has_connected = True
+        if lost_since is None:
+            lost_since = time.monotonic()
+            print_message("the daemon is away; waiting for it")
+        if time.monotonic() - lost_since > RECONNECT_TIMEOUT_S:
+            raise last_error
+        stop.wait(RECONNECT_INTERVAL_S)
+
+
+def read_entries(
+    client: Client, after: int = 0, limit: int | None = None, **filters: str | None
+) -> Iterator[AuditEntry]:
+    """Yield the audit's entries after a sequence number, page by page, at most `limit`."""
+    remaining = limit
+    while remaining is None or remaining > 0:
+        size = PAGE_SIZE if remaining is None else min(PAGE_SIZE, remaining)
+        page: Audit = client.get(api_path("audit"), {**filters, "after": after, "limit": size})
+        yield from page["entries"]
+        if page["next"] is None:
+            return
+        after = page["next"]
+        remaining = None if remaining is None else remaining - len(page["entries"])
+
+
+class EventPrinter:
+    """Prints a line per event and per change of state."""
+
+    def __init__(self) -> None:
+        self._last_states: dict[str, tuple[str, str | None]] = {}
+
+    def print_update(self, update: WatchUpdate) -> None:
+        for text in event_lines(update):
+            print_now(text)
+        for rollout in update.rollouts:
+            reason = rollout["reason"]
+            current = (rollout["state"], reason["code"] if reason else None)
+            if self._last_states.get(rollout["rollout"]) != current:
+                self._last_states[rollout["rollout"]] = current
+                print_now(_state_line(rollout))
+
+
+def print_updates(updates: Iterator[WatchUpdate]) -> list[Rollout]:
+    """Print lines until all rollouts have ended; return their last state."""
+    printer = EventPrinter()
+    last: list[Rollout] = []
+    for update in updates:
+        printer.print_update(update)
+        last = update.rollouts
+        if update.is_finished:
+            break
+    return last
+
+
+def event_lines(update: WatchUpdate) -> Iterator[str]:
+    """Yield one line for each important event."""
+    for entry in update.entries:
+        if entry["event"] in PRINTED_EVENTS:
+            at = datetime.fromtimestamp(entry["at"]).astimezone().strftime("%H:%M:%S")
+            by = "" if entry["event"] == "PhaseMoved" else f"{event_text.actor_name(entry)} "
+            yield sanitize(f"{at}  {by}{event_text.describe_entry(entry)}")
+
+
+def _state_line(rollout: Rollout) -> str:
+    at = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
+    reason = f": {format_reason(rollout['reason'])}" if rollout["reason"] else ""
+    done = f"{format_fraction(rollout)} {format_percent(rollout['percent'])}"
+    return sanitize(f"{at}  {rollout['rollout']} {rollout['state']} {done}{reason}")
