@@ -210,8 +210,8 @@ def in_flight(state: State, target: Target) -> wire.InFlight:
         "pools": list(target.pools),
         "phase": target.phase.value,
         "step": live.step or None,
-        "percent": round(live.percent, 1) if live.step else None,
-        "task": live.task or None,
+        "percent": round(live.run.percent, 1) if live.step else None,
+        "task": live.run.task or None,
         "since": format_timestamp(target.since),
     }
 
@@ -336,7 +336,7 @@ def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reaso
         "isolated": target.isolated,
         "since": format_optional_timestamp(target.since),
         "step": live.step or None,
-        "percent": round(live.percent, 1) if live.step else None,
+        "percent": round(live.run.percent, 1) if live.step else None,
         "reason": reason(blocker),
         "admitted_at": format_optional_timestamp(target.admitted_at),
         "minutes": minutes(

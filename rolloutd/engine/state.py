@@ -38,6 +38,7 @@ from rolloutd.ports import (
     Host,
     InventorySnapshot,
     RunnerStatus,
+    RunState,
     Store,
 )
 from rolloutd.settings import Settings
@@ -59,13 +60,16 @@ DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
 
 
+NO_RUN = RunState(None)
+"""The run of a step that has none yet."""
+
+
 @dataclass(slots=True)
 class StepProgress:
     """What a node in flight is doing at this moment; never stored."""
 
     step: str = ""
-    percent: float = 0.0
-    task: str = ""
+    run: RunState = NO_RUN
     since: float = 0.0
     repeated_try: RepeatedTry | None = None
     """What the isolator of a waiting node answers, and how often it has been tried."""
@@ -78,9 +82,6 @@ class StepProgress:
     failing_check_until: float = 0.0
     awaited_sources: tuple[str, ...] = ()
     """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
-
-    def begin(self, step: str, now: float) -> None:
-        self.step, self.percent, self.task, self.since = step, 0.0, "", now
 
 
 @dataclass(frozen=True, slots=True)

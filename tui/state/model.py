@@ -357,7 +357,7 @@ class Model:
                 self._count_transition(known, entry["node"], fields)
             case "StepRecorded" if (work := known.in_flight.get(entry["node"])) is not None:
                 if fields["state"] == "intended":
-                    work.step, work.percent, work.task = fields["step"], None, ""
+                    work.begin(fields["step"])
             case "RolloutPaused" | "RolloutCancelled" as event:
                 state: Literal["paused", "cancelled"] = "paused" if event == "RolloutPaused" else "cancelled"
                 known.status = {**known.status, "state": state}

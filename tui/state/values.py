@@ -65,6 +65,10 @@ class InFlightNode:
     task: str = ""
     started_at: float | None = None
 
+    def begin(self, step: str) -> None:
+        """Show a step that has begun, without progress yet."""
+        self.step, self.percent, self.task = step, None, ""
+
 
 @dataclass(slots=True)
 class PoolState:

@@ -14,7 +14,7 @@ from typing import Any
 from machines.model.rollout import FailureCode
 from machines.model.timefmt import format_duration
 from rolloutd.adapters.ansible.run_directory import RunStatus
-from rolloutd.ports import Failed, Ok
+from rolloutd.ports import Failed, Ok, RunState, Unknown
 
 MAX_RUNNING_PERCENT = 99.0
 """Limit while the run is not over: only its result shows 100."""
@@ -45,6 +45,9 @@ class Progress:
     failure_event: Mapping[str, Any] | None = None
     counts: Mapping[str, int] | None = None
     has_stats: bool = False
+
+    def run_state(self, result: Ok | Failed | Unknown | None, began_at: float | None) -> RunState:
+        return RunState(result, 100.0 if isinstance(result, Ok) else self.percent, self.task, began_at)
 
     def apply_event(self, event: Mapping[str, Any]) -> Progress:
         kind = event.get("kind")

@@ -158,9 +158,7 @@ class AnsibleRunner:
                 self._drop_oldest_finished()
             progress_now = run.progress
         assert progress_now is not None
-        percent = 100.0 if isinstance(run.result, Ok) else progress_now.percent
-        began_at = run.directory.read_metadata().get("began_at")
-        return RunState(run.result, percent, progress_now.task, began_at)
+        return progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
 
     async def wait_for_change(self, handle: str) -> RunState:
         run = self._track(handle)

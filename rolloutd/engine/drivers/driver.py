@@ -32,7 +32,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import verdict_events
-from rolloutd.engine.state import InvariantViolation, State
+from rolloutd.engine.state import NO_RUN, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
@@ -422,7 +422,7 @@ class Driver:
         if step is None:
             return
         if progress.step != step:
-            progress.begin(step, self._state.now())
+            progress.step, progress.run, progress.since = step, NO_RUN, self._state.now()
             self._state.changes.notify_progress()
         progress.failing_check = ""
         progress.repeated_try = repeated_try(self._journal.records, self._session.target)

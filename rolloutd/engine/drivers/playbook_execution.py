@@ -189,6 +189,6 @@ class PlaybookExecution:
 
     def _publish_progress(self, run_state: RunState) -> None:
         progress = self._session.progress
-        if (progress.percent, progress.task) != (run_state.percent, run_state.task):
-            progress.percent, progress.task = run_state.percent, run_state.task
+        if progress.run != run_state:
+            progress.run = run_state
             self._state.changes.notify_progress()

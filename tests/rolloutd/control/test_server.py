@@ -32,7 +32,7 @@ from rolloutd.control.responses import BadRequest
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, StoreFailed
-from rolloutd.ports import Host, RunRequest
+from rolloutd.ports import Host, RunRequest, RunState
 from rolloutd.service.listen_socket import CannotListen, adopt_socket, bind
 from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import (
@@ -413,7 +413,7 @@ async def test_progress_is_told_at_most_five_times_a_second(tmp_path: Path) -> N
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
         inside.state.step_progress[rollout, "p1"] = StepProgress(
-            "isolate.0.command", 12.34, "a task", inside.clock.now()
+            "isolate.0.command", RunState(None, 12.34, "a task"), inside.clock.now()
         )
         began_at = asyncio.get_running_loop().time()
         told = asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True))
