@@ -123,12 +123,6 @@ class Limits:
         self.uploads = Quota("uploads", uploads, self._ranks)
         self.streams = Quota("streams", streams, self._ranks)
 
-    @contextlib.contextmanager
-    def limiting(self, uid: int, *, is_heavy: bool) -> Iterator[None]:
-        """Count a heavy request for the duration of the block; raises TooMany."""
-        with self.heavy.taking(uid) if is_heavy else contextlib.nullcontext():
-            yield
-
     def remember(self, identity: Identity) -> None:
         """Cache a user's rank for their next connections."""
         self._ranks.pop(identity.uid, None)

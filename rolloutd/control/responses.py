@@ -50,6 +50,19 @@ class PayloadTooLarge(RolloutdError):
     """The body exceeds the limit."""
 
 
+_STATUSES: Mapping[type[RolloutdError], tuple[int, str]] = {
+    BadRequest: (400, "wrong-request"),
+    PayloadTooLarge: (413, "too-big"),
+    NotAllowed: (403, "not-allowed"),
+    NotFound: (404, "not-found"),
+    Conflict: (409, "conflict"),
+    StoreFailed: (503, "store-failed"),
+    SourceFailed: (409, "source-failed"),
+    HostKeyChanged: (409, "unreachable"),
+    NodeUnreachable: (409, "unreachable"),
+}
+
+
 def encode_json(body: Any) -> bytes:
     """Return JSON in ASCII on one line: safe for every terminal, and one line of a stream."""
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
@@ -79,15 +92,7 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, list) and len(value) > SLICE
 
 
-def json_response(body: Any, status: int = 200) -> web.Response:
-    return _json_response(encode_json(body), status)
-
-
-async def json_response_in_slices(body: Any, status: int = 200) -> web.Response:
-    return _json_response(await encode_in_slices(body), status)
-
-
-def _json_response(body: bytes, status: int) -> web.Response:
+def json_response(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
@@ -97,7 +102,7 @@ def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diag
         "code": code,
         "errors": [diagnostic_body(each) for each in diagnostics],
     }
-    return json_response(body, status)
+    return json_response(encode_json(body), status)
 
 
 def diagnostic_body(diagnostic: Diagnostic) -> wire_fleet.Diagnostic:
@@ -108,30 +113,20 @@ def from_error(exc: RolloutdError) -> web.Response:
     """Return the response to an error that rolloutd raised on purpose."""
     text = str(exc)
     match exc:
-        case BadRequest():
-            return error_response(400, "wrong-request", text)
-        case PayloadTooLarge():
-            return error_response(413, "too-big", text)
         case InvalidFile():
             return error_response(422, "invalid-plan", text, exc.diagnostics)
         case DeadlineInPast():
             return error_response(400, exc.code, exc.text)
         case Refused():
             return error_response(429 if isinstance(exc, TooMany) else 409, exc.code, exc.text)
-        case NotAllowed():
-            return error_response(403, "not-allowed", text)
-        case NotFound():
-            return error_response(404, "not-found", text)
         case Conflict():
-            return error_response(409, "conflict", f"{text}; another change came first, check and repeat")
+            text = f"{text}; another change came first, check and repeat"
         case StoreFailed():
-            return error_response(503, "store-failed", f"{text}; nothing was changed")
-        case SourceFailed():
-            return error_response(409, "source-failed", text)
-        case HostKeyChanged() | NodeUnreachable():
-            return error_response(409, "unreachable", text)
-        case _:
-            return error_response(409, "refused", text)
+            text = f"{text}; nothing was changed"
+    status, code = next(
+        (found for kind, found in _STATUSES.items() if isinstance(exc, kind)), (409, "refused")
+    )
+    return error_response(status, code, text)
 
 
 def from_http_error(exc: web.HTTPException, request: web.Request) -> web.Response:

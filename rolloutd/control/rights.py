@@ -25,19 +25,14 @@ async def any_user(state: State, who: Identity, path_params: Mapping[str, str]) 
     """Allow every user who can open the socket."""
 
 
-async def admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
-    if not who.admin:
-        raise NotAllowed(f"{who.user} may not settle what the audit does not account for; ask an admin")
+def admin_to(do: str) -> Right:
+    """Return a rule that allows admins alone."""
 
+    async def check(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
+        if not who.admin:
+            raise NotAllowed(f"{who.user} may not {do}; ask an admin")
 
-async def inventory_admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
-    if not who.admin:
-        raise NotAllowed(f"{who.user} may not decide what is believed of the inventory; ask an admin")
-
-
-async def verdict_admin(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
-    if not who.admin:
-        raise NotAllowed(f"{who.user} may not clear a verdict; ask an admin")
+    return check
 
 
 async def team_member(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
@@ -145,7 +140,9 @@ CLEANER = Access(
 )
 HOLD_OWNER = Access("the owner of the hold, and admins", team_member, team="own", owner="own")
 FREEZE_SCOPE = Access("admins; members of a team for its own scope", team_member, team="own", owner="own")
-ADMIN = Access("admins", admin, team="no", owner="no")
-VERDICT_ADMIN = Access("admins", verdict_admin, team="no", owner="no")
-INVENTORY_ADMIN = Access("admins", inventory_admin, team="no", owner="no")
+ADMIN = Access("admins", admin_to("settle what the audit does not account for"), team="no", owner="no")
+VERDICT_ADMIN = Access("admins", admin_to("clear a verdict"), team="no", owner="no")
+INVENTORY_ADMIN = Access(
+    "admins", admin_to("decide what is believed of the inventory"), team="no", owner="no"
+)
 OWN_TEAM = Access("members of the team, and admins", own_team, team="own", owner="own")

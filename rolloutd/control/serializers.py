@@ -253,6 +253,7 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
         for vote in each.votes
         if vote.gate is view.gate and (view.gate is not GateName.CONTINUE or vote.wave == view.wave)
     ]
+    is_start, evidence = view.gate is GateName.START, each.pilot_evidence
     return {
         "gate": view.gate.value,
         "wave": view.wave or None,
@@ -265,8 +266,8 @@ def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.
         "votes": [_vote(each, vote, now) for vote in cast_here],
         "missing": describe_missing_votes(view.missing) or None,
         "digest": each.digest_at(view.gate),
-        "evidence": _pilot_evidence(each) if view.gate is GateName.START else None,
-        "waived": _pilot_waiver(each) if view.gate is GateName.START else None,
+        "evidence": cast(wire.PilotEvidence, evidence.content) if evidence and is_start else None,
+        "waived": each.plan.pilot.waived or None if each.plan.pilot and is_start else None,
         "prepared": _prepared_after(index, each, view),
     }
 
@@ -280,14 +281,6 @@ def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire.P
     later = names[names.index(view.wave) + 1 :]
     total = sum(len(index.pending(each.id, wave)) for wave in later)
     return {"done": total - known.unprepared_after(view.wave), "total": total}
-
-
-def _pilot_evidence(each: Rollout) -> wire.PilotEvidence | None:
-    return None if each.pilot_evidence is None else cast(wire.PilotEvidence, each.pilot_evidence.content)
-
-
-def _pilot_waiver(each: Rollout) -> str | None:
-    return None if each.plan.pilot is None else each.plan.pilot.waived or None
 
 
 def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
@@ -321,8 +314,12 @@ def runs(status: RunnerStatus) -> wire_fleet.Runs:
 # -- nodes --------------------------------------------------------------------
 
 
-def node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reason | None) -> wire.Node:
-    """Return a node of a rollout; `blocker` is why it does not move."""
+def node(state: State, resolved: ResolvedRollout, target: Target) -> wire.Node:
+    """Return a node of a rollout."""
+    return _node(state, resolved, target, blocking_reason(state, resolved, target))
+
+
+def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reason | None) -> wire.Node:
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
     now, known = state.now(), resolved.index.preparations(target.rollout)
     return {
@@ -359,7 +356,7 @@ def nodes(state: State, resolved: ResolvedRollout, query: PageQuery) -> wire.Nod
         for each in targets
     )
     return {
-        "nodes": [node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)],
+        "nodes": [_node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)],
         "seq": state.changes.latest_seq,
         "next": next_after,
     }

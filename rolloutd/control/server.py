@@ -13,6 +13,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,8 @@ class ControlServer:
                     # Before the body is read: a caller without the right must not delay the others.
                     await route.access.check(self._services.state, identity, dict(request.match_info))
                     parsed = await self._read_request(route, request, identity)
-                    with self._limits.limiting(identity.uid, is_heavy=route.is_heavy):
+                    heavy = self._limits.heavy.taking(identity.uid) if route.is_heavy else nullcontext()
+                    with heavy:
                         # Questions about facts that are due fork them; most need none so.
                         self._services.state.index.advance(self._services.state.now())
                         result = await route.handler(self._services, parsed)
@@ -194,9 +196,8 @@ class ControlServer:
             )
         if route.streams:
             return await self._stream(request, result, identity.uid)
-        if isinstance(result, Created):
-            return await responses.json_response_in_slices(result.body, 201)
-        return await responses.json_response_in_slices(result)
+        status, body = (201, result.body) if isinstance(result, Created) else (200, result)
+        return responses.json_response(await responses.encode_in_slices(body), status)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport

@@ -57,7 +57,8 @@ class LastLook:
 
     def __init__(self, daemon: str, directory: Path | None = None) -> None:
         self._daemon = daemon
-        self._path = (directory or _state_home()) / "rolloutd" / "last-look.json"
+        home = directory or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        self._path = home / "rolloutd" / "last-look.json"
 
     def read(self, now: float) -> float:
         at = self._read_all().get(self._daemon)
@@ -76,7 +77,3 @@ class LastLook:
             looks = json.loads(self._path.read_text("utf-8"))
             return looks if isinstance(looks, dict) else {}
         return {}
-
-
-def _state_home() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")

@@ -130,7 +130,7 @@ async def rollback(services: Services, request: Request[requests.ReasonBody]) ->
         later = await state.store.find_later_changes(rollout.id)
         events = rollbacks.roll_back_nodes(state, who, rollout, [target], request.input.reason, later)
         await commit(events, f"{request.operation}: {request.input.reason}")
-    return _node_response(services, _reresolve(state, resolved), node)
+    return serializers.node(state, _reresolve(state, resolved), resolved.target(node))
 
 
 @routes.add("POST", f"{_ROLLOUT_PATH}/rollback", access=rights.PLAN_OWNER)
@@ -173,7 +173,7 @@ async def return_node(services: Services, request: Request[requests.OptionalReas
         target, events = rollout_commands.return_node(state, request.identity, node, reason)
         await commit(events, f"return: {reason}")
     rollout = ResolvedRollout(state.index, state.index.rollout(target.rollout), live=True)
-    return _node_response(services, rollout, node)
+    return serializers.node(state, rollout, rollout.target(node))
 
 
 # -- holds and freezes --------------------------------------------------------
@@ -313,7 +313,7 @@ async def _command_node(
             services.state, request.identity, rollout, resolved.target(node), request.input.reason
         ),
     )
-    return _node_response(services, _reresolve(services.state, resolved), node)
+    return serializers.node(services.state, _reresolve(services.state, resolved), resolved.target(node))
 
 
 async def _decide_and_commit(
@@ -353,12 +353,6 @@ def gate_response(services: Services, resolved: ResolvedRollout, name: GateName,
         current_rollout(services.state, resolved),
     )
     return serializers.gate(index, rollout, gates.gate_view(index, rollout, name, wave, now), now)
-
-
-def _node_response(services: Services, resolved: ResolvedRollout, name: str) -> wire.Node:
-    target = resolved.target(name)
-    blocker = serializers.blocking_reason(services.state, resolved, target)
-    return serializers.node(services.state, resolved, target, blocker)
 
 
 def _epoch_seconds(until: datetime | None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Literal
 from machines.model.events import StepAction, StepState
 from machines.model.node import natural_sort_key
 from machines.model.plan import PILOT_WAVE
-from machines.model.rollout import Rollout, Target
+from machines.model.rollout import Target
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control import serializers, wire, wire_fleet
@@ -72,10 +72,16 @@ async def compare(services: Services, request: Request[NoParams]) -> wire.Compar
     """Compare the nodes of now with the canaries: durations and changed tasks."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     state, runner, rollout = services.state, services.runner, resolved.rollout
-    now, wave = state.now(), _canary_wave(rollout)
+    now = state.now()
+    wave = next(wave.name for wave in rollout.plan.waves if wave.name != PILOT_WAVE)
     targets = [each for each in resolved.index.targets(rollout.id) if each.admitted_at]
     canaries = [each for each in targets if each.wave == wave and each.outcome is Outcome.CHANGED]
-    others = [each for each in targets if each.wave not in (wave, PILOT_WAVE) and _is_compared(each)]
+    others = [
+        each
+        for each in targets
+        if each.wave not in (wave, PILOT_WAVE)
+        and (each.phase in IN_FLIGHT_PHASES or each.outcome is Outcome.CHANGED)
+    ]
     # Nodes in flight first, then those that were done last.
     others.sort(key=lambda each: (each.phase not in IN_FLIGHT_PHASES, -each.since))
     measured_canaries = [await _measure(state, runner, each, now) for each in canaries[:MAX_NODES]]
@@ -88,7 +94,12 @@ async def compare(services: Services, request: Request[NoParams]) -> wire.Compar
         "canaries": [_compare(each, ()) for each in measured_canaries],
         "low_s": min(seconds, default=None),
         "high_s": max(seconds, default=None),
-        "nodes": sorted(compared, key=lambda each: not is_outlier(each)),
+        "nodes": sorted(
+            compared,
+            key=lambda each: (
+                each["time"] == "usual" and not each["extra_tasks"] and not each["missing_tasks"]
+            ),
+        ),
         "omitted": max(0, len(canaries) - MAX_NODES) + max(0, len(others) - MAX_NODES),
     }
 
@@ -181,16 +192,8 @@ class _Measured:
         return self.target.phase is Phase.DONE
 
 
-def is_outlier(node: wire.ComparedNode) -> bool:
+def _is_outlier(node: wire.ComparedNode) -> bool:
     return node["time"] != "usual" or bool(node["extra_tasks"] or node["missing_tasks"])
-
-
-def _canary_wave(rollout: Rollout) -> str:
-    return next(wave.name for wave in rollout.plan.waves if wave.name != PILOT_WAVE)
-
-
-def _is_compared(target: Target) -> bool:
-    return target.phase in IN_FLIGHT_PHASES or target.outcome is Outcome.CHANGED
 
 
 async def _measure(state: State, runner: Runner, target: Target, now: float) -> _Measured:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from machines.model.compliance import ComplianceReport
 from rolloutd.control import requests, rights, wire_fleet, wire_plans
+from rolloutd.control.handlers.streams import HEARTBEAT_S
 from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.background.node_cleaning import CleanReport
@@ -69,9 +70,6 @@ def _line(report: CleanReport, *, dry_run: bool) -> wire_fleet.CleanLine:
         )
     return {"kind": "node", "node": report.node, "files": files}
 
-
-HEARTBEAT_S = 15.0
-"""Silence until a heartbeat is sent; clients give up after three missing ones."""
 
 T = TypeVar("T")
 L = TypeVar("L")

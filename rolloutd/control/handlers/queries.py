@@ -110,11 +110,8 @@ async def node(services: Services, request: Request[NoParams]) -> wire.NodeDetai
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
     steps = await services.state.store.load_steps(target.rollout, target.node)
-    shown = serializers.node(
-        services.state, resolved, target, serializers.blocking_reason(services.state, resolved, target)
-    )
     return {
-        **shown,
+        **serializers.node(services.state, resolved, target),
         "steps": [
             _step_response(record, visible=may_see_output(record, request.identity)) for record in steps
         ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from machines.facts.preparations import BUILD_NODE
 from machines.model.preparation import Preparation, PreparationState, PrepareKind
@@ -84,57 +84,42 @@ async def _event_lines(
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log")
 async def log(services: Services, request: Request[LogQuery]) -> AsyncGenerator[wire.LogLine, None]:
     """Stream the steps and output of one attempt on a node."""
-    query = request.input
+    query, node = request.input, request.path_params["n"]
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    if query.stage is not None:
-        return _stage_log_lines(services, resolved, request.path_params["n"], query.stage, query)
-    target = resolved.target(request.path_params["n"])
-    attempt = target.attempt if query.attempt is None else query.attempt
-    if attempt > target.attempt:
-        raise NotFound(
-            f"{target.node}: no attempt {attempt}; it has had {pluralize(target.attempt, 'attempt')}"
-        )
     follow = query.follow and resolved.live
-    return _log_lines(
-        services, request, (target.rollout, target.node), query.attempt, query.offset, follow=follow
-    )
+    if query.stage is not None:
+        return _stage_log(services, resolved, node, query.stage, query, follow=follow)
+    target = resolved.target(node)
+    if (query.attempt or 0) > target.attempt:
+        had = pluralize(target.attempt, "attempt")
+        raise NotFound(f"{target.node}: no attempt {query.attempt}; it has had {had}")
+    return _node_log(services, request, (target.rollout, target.node), follow=follow)
 
 
-async def _log_lines(
-    services: Services,
-    request: Request[LogQuery],
-    key: tuple[str, str],
-    attempt: int | None,
-    offset: int,
-    *,
-    follow: bool,
+def _node_log(
+    services: Services, request: Request[LogQuery], key: tuple[str, str], *, follow: bool
 ) -> AsyncGenerator[wire.LogLine, None]:
-    loop = asyncio.get_running_loop()
-    with services.state.changes.subscribe() as changed:
-        reader = logs.LogReader(services.state.store, services.runner, key, request.identity)
-        silent_since, followed_attempt = loop.time(), attempt
-        while True:
-            changed.clear()
-            has_more = follow and _may_produce_more(services, key, attempt)
-            if followed_attempt is None:
-                followed_attempt = _current_attempt(services, key)
-            if followed_attempt is not None or not follow:
-                async for line in reader.lines(
-                    followed_attempt or await _last_recorded_attempt(services, key), offset
-                ):
-                    offset, silent_since = line["offset"], loop.time()
-                    yield line
-            if not has_more:
-                return
-            now = loop.time()
-            if now - silent_since >= HEARTBEAT_S:
-                silent_since = now
-                yield logs.heartbeat(offset, services.state.now())
-            await _wait_for_change(changed, LOG_POLL_S)
+    """Stream an attempt on a node; following the latest one begins with the first attempt."""
+    query, attempt = request.input, request.input.attempt
+    reader = logs.LogReader(services.state.store, services.runner, key, request.identity)
+
+    async def read(offset: int) -> AsyncIterator[wire.LogLine]:
+        nonlocal attempt
+        if attempt is None and key[0] in services.state.index.rollouts:
+            attempt = services.state.index.target(*key).attempt or None
+        if attempt is not None or not follow:
+            steps = () if attempt else await services.state.store.load_steps(*key)
+            async for line in reader.lines(attempt or (steps[-1].attempt if steps else 0), offset):
+                yield line
+
+    def may_grow() -> bool:
+        return follow and _may_produce_more(services, key, query.attempt)
+
+    return _follow_log(services, query.offset, read, may_grow)
 
 
-def _stage_log_lines(
-    services: Services, resolved: ResolvedRollout, node: str, name: str, query: LogQuery
+def _stage_log(
+    services: Services, resolved: ResolvedRollout, node: str, name: str, query: LogQuery, *, follow: bool
 ) -> AsyncGenerator[wire.LogLine, None]:
     """Stream a prepare stage's log; following ends with the stage's attempt."""
     rollout = resolved.rollout
@@ -151,41 +136,41 @@ def _stage_log_lines(
         index = services.state.index if rollout.id in services.state.index.rollouts else resolved.index
         return index.preparation(rollout.id, node, name)
 
-    return _follow_stage(services, find_row, query, follow=query.follow and resolved.live)
+    async def read(offset: int) -> AsyncIterator[wire.LogLine]:
+        if (row := find_row()) is not None:
+            async for line in logs.stage_lines(services.runner, row, query.attempt or row.attempt, offset):
+                yield line
+
+    def may_grow() -> bool:
+        row = find_row()
+        return follow and (row is None or row.state is PreparationState.RUNNING)
+
+    return _follow_log(services, query.offset, read, may_grow)
 
 
-async def _follow_stage(
-    services: Services, find_row: Callable[[], Preparation | None], query: LogQuery, *, follow: bool
+async def _follow_log(
+    services: Services,
+    offset: int,
+    read: Callable[[int], AsyncIterator[wire.LogLine]],
+    may_grow: Callable[[], bool],
 ) -> AsyncGenerator[wire.LogLine, None]:
-    loop, offset = asyncio.get_running_loop(), query.offset
+    """Yield the lines from an offset on, and heartbeats, until the log cannot grow."""
+    loop = asyncio.get_running_loop()
     silent_since = loop.time()
     with services.state.changes.subscribe() as changed:
         while True:
             changed.clear()
-            row = find_row()
-            if row is not None:
-                attempt = query.attempt or row.attempt
-                async for line in logs.stage_lines(services.runner, row, attempt, offset):
-                    offset, silent_since = line["offset"], loop.time()
-                    yield line
-            if not follow or (row is not None and row.state is not PreparationState.RUNNING):
+            # Asked before the lines are read, so that the last ones are not missed.
+            is_over = not may_grow()
+            async for line in read(offset):
+                offset, silent_since = line["offset"], loop.time()
+                yield line
+            if is_over:
                 return
             if loop.time() - silent_since >= HEARTBEAT_S:
                 silent_since = loop.time()
                 yield logs.heartbeat(offset, services.state.now())
             await _wait_for_change(changed, LOG_POLL_S)
-
-
-def _current_attempt(services: Services, key: tuple[str, str]) -> int | None:
-    """Return the node's latest attempt; None before the first."""
-    if key[0] not in services.state.index.rollouts:
-        return None
-    return services.state.index.target(*key).attempt or None
-
-
-async def _last_recorded_attempt(services: Services, key: tuple[str, str]) -> int:
-    steps = await services.state.store.load_steps(*key)
-    return steps[-1].attempt if steps else 0
 
 
 def _may_produce_more(services: Services, key: tuple[str, str], attempt: int | None) -> bool:
