@@ -21,8 +21,9 @@ DEMO ?=
 TESTS ?= tests
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
-# Tests mostly wait for ssh and Ansible, so one more worker than there are cores
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Tests mostly wait for ssh and Ansible, so more workers than there are cores; the long ones compute more.
+WORKERS ?= $(shell expr $$(nproc) + 3)
+LONG_WORKERS ?= $(shell expr $$(nproc) + 1)
 
 help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
@@ -53,7 +54,7 @@ test: .venv-dev/installed
 KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux
-	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rP -m long $(TESTS)
+	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(TESTS)
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed

@@ -6,6 +6,7 @@ import os
 import shutil
 import tomllib
 from importlib.metadata import distribution
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ PROGRAMS = {
 SSH_PROGRAMS = frozenset({"sshd", "ssh", "ssh-keygen"})
 """Programs of each test marked `servers`; the mark's arguments name more."""
 
+SLOW = (
+    "tests/acceptance/",
+    "tests/contracts/kubernetes/",
+    "tests/rolloutd/adapters/ansible/",
+    "tests/rolloutd/demo/",
+    "tests/rolloutd/service/",
+    "tests/sim/",
+)
+"""Tests with processes of their own; most wait longer than they compute."""
+
 _left_out: dict[str, str] = {}
 
 
@@ -55,8 +66,12 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"the installed entry points are old; run `{command}`")
 
 
+@pytest.hookimpl(trylast=True)  # after the tests that `-m` excludes are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs servers that are not here."""
+    """Skip what needs servers that are not here, and begin with the slow tests."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = _begin_with_slow(items, workers)
     missing = _missing()
     for item in items:
         mark = item.get_closest_marker("servers")
@@ -65,6 +80,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             packages = ", ".join(sorted({PROGRAMS[name][1] for name in lacking}))
             reason = f"needs {', '.join(lacking)} (Debian: {packages})"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _begin_with_slow(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order in which each worker begins with its share of the slow files.
+
+    xdist gives each worker consecutive tests, and idle workers the last ones of others: so the run ends with
+    quick tests, and no worker waits long for the last.
+    """
+    quick = [item for item in items if not _is_slow(item)]
+    files = [list(group) for _, group in groupby(filter(_is_slow, items), lambda item: item.path)]
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        size = (len(items) - len(ordered)) // (workers - number)
+        share = [item for file in files[number::workers] for item in file]
+        room = max(0, size - len(share))
+        ordered += [*share, *quick[:room]]
+        del quick[:room]
+    return ordered + quick
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(SLOW)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
