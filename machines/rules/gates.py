@@ -117,6 +117,8 @@ def required_teams(
 
 def is_voting_open(index: Index, rollout: Rollout, gate: GateName, wave: str) -> bool:
     """Return whether users can vote: at continue after its wave, at proceed after a failure."""
+    if rollout.closed:
+        return False
     match gate:
         case GateName.PILOT:
             return rollout.plan.pilot_node is not None
@@ -221,7 +223,7 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
     missing: dict[str, Param] = {}
     if any(not vote.yes for vote in votes):
         state, missing = "rejected", _rejections(votes)
-    elif open_failures:
+    elif open_failures and not rollout.closed:
         state = "waiting"
         missing = _missing_votes(index, rollout, need, owners, teams) | {
             "failures": tuple(
@@ -231,7 +233,7 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
             "more_failures": max(0, len(open_failures) - MAX_NAMED_FAILURES),
         }
     else:
-        state = "open" if rollout.failures else "not-asked"
+        state = "open" if rollout.failures and not open_failures else "not-asked"
     return GateView(GateName.PROCEED, "", state, need.owner, owners, teams, votes, missing, open_failures)
 
 

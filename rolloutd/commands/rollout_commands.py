@@ -27,6 +27,7 @@ from machines.model.events import (
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reasons import ReasonCode, UnavailabilityCause
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
+from machines.rules.rollbacks import due_rollbacks
 from machines.rules.start_blockers import quarantine_blocker
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
@@ -177,6 +178,12 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
         return (PreparationRecorded(replace(failed, not_before=state.now())),)
     _require_failed(rollout, target, "retried")
     _require_open(rollout, target)
+    # A retried node keeps its slots, and its failure keeps it from starting: the other rollbacks would wait.
+    if any(each.node == target.node for each in due_rollbacks(state.index, rollout).targets):
+        raise Refused(
+            "rollback-due",
+            f"{target.node}: the plan rolls it back next; approve proceed first, which ends the rollbacks",
+        )
     return (transition(target, Trigger.RETRIED, state.now(), text=reason),)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import GateOpened, VoteWithdrawn
+from machines.model.events import GateOpened, RolloutCancelled, RolloutEnded, VoteWithdrawn
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure
 from machines.rules.gates import gate_view, voting_blocker
@@ -66,6 +66,21 @@ def test_nothing_starts_before_the_gate_is_opened_and_recorded() -> None:
     assert explain_node(index, "R", "n1", T0).code == "gate-start"
     index.apply(GateOpened("R", GateName.START, "", T0))
     assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
+
+
+def test_no_gate_of_closed_rollout_waits() -> None:
+    index = index_of(nodes_of({"a": ("n1",)}))
+    submit(index, waves=CANARY_THEN_FLEET, gates={GateName.CONTINUE: VoteRequirement(owner=1)})
+    finish(index, "n1")
+    assert gate_state(index, GateName.CONTINUE, "canary") == "waiting"
+    index.apply(RolloutEnded("R", T0))
+    assert gate_state(index, GateName.CONTINUE, "canary") == "not-asked"
+    failed = index_of(NODES)
+    submit(failed)
+    fail(failed, "n1")
+    assert gate_state(failed, GateName.PROCEED) == "waiting"
+    failed.apply(RolloutCancelled("R", ALICE, "because", T0))
+    assert gate_state(failed, GateName.PROCEED) == "not-asked"
 
 
 def test_owners_are_counted_as_different_people() -> None:

@@ -121,7 +121,7 @@ class FaultyStore:
         self._world.checker.on_commit(events)
         for event in events:
             if isinstance(event, PhaseMoved):
-                self._world.coverage.count(f"edge:{event.trigger}-{event.source}")
+                self._world.coverage.count(f"edge:{event.trigger}-{event.source}-{event.target}")
 
     def check_last_commit(self) -> None:
         """Check the last commit's facts with the invariants."""

@@ -11,10 +11,10 @@ from zoneinfo import ZoneInfo
 from machines.facts import votes as ballots
 from machines.model.events import VoteCast
 from machines.model.plan import GateName
-from machines.model.rollout import Rollout, Target, Vote
+from machines.model.rollout import NodeOrder, Rollout, Target, Vote
 from machines.model.windows import Window
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd.commands import holds_and_freezes, rollout_commands, team_rules, voting
+from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, team_rules, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
@@ -22,6 +22,9 @@ from tests.sim.people import ALL_USERS, ANSWER_TIMEOUT_S, OLGA, SAM, SimUser, Si
 
 MAX_SUPERSEDES = 2
 """Rollouts that take over from another one, at most: each walks the whole fleet again."""
+
+BUSY_S = 3600.0
+"""How long the work on a node may stay that a user wants rolled back: longer than an isolation lasts."""
 
 UTC = ZoneInfo("UTC")
 
@@ -160,11 +163,26 @@ class RandomUser:
         await self._command_some_node(people, state, rollout_commands.rollback)
 
     async def _undo(self, people: random.Random, state: State) -> None:
-        """Order the rollback of a node that is done, or withdraw it."""
-        rollout = self._users.random_rollout(people, state)
-        changed = [t.node for t in state.index.targets(rollout) if t.outcome is Outcome.CHANGED]
-        if changed and people.random() < 0.5:
-            await self._users.command_node(rollout_commands.rollback, rollout, people.choice(sorted(changed)))
+        """Order the rollback of a node that is done, or of all, or withdraw what has not begun.
+
+        The work on some of these nodes does not end, so that their isolation is aborted.
+        """
+        rollout, world = self._users.random_rollout(people, state), self._users.world
+        targets = tuple(state.index.targets(rollout))
+        changed = [t.node for t in targets if t.outcome is Outcome.CHANGED]
+        if not changed or people.random() >= 0.5:
+            return
+        node, chance = people.choice(sorted(changed)), world.streams.rollbacks.random()
+        machine, is_ordered = world.machines[node], any(t.order is NodeOrder.ROLLBACK for t in targets)
+        if chance < 0.4 and is_ordered:
+            await self._users.command_rollout(_withdraw_rollbacks, rollout)
+        elif chance < 0.2:
+            await self._users.command_rollout(_roll_back_all, rollout)
+        else:
+            if chance > 0.5 and not machine.stuck:
+                machine.stuck = True
+                world.loop.call_from_world(BUSY_S, lambda: setattr(machine, "stuck", False))
+            await self._users.command_node(rollout_commands.rollback, rollout, node)
 
     async def _skip(self, people: random.Random, state: State) -> None:
         await self._command_some_node(people, state, people.choice((_skip, _return, _leave)))
@@ -264,6 +282,14 @@ class RandomUser:
 
 def _delete_rollout(now: State, rollout: str) -> Events:
     return rollout_commands.delete(now, OLGA, now.index.rollout(rollout), tuple(now.index.targets(rollout)))
+
+
+def _roll_back_all(state: State, who: SimUser, rollout: Rollout, reason: str) -> Events:
+    return rollbacks.roll_back_wave(state, who, rollout, None, reason, {})
+
+
+def _withdraw_rollbacks(state: State, who: SimUser, rollout: Rollout, reason: str) -> Events:
+    return rollbacks.withdraw(state, who, rollout, (), None, reason)
 
 
 def _stop(*args: Any) -> Events:

@@ -48,6 +48,8 @@ FAULTS = (
 
 USER_ACTIONS = (
     *("vote", "vote-of-old", "withdraw", "pause", "resume", "cancel", "retry", "rollback", "skip", "leave"),
+    "roll_back_all",
+    "withdraw_rollbacks",
     *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
 )
 
@@ -55,7 +57,7 @@ USER_ACTIONS = (
 def missing_coverage(coverage: Coverage) -> list[str]:
     """Return what should have happened and did not."""
     wanted = [
-        f"edge:{edge.trigger}-{edge.source}"
+        f"edge:{edge.trigger}-{edge.source}-{edge.target}"
         for edge in edges()
         if (edge.trigger, edge.source) not in UNUSED_EDGES
     ]

@@ -11,7 +11,7 @@ from machines.states import Phase, Trigger
 from rolloutd.compile import compile_limits
 from rolloutd.store import open_store
 from tests.rolloutd.commands.test_commands import REASON, assert_refused, steer
-from tests.rolloutd.control_environment import ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 
 async def order(inside: ControlEnvironment, rollout: str, who: str = "olga", **body: Any) -> list[str]:
@@ -54,6 +54,17 @@ async def test_rollback_of_all_pauses_and_takes_failed_nodes_too(tmp_path: Path)
         shown = await inside.request("olga", "get", f"/v1/rollouts/{rollout}")
         assert (shown["state"], shown["reason"]["code"]) == ("paused", "paused")
         assert due(inside) == ["s1"], "the newest; the wave has one node at a time"
+
+
+async def test_retry_of_node_that_plan_rolls_back_is_refused(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=PLAN.replace("rollback:", "on_failure: rollback-wave\n  rollback:"))
+        await inside.finish(rollout, "p1")
+        await inside.fail(rollout, "s1")
+        assert await assert_refused(steer(inside, "olga", rollout, "retry", "s1")) == (409, "rollback-due")
+        await inside.vote("olga", rollout, "proceed")
+        await steer(inside, "olga", rollout, "retry", "s1")
+        assert inside.phase(rollout, "s1") is Phase.PENDING
 
 
 async def test_ended_rollout_is_rolled_back_after_restart(tmp_path: Path) -> None:
