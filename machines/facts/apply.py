@@ -24,6 +24,7 @@ from machines.model.rollout import (
     NodeOrder,
     Rollout,
     Target,
+    Verdict,
     Vote,
 )
 from machines.model.rows import (
@@ -39,7 +40,6 @@ from machines.model.rows import (
     Write,
 )
 from machines.model.step_record import StepRecord, StepState
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 

@@ -132,9 +132,9 @@ def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:
     return next((Unavailability(node, UnavailabilityCause.HELD, hold) for hold in active), None)
 
 
-def claimed_by_other_rollout(facts: FleetFacts, target: Target) -> Unavailability | None:
-    """Return by which other rollout the target's node is out of service."""
-    others = (other for other in facts.targets_on(target.node) if other.rollout != target.rollout)
+def claimed_by_other_rollout(facts: FleetFacts, node: str, rollout: str) -> Unavailability | None:
+    """Return by which other rollout the node is out of service."""
+    others = (other for other in facts.targets_on(node) if other.rollout != rollout)
     claims = (other for other in others if other.phase in IN_FLIGHT_PHASES or other.isolated)
     return next((target_unavailability(facts, other) for other in claims), None)
 

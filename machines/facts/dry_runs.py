@@ -8,8 +8,6 @@ few of each pool.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from machines.model.plan import Capability, Plan
@@ -86,33 +84,6 @@ class DryRunResults:
             return reason
         note: Params = {"dry_run_at": result.at, "dry_run_problem": result.why}
         return replace(reason, params={**reason.params, **note})
-
-
-@dataclass(slots=True)
-class DeferredNodes:
-    """The nodes that one decision passes over; in undecided pools a dry run is still awaited."""
-
-    deferred: list[Target] = field(default_factory=list)
-    undecided_pools: set[str] = field(default_factory=set)
-    _requested: Counter[str] = field(default_factory=Counter)
-
-    def is_limit_reached(self, pools: Collection[str]) -> bool:
-        """Return whether one of these pools has had its dry runs for this decision."""
-        return any(self._requested[pool] >= DRY_RUN_AHEAD for pool in pools)
-
-    def is_undecided(self, pools: Collection[str]) -> bool:
-        """Return whether an earlier node awaits a dry run for a slot of one of these pools."""
-        return not self.undecided_pools.isdisjoint(pools)
-
-    def defer(self, target: Target, pools: Collection[str], result: DryRunResult | None) -> bool:
-        """Return whether the node lets others go first: it cannot be isolated now, or that is unknown."""
-        if result is not None and result.succeeds is not False:
-            return False
-        if result is None:
-            self.undecided_pools.update(pools)
-        self._requested.update(pools)
-        self.deferred.append(target)
-        return True
 
 
 def needs_dry_run(plan: Plan, target: Target) -> bool:

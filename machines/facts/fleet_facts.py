@@ -16,10 +16,9 @@ from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation
-from machines.model.rollout import Hold, Rollout, Target, Vote
+from machines.model.rollout import Hold, Rollout, Target, Verdict, Vote
 from machines.model.rows import RolloutRow
 from machines.model.traffic import TrafficResult, TrafficResults
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES
 

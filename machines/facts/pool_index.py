@@ -72,10 +72,6 @@ class PoolIndex(Forkable):
         """The ids of the pools whose nodes known to be down use up the budget."""
         return self._full_pool_ids
 
-    def pool_ids_of_node(self, node: str) -> tuple[str, ...]:
-        """Return the ids of all pools of a node, in the order of their keys; none for an unknown node."""
-        return self._pool_ids_by_node.get(node, ())
-
     def pools_of_node(self, node: str) -> tuple[Pool, ...]:
         return tuple([self._pools[pool] for pool in self._pool_ids_by_node.get(node, ())])
 

@@ -80,9 +80,6 @@ class RolloutPreparations:
         number = self._waves[wave]
         return sum(position[0] > number for _, position in self._places.values())
 
-    def is_prepared(self, node: str) -> bool:
-        return node not in self._places
-
     def next_stage(self, node: str) -> str | None:
         """Return the name of the node's next stage, None when it has none."""
         place = self._places.get(node)

@@ -1,19 +1,18 @@
 """The invariants: what must never happen, checked before every commit.
 
-`violation` judges one event; the daemon calls it before it writes.  `violations` judges the difference of two
-snapshots. Both read raw facts (labels, targets, holds, observations, votes) and share no code with rules/ and
-scheduler/, so a mistake there is found here.  What only the world outside can show (two playbooks at once, a
-step on a node in service) is judged by the oracle of the tests.
+The daemon asks about every event before it writes it.  This file reads raw facts (labels, targets, holds,
+observations, votes) and shares no code with rules/ and scheduler/, so a mistake there is found here.  What
+only the world outside can show (two playbooks at once, a step on a node in service) is judged by the oracle
+of the tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants import vote_recount
-from machines.invariants.facts import InvariantFacts, SnapshotFacts
+from machines.invariants.facts import InvariantFacts
 from machines.invariants.preparations import admission_violation, preparation_violation, stage_violation
 from machines.model.events import (
     Event,
@@ -26,12 +25,11 @@ from machines.model.events import (
     StepRecorded,
     StepState,
 )
-from machines.model.limits import Limits
-from machines.model.node import UNLABELED, NodeHealth, Observation, SourceFreshness
+from machines.model.node import UNLABELED, NodeHealth
 from machines.model.plan import GateName, OnFailure, VoteRequirement
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
-from machines.model.traffic import IDLE_MAX_AGE_S, TrafficResult
+from machines.model.traffic import IDLE_MAX_AGE_S
 from machines.model.windows import any_open
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
 
@@ -65,65 +63,6 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
             return f"{subject}: {not_returned[0]} was not returned to service" if not_returned else None
         case _:
             return None
-
-
-def violations(
-    before: FactsSnapshot,
-    after: FactsSnapshot,
-    *,
-    limits: Limits,
-    observations: Iterable[Observation],
-    now: float,
-    traffic: Iterable[TrafficResult] = (),
-    sources: Iterable[SourceFreshness] = (),
-) -> list[str]:
-    """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources)
-    found: list[str] = []
-    transitions: list[Event] = []
-    known = {rollout.id: rollout for rollout in before.rollouts}
-    for rollout in after.rollouts:
-        old = known.get(rollout.id)
-        for each in rollout.opened if old is None else rollout.opened[len(old.opened) :]:
-            opened = GateOpened(rollout.id, each.gate, each.wave, each.at)
-            found += filter(None, [_gate_violation(facts, opened, now)])
-    for target in after.targets:
-        before_target = facts.target_rows.get((target.rollout, target.node))
-        if before_target is not None and (before_target.phase, before_target.attempt) != (
-            target.phase,
-            target.attempt,
-        ):
-            transition = _transition_between(before_target, target)
-            if transition is None:
-                edge = f"{before_target.phase} to {target.phase}"
-                found.append(f"{target.node} of {target.rollout}: the table has no edge from {edge}")
-                continue
-            found += filter(None, [violation(facts, transition, now, transitions)])
-            transitions.append(transition)
-    return found
-
-
-def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
-    """Return the transition between two versions of a target, None when the table has none."""
-    for trigger in Trigger:
-        try:
-            reached = next_phase(trigger, row.phase, target.outcome)
-        except IllegalTransition:
-            continue
-        if reached is target.phase:
-            return PhaseMoved(
-                target.rollout,
-                target.node,
-                trigger,
-                row.phase,
-                target.phase,
-                target.attempt,
-                target.since,
-                outcome=target.outcome,
-                failure=target.failure,
-                isolated=target.isolated,
-            )
-    return None
 
 
 # -- transitions -------------------------------------------------------------------

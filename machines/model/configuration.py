@@ -1,14 +1,16 @@
-"""The configurations that runs gave to a node: the one that passed last, the one before, the one that failed.
+"""The configuration of a node: what runs gave to it, what a failure says of it, and what check mode reports.
 
 A configuration is known here by the hash of its document only; the shell keeps the document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from machines.model.events import PhaseMoved
-from machines.model.rollout import Target
+from machines.model.rollout import Target, Verdict
 from machines.states import Outcome, Trigger
 
 
@@ -69,3 +71,55 @@ class NodeConfiguration:
 
     def _is_current(self, rollout: str) -> bool:
         return self.current is not None and self.current.rollout == rollout
+
+
+def new_verdict(
+    target: Target, moved: PhaseMoved, change: str, labels: Mapping[str, str], class_keys: Iterable[str]
+) -> Verdict | None:
+    """Return what a transition of this target, as it was before, says of its content; None for nothing."""
+    failure = moved.failure
+    if failure is None or not failure.blames_change or not target.content or target.rolling_back:
+        return None
+    return Verdict(
+        f"{target.rollout}.{failure.id.replace('#', '.')}",
+        change,
+        target.content,
+        {key: labels.get(key, "") for key in class_keys},
+        target.rollout,
+        target.node,
+        failure.step,
+        failure.message,
+        failure.at,
+    )
+
+
+class Compliance(StrEnum):
+    """Whether a node needs the change; `unknown` when check mode cannot say, and never `compliant` then."""
+
+    COMPLIANT = "compliant"
+    WOULD_CHANGE = "would-change"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """A task that would change the node; `diff` is the changed lines, if the task reports them."""
+
+    task: str
+    diff: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ComplianceReport:
+    """The result of check mode on one node; `problem` is what it cannot say, and why."""
+
+    node: str
+    at: float
+    changes: tuple[TaskChange, ...] = ()
+    problem: str = ""
+
+    @property
+    def compliance(self) -> Compliance:
+        if self.changes:
+            return Compliance.WOULD_CHANGE
+        return Compliance.UNKNOWN if self.problem else Compliance.COMPLIANT

@@ -15,9 +15,8 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
-from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Vote
+from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 

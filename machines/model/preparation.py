@@ -20,7 +20,6 @@ DEFAULT_PREPARE_TIMEOUT_S = 30 * 60.0
 DEFAULT_PREPARE_PARALLEL = 100
 """Nodes that a stage prepares at once: a connection each, and the bandwidth has a limit of its own."""
 
-NO_FAILURE = Budget(count=0)
 DEFAULT_TOLERATE = Budget(count=None, percent=10)
 
 

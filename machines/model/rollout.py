@@ -1,4 +1,4 @@
-"""A rollout as values: targets, votes, failures and holds.
+"""A rollout as values: targets, votes, failures, verdicts and holds.
 
 No status is stored: state, percent and reasons are computed from these values.  All instants are epoch
 seconds.
@@ -301,3 +301,22 @@ class Hold:
     reason: str
     at: float
     until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A content that failed on a node, and the evidence; it holds for all hosts of the node's class.
+
+    `change` is the hash of what the rollout did, `content` that of what its run gave to the node.
+    `host_class` has the labels of the class, "" for one that the node lacks; without any it is all nodes.
+    """
+
+    id: str
+    change: str
+    content: str
+    host_class: Mapping[str, str]
+    rollout: str
+    node: str
+    step: str
+    text: str
+    at: float

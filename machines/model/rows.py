@@ -28,10 +28,10 @@ from machines.model.rollout import (
     PilotEvidence,
     Rollout,
     Target,
+    Verdict,
     Vote,
 )
 from machines.model.step_record import StepRecord
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 
 

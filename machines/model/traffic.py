@@ -7,8 +7,7 @@ busy less and less often.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from machines.model.plan import DEFAULT_POLL_S
@@ -106,28 +105,6 @@ class TrafficResults:
     def forget_node(self, node: str) -> None:
         for nodes in self._results.values():
             nodes.pop(node, None)
-
-
-@dataclass(slots=True)
-class ProbeBudget:
-    """Probes that one decision requests, by pool.  In an undecided pool, a slot depends on such a probe."""
-
-    _requested: Counter[str] = field(default_factory=Counter)
-    _undecided_pools: set[str] = field(default_factory=set)
-
-    def is_exhausted(self, pools: Collection[str]) -> bool:
-        """Return whether one of these pools has enough nodes that are being probed."""
-        return any(self._requested[pool] >= PROBE_AHEAD for pool in pools)
-
-    def is_undecided(self, pools: Collection[str]) -> bool:
-        """Return whether an earlier node is being probed for a slot of one of these pools."""
-        return not self._undecided_pools.isdisjoint(pools)
-
-    def add(self, pools: Collection[str], *, undecided: bool) -> None:
-        """Count one more probe; `undecided`: the node keeps its position until the result."""
-        self._requested.update(pools)
-        if undecided:
-            self._undecided_pools.update(pools)
 
 
 def result_blocker(result: TrafficResult, idle_for_s: float, reprobe_at: float) -> Reason | None:

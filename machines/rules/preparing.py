@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from machines.facts.index import Index
-from machines.facts.preparations import RolloutPreparations
 from machines.facts.votes import was_opened
 from machines.model.limits import Budget
 from machines.model.plan import PILOT_WAVE, GateName
@@ -61,12 +60,6 @@ def is_over(tolerate: Budget, failed: set[str], index: Index, rollout: Rollout) 
 def may_prepare(rollout: Rollout, target: Target) -> bool:
     """Return whether the votes allow to touch the node: before the start gate opens, only the pilot."""
     return target.wave == PILOT_WAVE or was_opened(rollout, GateName.START)
-
-
-def awaited_build(known: RolloutPreparations, rollout: Rollout) -> str | None:
-    """Return the build stage that is not done yet, None when all are."""
-    builds = (stage.name for stage in rollout.prepare_stages if stage.kind is PrepareKind.BUILD)
-    return next((name for name in builds if name not in rollout.built), None)
 
 
 def _first_waves(rollout: Rollout) -> set[str]:

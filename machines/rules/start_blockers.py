@@ -303,12 +303,6 @@ def other_work_blocker(index: Index, node: str, rollout: str = "") -> Reason | N
     return Reason(ReasonCode.PREPARING, node, {"rollout": preparing_rollout}, remedy=remedy)
 
 
-def other_rollout_works(index: Index, rollout: str, node: str) -> bool:
-    """Return whether another rollout has the node out of service."""
-    others = (target for target in index.targets_on(node) if target.rollout != rollout)
-    return any(target.phase in IN_FLIGHT_PHASES or target.isolated for target in others)
-
-
 def _observation_blocker(index: Index, target: Target) -> Reason | None:
     """Return what was observed of the node that forbids its start; our own isolation does not."""
     observed = observed_unavailability(index, target.node)

@@ -8,8 +8,9 @@ whether that wave may start is decided before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, fields
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
@@ -23,6 +24,7 @@ from machines.model.decision import (
     Admit,
     BackOff,
     CheckIfCurrent,
+    Decision,
     DeferMaintenance,
     DryRun,
     OpenGate,
@@ -50,6 +52,29 @@ MAX_CURRENT_CHECKS: Final = 16
 
 
 @dataclass(slots=True)
+class PoolRequests:
+    """Probes or dry runs that one decision requests, at most `limit` in a pool.
+
+    In an undecided pool a slot depends on the answer: an earlier node keeps its position until then.
+    """
+
+    limit: int
+    _requested: Counter[str] = field(default_factory=Counter)
+    _undecided_pools: set[str] = field(default_factory=set)
+
+    def is_exhausted(self, pools: Collection[str]) -> bool:
+        return any(self._requested[pool] >= self.limit for pool in pools)
+
+    def is_undecided(self, pools: Collection[str]) -> bool:
+        return not self._undecided_pools.isdisjoint(pools)
+
+    def add(self, pools: Collection[str], *, undecided: bool) -> None:
+        self._requested.update(pools)
+        if undecided:
+            self._undecided_pools.update(pools)
+
+
+@dataclass(slots=True)
 class DecisionBuilder:
     """A decision being made; `dry_reason` is why none of it may be carried out."""
 
@@ -62,7 +87,7 @@ class DecisionBuilder:
     rollbacks: list[RollBack] = field(default_factory=list)
     dry_runs: list[DryRun] = field(default_factory=list)
     traffic_probes: list[ProbeTraffic] = field(default_factory=list)
-    probe_budget: traffic.ProbeBudget = field(default_factory=traffic.ProbeBudget)
+    probes_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(traffic.PROBE_AHEAD))
     isolation_aborts: list[AbortIsolation] = field(default_factory=list)
     deferrals: list[DeferMaintenance] = field(default_factory=list)
     gate_openings: list[OpenGate] = field(default_factory=list)
@@ -81,6 +106,16 @@ class DecisionBuilder:
     def wake_by(self, at: float) -> None:
         """Have the next decision made at this instant (epoch seconds) at the latest."""
         self.wake_at = min(self.wake_at, at)
+
+    def build(self) -> Decision:
+        """Return the decision: its tuples are the lists of the same names."""
+        found = {name: tuple(getattr(self, name)) for name in _COLLECTED}
+        return Decision(
+            **found, reasons=self.reasons, wake_at=None if math.isinf(self.wake_at) else self.wake_at
+        )
+
+
+_COLLECTED: Final = [each.name for each in fields(Decision) if each.name not in ("reasons", "wake_at")]
 
 
 def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:
@@ -147,7 +182,8 @@ class _WaveAdmission:
     wave: WaveDef
     now: float
     builder: DecisionBuilder
-    deferred_nodes: dry_runs.DeferredNodes = field(default_factory=dry_runs.DeferredNodes)
+    dry_runs_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(dry_runs.DRY_RUN_AHEAD))
+    deferred: list[Target] = field(default_factory=list)
     probe_count: int = 0
 
     def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
@@ -191,8 +227,8 @@ class _WaveAdmission:
 
     def admit_deferred(self) -> None:
         """Admit deferred nodes whose slots no other node took."""
-        for target in self.deferred_nodes.deferred:
-            if self.deferred_nodes.is_undecided(self._pool_ids(target)):
+        for target in self.deferred:
+            if self.dry_runs_by_pool.is_undecided(self._pool_ids(target)):
                 continue
             capacity = self.builder.capacity
             blocked = pools.pool_without_slot(self.index, target, capacity.reserved_slots)
@@ -205,7 +241,7 @@ class _WaveAdmission:
         builder = self.builder
         # An earlier node of the pool awaits its probe and keeps its position until the answer.
         plan = self.index.plan_for(target)
-        if plan.traffic and builder.probe_budget.is_undecided(self._pool_ids(target)):
+        if plan.traffic and builder.probes_by_pool.is_undecided(self._pool_ids(target)):
             return False
         if dry_runs.needs_dry_run(plan, target):
             is_next_eligible = self._request_dry_run(target)
@@ -236,15 +272,17 @@ class _WaveAdmission:
         result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
         has_competitors = any(self.index.scheduling_queue.has_competitors(pool) for pool in pool_ids)
         ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
-        if self.deferred_nodes.is_limit_reached(pool_ids) or len(self.builder.dry_runs) >= ahead:
+        if self.dry_runs_by_pool.is_exhausted(pool_ids) or len(self.builder.dry_runs) >= ahead:
             return False
         # Without a competitor too: a node that can never be isolated must take no slot of the fleet.
-        if (has_competitors or result is None) and self.deferred_nodes.defer(target, pool_ids, result):
+        if result is None or (has_competitors and result.succeeds is False):
+            self.dry_runs_by_pool.add(pool_ids, undecided=result is None)
+            self.deferred.append(target)
             if result is None:
                 self.builder.dry_runs.append(DryRun(target.rollout, target.node))
                 self.builder.wake_by(self.now + dry_runs.RESULT_MAX_AGE_S)
             return True
-        return False if self.deferred_nodes.is_undecided(pool_ids) else None
+        return False if self.dry_runs_by_pool.is_undecided(pool_ids) else None
 
     def _request_probe(
         self, target: Target, result: traffic.TrafficResult | None, cursor: _GroupCursor
@@ -257,7 +295,7 @@ class _WaveAdmission:
         builder, pool_ids = self.builder, self._pool_ids(target)
         if result is not None and result.is_recent(self.now):
             # It is one of the candidates of this poll, and the next poll may probe others.
-            builder.probe_budget.add(pool_ids, undecided=False)
+            builder.probes_by_pool.add(pool_ids, undecided=False)
             builder.wake_by(result.at + result.poll_s)
         if result is not None:
             due_at = start_blockers.reprobe_at(self.index, target, result)
@@ -267,12 +305,12 @@ class _WaveAdmission:
         yields = result is not None and (result.busy is not False or self.rollout.plan.idle_for_s > 0)
         cursor.stays_active = True
         if (
-            builder.probe_budget.is_exhausted(pool_ids)
+            builder.probes_by_pool.is_exhausted(pool_ids)
             or self.probe_count >= traffic.PROBE_AHEAD * self._remaining_capacity()
         ):
             return yields
         self.probe_count += 1
-        builder.probe_budget.add(pool_ids, undecided=not yields)
+        builder.probes_by_pool.add(pool_ids, undecided=not yields)
         builder.traffic_probes.append(ProbeTraffic(target.rollout, target.node))
         builder.wake_by(self.now + self.rollout.plan.poll_s)
         return True

@@ -7,7 +7,6 @@ time.  The daemon commits what it carries out, and asking again gives what is le
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,10 +14,8 @@ from machines.facts.index import Index
 from machines.facts.votes import was_opened
 from machines.model import traffic
 from machines.model.decision import (
-    AbortIsolation,
     Admit,
     Decision,
-    DeferMaintenance,
     OpenGate,
     ProbeTraffic,
     Requeue,
@@ -65,32 +62,11 @@ def decide(index: Index, now: float) -> Decision:
             continue
         _admit_rollout(index, rollout, now, builder)
     if builder.dry_reason is None:
-        _collect_isolation_aborts(index, now, builder)
+        isolation_aborts.collect(index, now, builder)
         _observe_peers(index, now, builder)
     builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
     builder.reasons.update(pools.full_pool_reasons(index))
-    return Decision(
-        admissions=tuple(builder.admissions),
-        current_checks=tuple(builder.current_checks),
-        preparations=tuple(builder.preparations),
-        requeued=tuple(builder.requeued),
-        rollbacks=tuple(builder.rollbacks),
-        dry_runs=tuple(builder.dry_runs),
-        traffic_probes=tuple(builder.traffic_probes),
-        isolation_aborts=tuple(builder.isolation_aborts),
-        deferrals=tuple(builder.deferrals),
-        gate_openings=tuple(builder.gate_openings),
-        quarantine_skips=tuple(builder.quarantine_skips),
-        ended_rollouts=tuple(builder.ended_rollouts),
-        pilots_to_document=tuple(builder.pilots_to_document),
-        nodes_to_observe=tuple(builder.nodes_to_observe),
-        expired_holds=tuple(builder.expired_holds),
-        expired_freezes=tuple(builder.expired_freezes),
-        soak_restarts=tuple(builder.soak_restarts),
-        backoffs=tuple(builder.backoffs),
-        reasons=builder.reasons,
-        wake_at=None if math.isinf(builder.wake_at) else builder.wake_at,
-    )
+    return builder.build()
 
 
 def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
@@ -270,27 +246,6 @@ def _skip_quarantined(
             builder.quarantine_skips.append(SkipQuarantined(rollout.id, target.node))
         else:
             builder.wake_by(reason.since + QUARANTINE_SKIP_S)
-
-
-# -- aborting isolations -----------------------------------------------------------
-
-
-def _collect_isolation_aborts(index: Index, now: float, builder: DecisionBuilder) -> None:
-    """Abort isolations to free slots for an outage or a hold."""
-    aborts_by_node: dict[tuple[str, str], AbortIsolation] = {}
-    # A node may be over the budget of two pools and held: one abort is enough.
-    deferrals_by_node: dict[tuple[str, str], DeferMaintenance] = {}
-    for pool, found in isolation_aborts.to_free_slots(index, now).items():
-        builder.reasons[pool] = found[-1].reason
-        for each in found:
-            if isinstance(each, DeferMaintenance):
-                deferrals_by_node.setdefault((each.rollout, each.node), each)
-            else:
-                aborts_by_node.setdefault((each.rollout, each.node), each)
-    for abort in isolation_aborts.to_yield_to_holds(index):
-        aborts_by_node.setdefault((abort.rollout, abort.node), abort)
-    builder.isolation_aborts += aborts_by_node.values()
-    builder.deferrals += deferrals_by_node.values()
 
 
 def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:

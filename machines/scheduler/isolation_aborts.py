@@ -14,34 +14,39 @@ from machines.model.node import Observation, natural_sort_key
 from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Target
 from machines.rules import pools
+from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
 
 
-def to_free_slots(index: Index, now: float) -> dict[str, list[AbortIsolation | DeferMaintenance]]:
-    """Return, by pool over its budget, the isolating nodes that have cost least, no more than needed."""
-    found: dict[str, list[AbortIsolation | DeferMaintenance]] = {}
+def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
+    """Collect the isolating nodes that give way to an outage or a hold.
+
+    A node may be over the budget of two pools and held: one abort is enough.
+    """
+    aborts: dict[tuple[str, str], AbortIsolation] = {}
+    deferrals: dict[tuple[str, str], DeferMaintenance] = {}
     for pool in index.over_budget():
         over = sum(not _is_leaving(index, node) for node in pool.down) - index.budget(pool)
+        # Those that have cost least, and no more than needed.
         for target in _abortable_targets(index, pool)[: max(0, over)]:
             params = pools.over_budget_reason(index, pool, without=target.node).params
-            reason = Reason(ReasonCode.POOL_OVER_BUDGET, pool.id, params, now)
-            is_complete = index.isolation_progress(target).is_complete
-            gives_way = DeferMaintenance if is_complete else AbortIsolation
-            found.setdefault(pool.id, []).append(gives_way(target.rollout, target.node, reason))
-    return found
-
-
-def to_yield_to_holds(index: Index) -> list[AbortIsolation]:
-    """Return the isolating nodes that a user or a tool has taken a hold of, or cordoned, meanwhile."""
-    found = []
+            reason = builder.reasons[pool.id] = Reason(ReasonCode.POOL_OVER_BUDGET, pool.id, params, now)
+            key = (target.rollout, target.node)
+            if index.isolation_progress(target).is_complete:
+                deferrals.setdefault(key, DeferMaintenance(*key, reason))
+            else:
+                aborts.setdefault(key, AbortIsolation(*key, reason))
     for target in index.needing_driver():
-        reason = _hold_reason(index, target)
-        if reason is not None and _is_abortable(index, target):
-            found.append(AbortIsolation(target.rollout, target.node, reason))
-    return found
+        hold_reason = _hold_reason(index, target)
+        if hold_reason is not None and _is_abortable(index, target):
+            key = (target.rollout, target.node)
+            aborts.setdefault(key, AbortIsolation(*key, hold_reason))
+    builder.isolation_aborts += aborts.values()
+    builder.deferrals += deferrals.values()
 
 
 def _hold_reason(index: Index, target: Target) -> Reason | None:
+    """Return who has taken a hold of the node, or cordoned it, meanwhile."""
     code, taken = ReasonCode.HELD, active_hold(index, target.node)
     if taken is None:
         code, taken = ReasonCode.FOREIGN_CORDON, observed_unavailability(index, target.node)

@@ -1,7 +1,10 @@
-"""Membership: what a changed inventory does to live rollouts.
+"""Membership: what a changed inventory, or a superseded rollout, does to the targets of live rollouts.
 
-It is computed after every refresh of the inventory.  New nodes that match join (last, within bounds), removed
-nodes leave, and targets follow their node's team and pools.  None of this alters a digest or voids a vote.
+After every refresh of the inventory new nodes that match join (last, within bounds), removed nodes leave, and
+targets follow their node's team and pools.  None of this alters a digest or voids a vote.
+
+A node that was in flight when its rollout was superseded finishes under the old digest.  The new rollout
+records it as done in the same commit, so no crash lies between.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from typing import Final
 
 from machines.facts import votes
 from machines.facts.index import Index
-from machines.model.events import Event, TargetChanged, TargetsJoined
+from machines.model.events import Event, PhaseMoved, TargetChanged, TargetsJoined
 from machines.model.node import Node, natural_sort_key
-from machines.model.plan import EnrolPolicy
+from machines.model.plan import PILOT_WAVE, EnrolPolicy
 from machines.model.rollout import Rollout, Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
@@ -122,3 +125,44 @@ def _team_without_vote(rollout: Rollout, team: str | None) -> str | None:
         if not votes.has_team_voted(rollout, need, votes.valid_votes(rollout, each.gate, each.wave), team):
             return team
     return None
+
+
+# -- superseded rollouts ----------------------------------------------------------
+
+
+def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
+    """Return the node's transitions in rollouts that supersede the one in which it is now done."""
+    if event.outcome is not Outcome.CHANGED:
+        return []
+    change = index.rollout(event.rollout).digest.change
+    found = []
+    for rollout in index.rollouts.values():
+        if (
+            rollout.closed
+            or rollout.digest.change != change
+            or event.rollout not in _predecessors(index, rollout)
+        ):
+            continue
+        for target in index.targets_on(event.node):
+            # A pilot shows the new plan: it is not taken over.
+            is_pilot = target.wave == PILOT_WAVE
+            if target.rollout == rollout.id and target.phase is Phase.PENDING and not is_pilot:
+                text = f"done in {event.rollout} with the same change"
+                found.append(
+                    transition(
+                        target,
+                        Trigger.FOUND_CURRENT,
+                        event.at,
+                        outcome=Outcome.ALREADY_CURRENT,
+                        text=text,
+                    )
+                )
+    return found
+
+
+def _predecessors(index: Index, rollout: Rollout) -> Iterator[str]:
+    """Yield the rollouts that this one supersedes, directly or not, the latest first."""
+    current: Rollout | None = rollout
+    while current is not None and current.supersedes is not None:
+        yield current.supersedes
+        current = index.rollouts.get(current.supersedes)

@@ -6,7 +6,9 @@ A stage needs no slot and no window of the plan.  What a driver does with it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from machines.facts.availability import claimed_by_other_rollout
 from machines.facts.index import Index
 from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
 from machines.model import windows
@@ -66,9 +68,7 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if host and any(index.preparing_rollouts(host)):
         return False
     if stage == CLEANUP:
-        return _is_to_be_cleaned(index, found) and not start_blockers.other_rollout_works(
-            index, rollout, node
-        )
+        return _is_to_be_cleaned(index, found) and claimed_by_other_rollout(index, node, rollout) is None
     blocker = start_blockers.rollout_blocker(index, found, now)
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
         return False
@@ -119,40 +119,31 @@ def _collect_cleanups(
     index: Index, rollout: Rollout, known: RolloutPreparations, now: float, builder: DecisionBuilder
 ) -> None:
     """Collect the nodes without the change that still have what this rollout brought."""
-    walk = _Walk(index, rollout, known, now, builder, only_failed=False)
+    walk = _Walk(index, rollout, known, now, builder)
     busy = {node for node, _ in known.active}
     for node in dict.fromkeys(node for node, _ in known.rows):
         target = None if node in busy or node == BUILD_NODE else index.target(rollout.id, node)
         if target is None or target.phase is not Phase.PENDING or node not in index.nodes:
             continue
-        is_taken = start_blockers.other_rollout_works(index, rollout.id, node)
-        if known.needs_cleanup(node) and not is_taken and not any(index.preparing_rollouts(node)):
+        is_free = claimed_by_other_rollout(index, node, rollout.id) is None
+        if known.needs_cleanup(node) and is_free and not any(index.preparing_rollouts(node)):
             walk.collect(CLEANUP, node)
 
 
+@dataclass(frozen=True, slots=True)
 class _Walk:
     """The stages of one rollout in one decision."""
 
-    def __init__(
-        self,
-        index: Index,
-        rollout: Rollout,
-        known: RolloutPreparations,
-        now: float,
-        builder: DecisionBuilder,
-        *,
-        only_failed: bool,
-    ) -> None:
-        self._index = index
-        self._rollout = rollout
-        self._known = known
-        self._now = now
-        self._builder = builder
-        self._only_failed = only_failed
+    index: Index
+    rollout: Rollout
+    known: RolloutPreparations
+    now: float
+    builder: DecisionBuilder
+    only_failed: bool = False
 
     def collect_build(self, stage: PrepareStage) -> None:
         """Collect a build, unless something else works on its host."""
-        if not stage.host or start_blockers.other_work_blocker(self._index, stage.host) is None:
+        if not stage.host or start_blockers.other_work_blocker(self.index, stage.host) is None:
             self.collect(stage.name, BUILD_NODE)
 
     def collect_nodes(self, stage: PrepareStage) -> None:
@@ -161,31 +152,31 @@ class _Walk:
         An install goes first to one node alone, also while that node waits for its next try.  Nodes that may
         not be prepared now are passed over.
         """
-        is_alone = _is_alone(self._known, stage)
-        free = _free_places(self._known, stage)
-        for node in self._candidates(self._known.stages[stage.name]):
+        is_alone = _is_alone(self.known, stage)
+        free = _free_places(self.known, stage)
+        for node in self._candidates(self.known.stages[stage.name]):
             if free <= 0:
                 return
-            target = self._index.target(self._rollout.id, node)
-            if not preparing.may_prepare(self._rollout, target):
+            target = self.index.target(self.rollout.id, node)
+            if not preparing.may_prepare(self.rollout, target):
                 continue
-            if start_blockers.preparation_hindrance(self._index, self._rollout, target, self._now) is None:
+            if start_blockers.preparation_hindrance(self.index, self.rollout, target, self.now) is None:
                 free -= self.collect(stage.name, node) or is_alone
 
     def _candidates(self, places: StagePlaces) -> Iterator[str]:
-        waiting: Iterable[str] = () if self._only_failed else (node for _, _, node in places.waiting)
+        waiting: Iterable[str] = () if self.only_failed else (node for _, _, node in places.waiting)
         yield from sorted(places.failed)
         yield from waiting
 
     def collect(self, stage: str, node: str) -> bool:
         """Collect one stage of one node, unless its backoff is not over."""
-        row = self._known.rows.get((node, stage))
+        row = self.known.rows.get((node, stage))
         if row is not None and row.state is PreparationState.RUNNING:
             return False  # collected with those that run
-        if row is not None and row.state is PreparationState.FAILED and row.at <= self._now < row.not_before:
-            self._builder.wake_by(row.not_before)
+        if row is not None and row.state is PreparationState.FAILED and row.at <= self.now < row.not_before:
+            self.builder.wake_by(row.not_before)
             return False
-        self._builder.preparations.append(
-            Prepare(self._rollout.id, node, stage, 1 if row is None else row.attempt + 1)
+        self.builder.preparations.append(
+            Prepare(self.rollout.id, node, stage, 1 if row is None else row.attempt + 1)
         )
         return True

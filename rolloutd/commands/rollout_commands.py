@@ -394,7 +394,7 @@ def _require_unclaimed(state: State, target: Target) -> None:
         raise Refused(quarantined.code, f"{describe(quarantined)}; lifted by {lifted_by(quarantined)}")
     holds = (h for h in state.index.holds_on(target.node) if h.until is None or state.now() < h.until)
     held = next((Unavailability(target.node, UnavailabilityCause.HELD, hold) for hold in holds), None)
-    found = held or claimed_by_other_rollout(state.index, target)
+    found = held or claimed_by_other_rollout(state.index, target.node, target.rollout)
     if found is not None:
         raise unavailable(found.code, found)
     if any(state.index.preparing_rollouts(target.node)):

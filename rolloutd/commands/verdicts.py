@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from machines.model.events import VerdictCleared
 from machines.model.plan import Plan
-from machines.model.verdict import Verdict
+from machines.model.rollout import Verdict
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.configuration import content_hash, intended_configuration
 from rolloutd.engine.state import State

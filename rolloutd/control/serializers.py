@@ -17,9 +17,8 @@ from machines.facts.index import Index
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Digest, GateName
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
-from machines.model.rollout import Failure, Rollout, Target, Vote
+from machines.model.rollout import Failure, Rollout, Target, Verdict, Vote
 from machines.model.timefmt import format_rfc3339
-from machines.model.verdict import Verdict
 from machines.rules import gates
 from machines.scheduler import decide
 from machines.scheduler.progress import rollout_progress, slot_s

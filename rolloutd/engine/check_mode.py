@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
-from machines.model.compliance import ComplianceReport, TaskChange
+from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.plan import Stage
 from machines.scheduler.progress import is_at_work
 from rolloutd.engine.state import State

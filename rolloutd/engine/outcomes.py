@@ -6,9 +6,9 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from machines.model.configuration import new_verdict
 from machines.model.events import Event, PhaseMoved, VerdictRecorded
 from machines.model.rollout import FailureCode, Target
-from machines.workflow.verdicts import new_verdict
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Unknown

@@ -12,8 +12,7 @@ from machines.model.events import Actor, Event, StepRecord
 from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
 from machines.model.preparation import Preparation
-from machines.model.rollout import Interruption, Rollout, Target
-from machines.model.verdict import Verdict
+from machines.model.rollout import Interruption, Rollout, Target, Verdict
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON

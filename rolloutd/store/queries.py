@@ -18,9 +18,8 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, Plan
 from machines.model.preparation import Preparation
-from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Vote
+from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Verdict, Vote
 from machines.model.rows import ConfigurationDocument, PreparationSnapshot, RolloutRow
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed

@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from machines.model.events import MismatchSettled
+from machines.model.rollout import Verdict
 from machines.model.rows import Delete, Expected, UsedToken, Write
-from machines.model.verdict import Verdict
 from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.store.engine import Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, TABLES

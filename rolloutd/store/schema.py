@@ -28,6 +28,7 @@ from machines.model.rollout import (
     Interruption,
     PilotEvidence,
     Target,
+    Verdict,
     Vote,
 )
 from machines.model.rows import (
@@ -39,7 +40,6 @@ from machines.model.rows import (
     UsedToken,
 )
 from machines.model.step_record import StepRecord
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze, Window
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed

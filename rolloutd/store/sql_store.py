@@ -15,8 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event, StepRecord
 from machines.model.preparation import Preparation
-from machines.model.rollout import Rollout, Target
-from machines.model.verdict import Verdict
+from machines.model.rollout import Rollout, Target, Verdict
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,

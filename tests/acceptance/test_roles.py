@@ -22,7 +22,7 @@ import pytest
 from machines.model.events import GateOpened, VerdictRecorded
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import GateName
-from machines.model.verdict import Verdict
+from machines.model.rollout import Verdict
 from machines.states import Phase
 from rolloutd.commands import tokens
 from rolloutd.control.handlers import ROUTES

@@ -49,8 +49,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import Digest, GateName
-from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target
-from machines.model.verdict import Verdict
+from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target, Verdict
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry

@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from machines.facts.projection import Projection
-from machines.invariants.facts import SnapshotFacts
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, Prepare
 from machines.model.events import (
@@ -49,6 +48,7 @@ from tests.machines.builders import (
     submit,
     transition,
 )
+from tests.support.snapshot_judge import SnapshotFacts
 
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4")}, arch={"n1": "amd64", "n2": "amd64", "n3": "arm64"})
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app", select=parse_selector("arch"))

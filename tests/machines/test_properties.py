@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from machines.facts.projection import Projection
-from machines.invariants.violations import violations
 from machines.model.decision import Decision
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.states import IN_FLIGHT_PHASES
@@ -17,6 +16,7 @@ from machines.states import Phase as NodePhase
 from rolloutd.reason_text import describe
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.oracle import check_log
+from tests.support.snapshot_judge import violations
 
 EXAMPLES = settings(
     deadline=None,

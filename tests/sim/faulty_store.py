@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.invariants.violations import violations
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
@@ -30,6 +29,7 @@ from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
 from tests.sim.record_judge import on_disk
 from tests.sim.world import SimWorld
+from tests.support.snapshot_judge import violations
 
 
 class FaultyStore:

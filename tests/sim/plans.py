@@ -129,6 +129,9 @@ def with_random_rollbacks(rollbacks: random.Random, spec: dict[str, Any]) -> dic
     """Return the spec, sometimes one that rolls back by itself, or that waits for an unreachable node."""
     if rollbacks.random() < 0.3:
         spec = {**spec, "limits": {**spec.get("limits", {}), "start": "5m"}}
+    if "rollback" in spec and rollbacks.random() < 0.5:
+        # Short, so that an isolation whose work does not end is aborted before one of its tries fails.
+        spec = {**spec, "limits": {**spec.get("limits", {}), "isolate": "1m"}}
     if "rollback" not in spec or rollbacks.random() < 0.5:
         return spec
     spec = {**spec, "on_failure": rollbacks.choice(("rollback-node", "rollback-wave", "rollback-all"))}

@@ -170,7 +170,7 @@ class RandomUser:
         rollout, world = self._users.random_rollout(people, state), self._users.world
         targets = tuple(state.index.targets(rollout))
         changed = [t.node for t in targets if t.outcome is Outcome.CHANGED]
-        if not changed or people.random() >= 0.5:
+        if not changed or people.random() >= 0.8:
             return
         node, chance = people.choice(sorted(changed)), world.streams.rollbacks.random()
         machine, is_ordered = world.machines[node], any(t.order is NodeOrder.ROLLBACK for t in targets)
@@ -179,8 +179,9 @@ class RandomUser:
         elif chance < 0.2:
             await self._users.command_rollout(_roll_back_all, rollout)
         else:
-            if chance > 0.5 and not machine.stuck:
+            if chance > 0.4 and not machine.stuck:
                 machine.stuck = True
+                world.coverage.count("user:keeps-work")
                 world.loop.call_from_world(BUSY_S, lambda: setattr(machine, "stuck", False))
             await self._users.command_node(rollout_commands.rollback, rollout, node)
 

@@ -47,6 +47,7 @@ class SimNodeGuard:
         return self._report(ctx)
 
     async def _change(self, label: str, ctx: StepContext, change: Callable[[], None]) -> GuardReport:
+        self._access.check_leadership(label)  # before a slow login: what is on its way then may still land
         await self._access.connect(ctx.host.name)
 
         def refuse() -> GuardReport:
@@ -56,7 +57,9 @@ class SimNodeGuard:
             change()
             return self._report(ctx)
 
-        report: GuardReport = await self._access.run_effect(label, act, on_refused=refuse)
+        report: GuardReport = await self._access.run_effect(
+            label, act, on_refused=refuse, already_started=True
+        )
         return report
 
     def _find(self, ctx: StepContext) -> SimGuard | None:

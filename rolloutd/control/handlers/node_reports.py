@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
-from machines.model.compliance import ComplianceReport
+from machines.model.configuration import ComplianceReport
 from rolloutd.control import requests, rights, wire_fleet, wire_plans
 from rolloutd.control.handlers.streams import HEARTBEAT_S
 from rolloutd.control.resolve import resolve_rollout

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from machines.model.compliance import Compliance, ComplianceReport
+from machines.model.configuration import Compliance, ComplianceReport
 from machines.model.decision import CheckIfCurrent
 from machines.model.events import ChangeNeeded
 from machines.model.rollout import Target

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from machines.facts.index import Index
-from machines.model.compliance import Compliance, ComplianceReport
+from machines.model.configuration import Compliance, ComplianceReport
 from machines.model.events import DriftRecorded
 from machines.model.plan import Plan
 from machines.model.rollout import DAEMON, Actor, Target

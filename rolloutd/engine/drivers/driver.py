@@ -20,7 +20,7 @@ from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
-from machines.scheduler.supersede import carry_over
+from machines.scheduler.membership import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow import next_action
 from machines.workflow.phase_transitions import transition

@@ -18,7 +18,7 @@ from machines.model.events import (
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation
-from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Vote
+from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Verdict, Vote
 from machines.model.rows import (
     ConfigurationDocument,
     Delete,
@@ -33,7 +33,6 @@ from machines.model.rows import (
     with_part,
 )
 from machines.model.step_record import StepRecord
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.ports import AuditEntry, SourceAnswer

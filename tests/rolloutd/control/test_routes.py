@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from machines.facts.preparations import BUILD_NODE
 from machines.model.events import PreparationRecorded, VerdictRecorded
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.verdict import Verdict
+from machines.model.rollout import Verdict
 from machines.states import Trigger
 from rolloutd.commands import tokens
 from rolloutd.control import wire_fleet

@@ -39,9 +39,8 @@ from machines.model.limits import TeamRules
 from machines.model.mismatch import MismatchKind
 from machines.model.plan import GateName
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
-from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence
+from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence, Verdict
 from machines.model.selector import parse_selector
-from machines.model.verdict import Verdict
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry

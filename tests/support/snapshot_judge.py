@@ -1,0 +1,149 @@
+"""The invariants over the difference of two snapshots; shares no code with the Index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.invariants.violations import violation
+from machines.model.events import Event, GateOpened, PhaseMoved
+from machines.model.limits import Limits, TeamRules
+from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.rollout import Hold, Rollout, Target
+from machines.model.traffic import TrafficResult
+from machines.model.windows import Freeze
+from machines.states import IllegalTransition, Trigger, next_phase
+
+
+@dataclass(slots=True)
+class SnapshotFacts:
+    """The facts of a snapshot, found by scanning it: slow and simple."""
+
+    limits: Limits
+    nodes: dict[str, Node] = field(default_factory=dict)
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    freezes: tuple[Freeze, ...] = ()
+    team_rules: Mapping[str, TeamRules] = field(default_factory=dict)
+    holds: tuple[Hold, ...] = ()
+    observations: dict[str, Observation] = field(default_factory=dict)
+    traffic_results: dict[tuple[str, str], TrafficResult] = field(default_factory=dict)
+    target_rows: dict[tuple[str, str], Target] = field(default_factory=dict)
+    sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
+    preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: FactsSnapshot,
+        limits: Limits,
+        observations: Iterable[Observation],
+        traffic: Iterable[TrafficResult] = (),
+        sources: Iterable[SourceFreshness] = (),
+    ) -> SnapshotFacts:
+        return cls(
+            limits=limits,
+            nodes={node.name: node for node in snapshot.nodes},
+            rollouts={rollout.id: rollout for rollout in snapshot.rollouts},
+            freezes=snapshot.freezes,
+            team_rules={each.team: each for each in snapshot.team_rules},
+            holds=snapshot.holds,
+            observations={each.node: each for each in observations},
+            traffic_results={(each.rollout, each.node): each for each in traffic},
+            target_rows={(target.rollout, target.node): target for target in snapshot.targets},
+            sources={each.source: each for each in sources},
+            preparations={(each.rollout, each.node, each.stage): each for each in snapshot.preparations},
+        )
+
+    def targets(self, rollout: str) -> Iterable[Target]:
+        return [row for row in self.target_rows.values() if row.rollout == rollout]
+
+    def target(self, rollout: str, node: str) -> Target:
+        return self.target_rows[rollout, node]
+
+    def targets_on(self, node: str) -> Iterable[Target]:
+        return [row for row in self.target_rows.values() if row.node == node]
+
+    def holds_on(self, node: str) -> Iterable[Hold]:
+        return [hold for hold in self.holds if hold.node == node]
+
+    def preparation(self, rollout: str, node: str, stage: str) -> Preparation | None:
+        return self.preparations.get((rollout, node, stage))
+
+    def preparing_rollouts(self, node: str) -> Iterable[str]:
+        running = [row for row in self.preparations.values() if row.state is PreparationState.RUNNING]
+        known = {row.rollout: self.rollouts[row.rollout] for row in running if row.rollout in self.rollouts}
+        return {
+            row.rollout
+            for row in running
+            if row.rollout in known and known[row.rollout].node_of_stage(row.node, row.stage) == node
+        }
+
+    def observation(self, node: str) -> Observation | None:
+        return self.observations.get(node)
+
+    def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
+        return self.traffic_results.get((rollout, node))
+
+    def members(self, key: str, value: str) -> Iterable[str]:
+        return [node.name for node in self.nodes.values() if node.labels.get(key, UNLABELED) == value]
+
+
+def violations(
+    before: FactsSnapshot,
+    after: FactsSnapshot,
+    *,
+    limits: Limits,
+    observations: Iterable[Observation],
+    now: float,
+    traffic: Iterable[TrafficResult] = (),
+    sources: Iterable[SourceFreshness] = (),
+) -> list[str]:
+    """Return what must never happen and did between two snapshots, one event or one commit apart."""
+    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources)
+    found: list[str] = []
+    transitions: list[Event] = []
+    known = {rollout.id: rollout for rollout in before.rollouts}
+    for rollout in after.rollouts:
+        old = known.get(rollout.id)
+        for each in rollout.opened if old is None else rollout.opened[len(old.opened) :]:
+            opened = GateOpened(rollout.id, each.gate, each.wave, each.at)
+            found += filter(None, [violation(facts, opened, now)])
+    for target in after.targets:
+        before_target = facts.target_rows.get((target.rollout, target.node))
+        if before_target is not None and (before_target.phase, before_target.attempt) != (
+            target.phase,
+            target.attempt,
+        ):
+            transition = _transition_between(before_target, target)
+            if transition is None:
+                edge = f"{before_target.phase} to {target.phase}"
+                found.append(f"{target.node} of {target.rollout}: the table has no edge from {edge}")
+                continue
+            found += filter(None, [violation(facts, transition, now, transitions)])
+            transitions.append(transition)
+    return found
+
+
+def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
+    """Return the transition between two versions of a target, None when the table has none."""
+    for trigger in Trigger:
+        try:
+            reached = next_phase(trigger, row.phase, target.outcome)
+        except IllegalTransition:
+            continue
+        if reached is target.phase:
+            return PhaseMoved(
+                target.rollout,
+                target.node,
+                trigger,
+                row.phase,
+                target.phase,
+                target.attempt,
+                target.since,
+                outcome=target.outcome,
+                failure=target.failure,
+                isolated=target.isolated,
+            )
+    return None
