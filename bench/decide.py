@@ -30,6 +30,7 @@ from machines.model.rollout import Actor, ActorKind, Target
 from machines.model.selector import parse_selector
 from machines.rules.waves import assign_waves
 from machines.scheduler.decide import decide
+from machines.scheduler.queue import SchedulingQueue
 from machines.states import Outcome, Phase, Trigger, next_phase
 
 NODES = 10_000
@@ -94,19 +95,20 @@ def submit(index: Projection, rollout: str, wanted: Plan) -> None:
     index.apply(GateOpened(rollout, GateName.START, "", T0))
 
 
-def apply_decision(index: Projection, now: float) -> int:
+def apply_decision(index: Projection, queue: SchedulingQueue, now: float) -> int:
     """Admit what may start; return how many did."""
-    starts = advance_and_decide(index, now).admissions
+    starts = advance_and_decide(index, queue, now).admissions
     for start in starts:
         move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
     return len(starts)
 
 
-def advance_and_decide(index: Projection, now: float) -> Decision:
+def advance_and_decide(index: Projection, queue: SchedulingQueue, now: float) -> Decision:
     """Do what the daemon does in each turn."""
     index.advance(now)
-    decision = decide(index, now)
-    index.back_off(decision.backoffs)
+    queue.update(index, now)
+    decision = decide(index, now, queue)
+    queue.back_off(decision.backoffs)
     return decision
 
 
@@ -122,8 +124,8 @@ def move(index: Projection, target: Target, trigger: Trigger, now: float) -> Non
 
 def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]:
     """Return the times of decisions, each after one event in a fleet at work."""
-    index, times, now = fleet(nodes, pools, plans), [], T0
-    while apply_decision(index, now):
+    index, queue, times, now = fleet(nodes, pools, plans), SchedulingQueue(), [], T0
+    while apply_decision(index, queue, now):
         pass
     ways = {
         Phase.ISOLATING: Trigger.ISOLATED,
@@ -138,11 +140,11 @@ def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list
         turn += 7
         move(index, target, ways[target.phase], now)
         began = perf_counter()
-        decision = advance_and_decide(index, now)
+        decision = advance_and_decide(index, queue, now)
         times.append((perf_counter() - began) * 1000)
         for node in decision.nodes_to_observe:
             index.record_observations([Observation(node, NodeHealth.UP, now)], now)
-        apply_decision(index, now)
+        apply_decision(index, queue, now)
     return index, times
 
 

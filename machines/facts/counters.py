@@ -99,7 +99,7 @@ class RolloutCounters:
             self._adjust_pools(target, delta)
         if target.drift is not None:
             (self.drifted.add if delta > 0 else self.drifted.discard)(target.node)
-        if _awaits_rollback(target):
+        if target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES:
             (self.rollbacks_due.add if delta > 0 else self.rollbacks_due.discard)(target.node)
         if target.phase in IN_FLIGHT_PHASES:
             (self.in_flight.add if delta > 0 else self.in_flight.discard)(target.node)
@@ -149,10 +149,6 @@ class RolloutCounters:
                 counters.in_flight += delta
             if not counters.total:
                 del self.pools[pool]
-
-
-def _awaits_rollback(target: Target) -> bool:
-    return target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES
 
 
 def _duration_s(target: Target) -> list[float]:

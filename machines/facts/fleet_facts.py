@@ -13,12 +13,11 @@ from typing import Any, TypeVar, cast
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, TeamRules
-from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation
 from machines.model.rollout import Hold, Rollout, Target, Verdict, Vote
-from machines.model.rows import RolloutRow
-from machines.model.traffic import TrafficResult, TrafficResults
+from machines.model.rows import AuditMismatch, RolloutRow
+from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES
 
@@ -55,7 +54,8 @@ class FleetFacts(Forkable):
         super().__init__()
         self.limits = limits
         self.now = 0.0
-        self._epoch = 0
+        self.epoch = 0
+        """The daemon's term; it grows with every start."""
         self._nodes: dict[str, Node] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._targets: dict[str, dict[str, Target]] = {}
@@ -65,13 +65,16 @@ class FleetFacts(Forkable):
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
-        self._team_rules: dict[str, TeamRules] = {}
+        self.team_rules: Mapping[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
-        self._traffic = TrafficResults()
+        self._traffic: dict[tuple[str, str], TrafficResult] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
-        self._mismatches: tuple[AuditMismatch, ...] = ()
-        self._disk_shortage: DiskShortage | None = None
-        self._sources: dict[str, SourceFreshness] = {}
+        self.mismatches: tuple[AuditMismatch, ...] = ()
+        """The rows that the audit did not account for at its last comparison."""
+        self.disk_shortage: DiskShortage | None = None
+        """The lack of space for the files of a run."""
+        self.sources: Mapping[str, SourceFreshness] = {}
+        """When each inventory source of the settings last reported its nodes."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:
@@ -93,10 +96,6 @@ class FleetFacts(Forkable):
         return tuple(self._freezes.values())
 
     @property
-    def team_rules(self) -> Mapping[str, TeamRules]:
-        return self._team_rules
-
-    @property
     def observations(self) -> Sequence[Observation]:
         """The last observation of each node."""
         return tuple(self._observations.values())
@@ -104,27 +103,7 @@ class FleetFacts(Forkable):
     @property
     def traffic(self) -> Sequence[TrafficResult]:
         """The last traffic result of each node in each open rollout."""
-        return tuple(self._traffic)
-
-    @property
-    def epoch(self) -> int:
-        """The daemon's term; it grows with every start."""
-        return self._epoch
-
-    @property
-    def mismatches(self) -> Sequence[AuditMismatch]:
-        """The rows that the audit did not account for at its last comparison."""
-        return self._mismatches
-
-    @property
-    def disk_shortage(self) -> DiskShortage | None:
-        """The lack of space for the files of a run, None while there is enough."""
-        return self._disk_shortage
-
-    @property
-    def sources(self) -> Mapping[str, SourceFreshness]:
-        """When each inventory source of the settings last reported its nodes."""
-        return self._sources
+        return tuple(self._traffic.values())
 
     def is_quarantined(self, node: str) -> bool:
         known = self._nodes.get(node)
@@ -133,7 +112,7 @@ class FleetFacts(Forkable):
     def has_doubtful_records(self, rollout: str, node: str) -> bool:
         """Return whether the audit does not account for the target's own row, failures or steps."""
         scope = f"rollout/{rollout}"
-        return any(each.node == node and each.scope == scope for each in self._mismatches)
+        return any(each.node == node and each.scope == scope for each in self.mismatches)
 
     def rollout(self, rollout: str) -> Rollout:
         return self._rollouts[rollout]
@@ -201,7 +180,7 @@ class FleetFacts(Forkable):
         return max(ends, default=0.0)
 
     def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
-        return self._traffic.get(rollout, node)
+        return self._traffic.get((rollout, node))
 
     def snapshot(self) -> FactsSnapshot:
         """Return the facts as a value, as the store would load them."""
@@ -211,7 +190,7 @@ class FleetFacts(Forkable):
             targets=tuple(t for targets in self._targets.values() for t in targets.values()),
             holds=tuple(self._holds.values()),
             freezes=tuple(self._freezes.values()),
-            team_rules=tuple(self._team_rules.values()),
+            team_rules=tuple(self.team_rules.values()),
             preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
-            epoch=self._epoch,
+            epoch=self.epoch,
         )

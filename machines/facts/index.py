@@ -15,10 +15,10 @@ from machines.facts.availability import Unavailability
 from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResults
 from machines.facts.fleet_facts import FleetFacts
+from machines.facts.pending_groups import PendingGroups, QueuePosition
 from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.preparations import RolloutPreparations
-from machines.facts.scheduling_queue import QueuePosition, SchedulingQueue
-from machines.model.decision import BackOff, DueRollbacks
+from machines.model.decision import DueRollbacks
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation, pools_of
 from machines.model.plan import Plan
@@ -33,9 +33,9 @@ class Index(FleetFacts):
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
         self._pool_keys: tuple[str, ...] = tuple(limits.pools)
-        self.scheduling_queue = SchedulingQueue()
+        self.pending_groups = PendingGroups()
         self.dry_run_results = DryRunResults()
-        self._pool_index = PoolIndex(self.scheduling_queue)
+        self._pool_index = PoolIndex(self.pending_groups)
         self._counters: dict[str, RolloutCounters] = {}
         self._pending: dict[str, dict[str, list[QueuePosition]]] = {}
         self._unresolved_failures: dict[str, tuple[Failure, ...]] = {}
@@ -49,8 +49,8 @@ class Index(FleetFacts):
     def fork(self) -> Self:
         """Return the same facts; a later change of one does not change the other."""
         made = super().fork()
-        made.scheduling_queue = self.scheduling_queue.fork()
-        made._pool_index = self._pool_index.fork_for(made.scheduling_queue)
+        made.pending_groups = self.pending_groups.fork()
+        made._pool_index = self._pool_index.fork_for(made.pending_groups)
         # Answers are written by questions, so the two sides must not share them.
         made._unresolved_failures = self._unresolved_failures.copy()
         made._wave_ends = self._wave_ends.copy()
@@ -71,11 +71,6 @@ class Index(FleetFacts):
         self._preparations, self._preparing = self._own(self._preparations), self._own(self._preparing)
         self._counters, self._pending = self._own(self._counters), self._own(self._pending)
         self._needing_driver, self._isolations = self._own(self._needing_driver), self._own(self._isolations)
-
-    def back_off(self, backoffs: Iterable[BackOff]) -> None:
-        """Skip the groups in which a decision could start nothing, until something activates them."""
-        for each in backoffs:
-            self.scheduling_queue.back_off(each.group, each.until)
 
     def needing_driver(self) -> list[Target]:
         """Return every target in flight or with a person's order."""
@@ -115,7 +110,7 @@ class Index(FleetFacts):
 
     def next_change(self) -> float:
         """Return when time alone may next change a decision, other than by a soak (epoch seconds)."""
-        return min(self._pool_index.next_change(), self.scheduling_queue.next_wakeup())
+        return self._pool_index.next_change()
 
     def _is_still_due(self, node: str, at: float) -> bool:
         """Return whether a bad observation or a hold of the node still ends at the instant."""
@@ -208,35 +203,32 @@ class Index(FleetFacts):
 
     def at(self, now: float) -> Self:
         """Return the facts at an instant: these, unless time alone has changed something since."""
-        is_due = self._pool_index.is_due(now) or self.scheduling_queue.is_due(now)
-        if self.now <= now and not is_due:
+        if self.now <= now and not self._pool_index.is_due(now):
             return self
         made = self.fork()
         made.advance(now)
         return made
 
     def advance(self, now: float) -> None:
-        """Let observations, holds and backoffs expire; only the daemon does this, no question."""
+        """Let observations and holds expire; only the daemon does this, no question."""
         backwards = now < self.now
         self.now = now
         if backwards:
             self._on_clock_set_back()
         self._pool_index.advance(self, now, self._is_still_due)
-        self.scheduling_queue.advance(now)
 
     def _on_clock_set_back(self) -> None:
-        # Expired observations and holds may be valid again.  The age of an observation that was made later
-        # than now is unknown, so it is dropped.
+        # Expired observations and holds may be valid again.  The age of an observation or a probe that
+        # was made later than now is unknown, so it is dropped.
         self._observations = {node: seen for node, seen in self._observations.items() if seen.at <= self.now}
-        self._traffic = self._own(self._traffic)
-        self._traffic.forget_after(self.now)
+        self._traffic = {key: found for key, found in self._traffic.items() if found.at <= self.now}
         for seen in self._observations.values():
             self._schedule_reevaluation(seen)
         for hold in self._holds.values():
             if hold.until is not None:
                 self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
         self._pool_index.reevaluate(self, self._nodes)
-        self.scheduling_queue.activate_all()
+        self.pending_groups.mark_all()
 
     def _schedule_reevaluation(self, observation: Observation) -> None:
         is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other

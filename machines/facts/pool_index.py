@@ -1,7 +1,7 @@
 """Pools with their members and which of them are down, kept up to date.
 
 Memberships come from labels, availability from availability.py.  This file recomputes both where something
-changed and nowhere else, and activates the queue groups that the change concerns.  It does not know plans.
+changed and nowhere else, and marks the groups of pending nodes that the change concerns.  It knows no plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Self
 
 from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
-from machines.facts.scheduling_queue import SchedulingQueue
+from machines.facts.pending_groups import PendingGroups
 from machines.facts.sharing import Forkable
 from machines.model.node import UNLABELED, Node
 from machines.model.reasons import Reason
@@ -46,9 +46,9 @@ class Pool:
 class PoolIndex(Forkable):
     """The pools of the facts that each question names; forks share the pools that neither changed."""
 
-    def __init__(self, queue: SchedulingQueue) -> None:
+    def __init__(self, groups: PendingGroups) -> None:
         super().__init__()
-        self._queue = queue
+        self._groups = groups
         self._pools: dict[str, Pool] = {}
         self._pool_ids_by_node: dict[str, tuple[str, ...]] = {}
         self._unavailable: dict[str, Unavailability] = {}
@@ -56,10 +56,10 @@ class PoolIndex(Forkable):
         self._stale_times: list[tuple[float, str]] = []
         self._improvement_times: list[tuple[float, str]] = []
 
-    def fork_for(self, queue: SchedulingQueue) -> Self:
-        """Return a fork that activates the groups of this queue."""
+    def fork_for(self, groups: PendingGroups) -> Self:
+        """Return a fork that marks these groups."""
         made = self.fork()
-        made._queue = queue
+        made._groups = groups
         return made
 
     @property
@@ -141,7 +141,7 @@ class PoolIndex(Forkable):
                 continue
             # Its group may wait for what the node's first cause hides: a hold, or a cordon by another tool,
             # on a node that we have taken out of service ourselves.
-            self._queue.activate_node(node, (target.rollout for target in facts.targets_on(node)))
+            self._groups.mark_node(node, (target.rollout for target in facts.targets_on(node)))
             before, after = self._unavailable.get(node), unavailability(facts, node)
             if before == after:
                 continue
@@ -164,14 +164,14 @@ class PoolIndex(Forkable):
                 self._refresh_full_pools(facts, self._pool_ids_by_node[node])
 
     def _refresh_full_pools(self, facts: FleetFacts, changed: Iterable[str]) -> None:
-        """Compute again which of these pools are full, and activate their queue groups."""
+        """Compute again which of these pools are full, and mark their groups."""
         for pool in self._writable_pools(changed):
             full = bool(pool.members) and len(pool.down) >= self.budget(facts, pool)
             if full != (pool.id in self._full_pool_ids):
                 self._full_pool_ids = self._own(self._full_pool_ids)
                 (self._full_pool_ids.add if full else self._full_pool_ids.discard)(pool.id)
             pool.cached_reason = None
-            self._queue.activate_pool(pool.id)
+            self._groups.mark_pool(pool.id)
 
     # -- time
 

@@ -135,7 +135,7 @@ class RolloutPreparations:
         self.remove(target.node)
         if target.phase is not Phase.PENDING or node is None:
             return
-        stage = self._first_left(node)
+        stage = next((each for each in self.stages_for(node) if not self.is_done(each, node)), None)
         if stage is None:
             return
         position = self._position(target)
@@ -178,9 +178,6 @@ class RolloutPreparations:
 
     def _position(self, target: Target) -> Position:
         return (self._waves.get(target.wave, len(self._waves)), target.position, target.node)
-
-    def _first_left(self, node: Node) -> PrepareStage | None:
-        return next((each for each in self.stages_for(node) if not self.is_done(each, node)), None)
 
 
 def duration_s(row: Preparation, now: float) -> float:

@@ -12,8 +12,8 @@ The tests check it after every step of random fleets.  Three rules keep it true:
   adds the new one.  No counter is changed elsewhere.
 - What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures, _wave_ends,
   due_rollbacks).
-- Whatever may allow a waiting node to start must activate its group in the scheduling queue.  A forgotten
-  activation is the worst error here: the node waits although nothing blocks it, until a restart.
+- Whatever may allow a waiting node to start must mark its group as changed.  A forgotten mark is the worst
+  error here: the node waits although nothing blocks it, until a restart.
 
 Observations, dry runs and traffic results come in without an event, because the store does not keep them.
 Other parts see the index only as the read-only Index.
@@ -34,17 +34,17 @@ from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
 from machines.facts.index import Index
+from machines.facts.pending_groups import queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
-from machines.facts.scheduling_queue import queue_position
 from machines.model import events
 from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
 from machines.model.limits import DiskShortage, Limits
-from machines.model.mismatch import AuditMismatch
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import (
+    AuditMismatch,
     Delete,
     NodeRemoval,
     RolloutPart,
@@ -75,7 +75,7 @@ class Projection(Index):
     ) -> Projection:
         """Return the index of a snapshot; `compile` makes the plans of later submits."""
         index = cls(limits, compile)
-        index._epoch = snapshot.epoch
+        index.epoch = snapshot.epoch
         for rollout in snapshot.rollouts:
             index._add_rollout(rollout)
         for name, targets in groupby(snapshot.targets, key=lambda target: target.rollout):
@@ -85,16 +85,16 @@ class Projection(Index):
         for hold in snapshot.holds:
             index._add_hold(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
-        index._team_rules = {each.team: each for each in snapshot.team_rules}
+        index.team_rules = {each.team: each for each in snapshot.team_rules}
         index._rebuild_pools()
         return index
 
     def rebuilt(self, snapshot: FactsSnapshot) -> Projection:
         """Return a new index of these stored facts, with the observations of this one."""
         index = Projection.build(snapshot, self.limits, self._compile)
-        index.record_mismatches(self._mismatches)
-        index.record_disk_shortage(self._disk_shortage)
-        index.record_sources(self._sources.values())
+        index.record_mismatches(self.mismatches)
+        index.record_disk_shortage(self.disk_shortage)
+        index.record_sources(self.sources.values())
         index.record_observations(self.observations, self.now)
         return index
 
@@ -107,7 +107,7 @@ class Projection(Index):
         if isinstance(event, events.StoreEvent):
             return
         if isinstance(event, events.DaemonStarted):
-            self._epoch = event.epoch
+            self.epoch = event.epoch
         rollout = rollout_of(event)
         if rollout is None or rollout in self._rollouts or isinstance(event, events.RolloutOpened):
             for write in writes(event, self, self.now):
@@ -136,7 +136,10 @@ class Projection(Index):
             self._observations = self._own(self._observations)
             self._observations[observation.node] = observation
             if last is None or _state_of(last) != _state_of(observation):
-                self._forget_dry_runs(observation.node)
+                # What blocked the isolation may be gone, or be new.
+                self.dry_run_results = self._own(self.dry_run_results)
+                for target in self.targets_on(observation.node):
+                    self.dry_run_results.forget(target.rollout, observation.node)
             is_left = bool(observation.left_isolated_by)
             self._left_cordoned = self._own(self._left_cordoned)
             (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
@@ -151,19 +154,13 @@ class Projection(Index):
     def record_dry_run(self, result: DryRunResult) -> None:
         self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.record(result)
-        self.scheduling_queue.activate_node(result.node, (result.rollout,))
+        self.pending_groups.mark_node(result.node, (result.rollout,))
 
     def forget_dry_run(self, rollout: str, node: str) -> None:
         """Drop a dry-run result, because what it was about has changed."""
         self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.forget(rollout, node)
-        self.scheduling_queue.activate_node(node, (rollout,))
-
-    def _forget_dry_runs(self, node: str) -> None:
-        """Drop the dry runs of a node that has changed: what blocked it may be gone, or be new."""
-        self.dry_run_results = self._own(self.dry_run_results)
-        for target in self.targets_on(node):
-            self.dry_run_results.forget(target.rollout, node)
+        self.pending_groups.mark_node(node, (rollout,))
 
     def record_traffic(self, traffic: TrafficResult) -> None:
         """Record a traffic result; one of a closed rollout is ignored, unless nodes wait for a rollback."""
@@ -171,30 +168,32 @@ class Projection(Index):
         if rollout is None or (rollout.closed and not self._counters[rollout.id].rollbacks_due):
             return
         self._traffic = self._own(self._traffic)
-        self._traffic.record(replace(traffic, poll_s=rollout.plan.poll_s))
-        self.scheduling_queue.activate_node(traffic.node, (traffic.rollout,))
+        key = (traffic.rollout, traffic.node)
+        found = replace(traffic, poll_s=rollout.plan.poll_s)
+        self._traffic[key] = found.following(self._traffic.get(key))
+        self.pending_groups.mark_node(traffic.node, (traffic.rollout,))
 
     def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
         """Replace the rows that the audit does not account for."""
-        if tuple(mismatches) != self._mismatches:
-            self._mismatches = tuple(mismatches)
-            self.scheduling_queue.activate_all()
+        if tuple(mismatches) != self.mismatches:
+            self.mismatches = tuple(mismatches)
+            self.pending_groups.mark_all()
 
     def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
-        self._disk_shortage = shortage
-        self.scheduling_queue.activate_all()
+        self.disk_shortage = shortage
+        self.pending_groups.mark_all()
 
     def record_sources(self, sources: Iterable[SourceFreshness]) -> None:
         """Replace what is known of the inventory sources' last answers."""
         recorded = {each.source: each for each in sources}
         for each in recorded.values():
-            before = self._sources.get(each.source)
+            before = self.sources.get(each.source)
             answered = each.refreshed_at
             # Compared with the new answer too: `now` is that of the last decision, which may be long ago.
             if before and answered and (before.is_stale(answered) or before.is_stale(self.now)):
-                self.scheduling_queue.activate_all()
+                self.pending_groups.mark_all()
                 break
-        self._sources = recorded
+        self.sources = recorded
 
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
@@ -231,10 +230,10 @@ class Projection(Index):
                 self._pool_index.reevaluate(self, (row.node,))
             case Freeze():
                 self._freezes = {**self._freezes, row.id: row}
-                self.scheduling_queue.activate_all()
+                self.pending_groups.mark_all()
             case TeamRulesChanged(rules=rules):
-                self._team_rules = {**self._team_rules, rules.team: rules}
-                self.scheduling_queue.activate_all()
+                self.team_rules = {**self.team_rules, rules.team: rules}
+                self.pending_groups.mark_all()
             case _ if isinstance(row, StoreRow):
                 pass
             case _:
@@ -244,7 +243,7 @@ class Projection(Index):
         if isinstance(row, Freeze):
             self._freezes = self._own(self._freezes)
             del self._freezes[row.id]
-            self.scheduling_queue.activate_all()
+            self.pending_groups.mark_all()
         elif isinstance(row, Hold):
             key = (row.node, row.source, row.id)
             self._holds, self._holds_by_node = self._own(self._holds), self._own(self._holds_by_node)
@@ -261,11 +260,15 @@ class Projection(Index):
         else:
             self._pool_index.remove_node(self, row.name)
             del self._nodes[row.name]
-            self._observations, self._traffic = self._own(self._observations), self._own(self._traffic)
+            self._observations = self._own(self._observations)
             self._observations.pop(row.name, None)
-            self._traffic.forget_node(row.name)
-        self._requeue(row.name)
-        self._replace_preparations(row.name)
+            self._traffic = {key: found for key, found in self._traffic.items() if key[1] != row.name}
+        for target in self.targets_on(row.name):  # its pools and labels may have changed
+            if target.phase is Phase.PENDING:
+                self.pending_groups.remove(target)
+                self._enqueue(target)
+            if (known := self._own_preparations(target.rollout)) is not None:
+                known.place(target, self._nodes.get(row.name))
 
     def _write_part(self, rollout: str, row: RolloutPart) -> None:
         if isinstance(row, RolloutRow) and row.deleted_at is not None:
@@ -277,9 +280,9 @@ class Projection(Index):
         if isinstance(row, ArtifactsBuilt):
             # A node for which nothing was built has no stage left, and no row of its own will say so.
             self._load_rollout_preparations(rollout)
-        # A failure lets no node start, and an amendment activates the groups of its targets alone.
+        # A failure lets no node start, and an amendment marks the groups of its targets alone.
         if not isinstance(row, Failure) and after.amendments == before.amendments:
-            self.scheduling_queue.activate_rollout(rollout)
+            self.pending_groups.mark_rollout(rollout)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._own_rollout_tables()
@@ -302,9 +305,8 @@ class Projection(Index):
         if is_closing:
             targets = self._targets[rollout_id].values()
             for target in targets:
-                self.scheduling_queue.remove(target)
-            self._traffic = self._own(self._traffic)
-            self._traffic.forget_rollout(rollout_id)
+                self.pending_groups.remove(target)
+            self._traffic = {key: found for key, found in self._traffic.items() if key[0] != rollout_id}
             # A closed rollout accepts fewer commands, so the remedies for the nodes that it keeps down
             # change.
             self._pool_index.reevaluate(
@@ -319,7 +321,7 @@ class Projection(Index):
                 on = preparations.rollout.node_of_stage(node, stage)
                 self._own_row(self._preparing, on).discard((rollout, node, stage))
         for target in removed:
-            self.scheduling_queue.remove(target)
+            self.pending_groups.remove(target)
             self._own_row(self._targets_by_node, target.node).pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
             self._wave_ends.pop((rollout, target.wave), None)
@@ -331,7 +333,7 @@ class Projection(Index):
         self._pool_index.reevaluate(self, (target.node for target in removed))
 
     def _load_targets(self, rollout: str, targets: Sequence[Target]) -> None:
-        """Store the targets of a snapshot in bulk, before the pools and the queue exist."""
+        """Store the targets of a snapshot in bulk, before the pools and the groups exist."""
         self._own_rollout_tables()
         self._counters[rollout].add_all(targets)
         for target in targets:
@@ -377,13 +379,7 @@ class Projection(Index):
         target = self._targets[row.rollout].get(row.node)
         if target is not None:
             known.place(target, self._nodes.get(row.node))
-        self.scheduling_queue.activate_node(on, [each.rollout for each in self.targets_on(on)])
-
-    def _replace_preparations(self, node: str) -> None:
-        """Find the place of a node whose labels changed."""
-        for target in self.targets_on(node):
-            if (known := self._own_preparations(target.rollout)) is not None:
-                known.place(target, self._nodes.get(node))
+        self.pending_groups.mark_node(on, [each.rollout for each in self.targets_on(on)])
 
     def _store_target(self, target: Target) -> None:
         """Store a target and update everything that is derived from it."""
@@ -400,7 +396,7 @@ class Projection(Index):
             preparations.place(target, self._nodes.get(node))
         # A shorter expected time may let waiting nodes fit into their window.
         if self._counters[rollout].expected_s(0.0) != expected:
-            self.scheduling_queue.activate_rollout(rollout)
+            self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
@@ -428,20 +424,13 @@ class Projection(Index):
         if target.phase is Phase.PENDING:
             queue = self._own_row(self._own_row(self._pending, target.rollout), target.wave)
             del queue[bisect_left(queue, queue_position(target))]
-            self.scheduling_queue.remove(target)
+            self.pending_groups.remove(target)
 
     def _enqueue(self, target: Target) -> None:
         if self._rollouts[target.rollout].closed:
             return
         ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
-        self.scheduling_queue.enqueue(target, ids)
-
-    def _requeue(self, node: str) -> None:
-        """Move the pending targets of a node whose pools changed to their new groups."""
-        for target in self.targets_on(node):
-            if target.phase is Phase.PENDING:
-                self.scheduling_queue.remove(target)
-                self._enqueue(target)
+        self.pending_groups.enqueue(target, ids)
 
     def _add_hold(self, hold: Hold) -> None:
         key = (hold.node, hold.source, hold.id)
@@ -458,7 +447,7 @@ class Projection(Index):
         return bool(added)
 
     def _rebuild_pools(self) -> None:
-        self.scheduling_queue.clear()
+        self.pending_groups.clear()
         self._pool_index.rebuild(self, self._pool_keys)
         for targets in self._targets.values():
             for target in targets.values():

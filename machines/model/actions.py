@@ -27,9 +27,13 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class _StepTry:
     spec: StepDef
     number: int
+
+
+class Probe(_StepTry):
+    """Find out whether traffic runs on the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +72,16 @@ class RunCheck:
     is_baseline: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ArmGuard:
+class ArmGuard(_StepTry):
     """Let the node restore itself unless the daemon disarms it; a second arm finds the first."""
 
-    spec: StepDef
-    number: int
 
-
-@dataclass(frozen=True, slots=True)
-class DisarmGuard:
+class DisarmGuard(_StepTry):
     """Confirm the change on the node, unless the node has restored itself."""
 
-    spec: StepDef
-    number: int
 
-
-@dataclass(frozen=True, slots=True)
-class RestoreGuard:
+class RestoreGuard(_StepTry):
     """Let the node restore itself now, or find out that it has."""
-
-    spec: StepDef
-    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,31 +16,25 @@ from machines.model.windows import Freeze
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class _OfTarget:
     rollout: str
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckIfCurrent:
+class Admit(_OfTarget):
+    """Start this node."""
+
+
+class CheckIfCurrent(_OfTarget):
     """Check before admission whether this node needs the change."""
 
-    rollout: str
-    node: str
 
-
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(_OfTarget):
     """Find out without changing anything whether this node could be isolated now."""
 
-    rollout: str
-    node: str
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeTraffic:
-    rollout: str
-    node: str
+class ProbeTraffic(_OfTarget):
+    """Probe this node, which could start if it is idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +47,8 @@ class Prepare:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(_OfTarget):
     """Change a done node again, because it has drifted and its plan keeps the change."""
-
-    rollout: str
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +76,12 @@ class DeferMaintenance:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class RestartSoak:
+class RestartSoak(_OfTarget):
     """Count a done node's soak from now: by its row it begins later."""
 
-    rollout: str
-    node: str
 
-
-@dataclass(frozen=True, slots=True)
-class SkipQuarantined:
+class SkipQuarantined(_OfTarget):
     """Skip a quarantined node that is all that its rollout or its wave still waits for."""
-
-    rollout: str
-    node: str
 
 
 @dataclass(frozen=True, slots=True)

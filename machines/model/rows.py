@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
 
 from machines.model.configuration import NodeConfiguration
@@ -190,3 +190,36 @@ def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
             return replace(rollout, pilot_evidence=row)
         case ArtifactsBuilt():
             return replace(rollout, built={**rollout.built, row.stage: row.manifest})
+
+
+# -- rows that the audit does not account for ----------------------------------------
+
+
+class MismatchKind(StrEnum):
+    NOT_COMPARED = "not-compared"
+    """The audit was not compared with the tables yet since the start."""
+    EXTRA = "extra"
+    """The table has a row that no entry made."""
+    MISSING = "missing"
+    """The table lacks a row that an entry made."""
+    ALTERED = "altered"
+    """The row differs from what the entries made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditMismatch:
+    """One such row; `subject` names it, `columns` those that differ.
+
+    `scope` is what must not start: `all`, `rollout/ID`, `node/NAME` or `team/NAME`.  `node` is the node of
+    that rollout whose own records are doubtful: its driver waits too.
+    """
+
+    subject: str
+    kind: MismatchKind
+    scope: str
+    columns: tuple[str, ...] = ()
+    node: str | None = None
+
+
+NOT_COMPARED = AuditMismatch("audit", MismatchKind.NOT_COMPARED, "all")
+"""In effect from a daemon's start until its first comparison."""

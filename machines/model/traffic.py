@@ -7,8 +7,7 @@ busy less and less often.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from machines.model.plan import DEFAULT_POLL_S
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
@@ -58,53 +57,20 @@ class TrafficResult:
         """Return whether the node was probed within the present poll; a clock that was set back ends it."""
         return self.at <= now < self.at + self.poll_s
 
+    def following(self, last: TrafficResult | None) -> TrafficResult:
+        """Return the result with the `since` of an equal one before it.
+
+        Idle results with more than two polls between them do not count as unbroken.
+        """
+        same = last is not None and last.busy is self.busy
+        if last is not None and self.busy is False:
+            same &= self.at - last.at <= max(IDLE_MAX_AGE_S, 2 * self.poll_s)
+        return replace(self, since=last.since if last is not None and same else self.since or self.at)
+
     def is_idle(self, now: float, idle_for_s: float = 0.0) -> bool:
         """Return whether the node is known to be idle at `now`, and to have been so for `idle_for_s`."""
         is_fresh = self.at <= now < self.at + IDLE_MAX_AGE_S
         return self.busy is False and is_fresh and self.at - self.since >= idle_for_s
-
-
-@dataclass(slots=True)
-class TrafficResults:
-    """The last result for each node of each open rollout."""
-
-    _results: dict[str, dict[str, TrafficResult]] = field(default_factory=dict)
-
-    def copy(self) -> TrafficResults:
-        return TrafficResults({rollout: nodes.copy() for rollout, nodes in self._results.items()})
-
-    def __iter__(self) -> Iterator[TrafficResult]:
-        for nodes in self._results.values():
-            yield from nodes.values()
-
-    def get(self, rollout: str, node: str) -> TrafficResult | None:
-        return self._results.get(rollout, {}).get(node)
-
-    def record(self, traffic: TrafficResult) -> None:
-        """Record a result; it keeps the `since` of an equal one before it.
-
-        Idle results with more than two polls between them do not count as unbroken.
-        """
-        nodes = self._results.setdefault(traffic.rollout, {})
-        last = nodes.get(traffic.node)
-        same = last is not None and last.busy is traffic.busy
-        if last is not None and traffic.busy is False:
-            same &= traffic.at - last.at <= max(IDLE_MAX_AGE_S, 2 * traffic.poll_s)
-        since = last.since if last is not None and same else traffic.since or traffic.at
-        nodes[traffic.node] = replace(traffic, since=since)
-
-    def forget_after(self, now: float) -> None:
-        """Forget results from the future: the clock was set back and their age is unknown."""
-        for nodes in self._results.values():
-            for result in [each for each in nodes.values() if each.at > now]:
-                del nodes[result.node]
-
-    def forget_rollout(self, rollout: str) -> None:
-        self._results.pop(rollout, None)
-
-    def forget_node(self, node: str) -> None:
-        for nodes in self._results.values():
-            nodes.pop(node, None)
 
 
 def result_blocker(result: TrafficResult, idle_for_s: float, reprobe_at: float) -> Reason | None:

@@ -6,7 +6,9 @@ also while it is unknown.  Which pending node gets a free slot is decided in mac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from machines.facts.availability import CAUSE_PRECEDENCE, Unavailability
@@ -27,9 +29,7 @@ def slot_holders(index: Index, pool: str, now: float) -> tuple[Unavailability, .
     return tuple(_by_precedence(index, (*found.down, *found.unknown)))
 
 
-def slot_blocker(
-    index: Index, target: Target, now: float, reserved: ReservedSlots | None = None
-) -> Reason | None:
+def slot_blocker(index: Index, target: Target, now: float, reserved: Capacity | None = None) -> Reason | None:
     """Return why no pool has a slot for this target, None when all have one.
 
     A node that is down already takes no second slot.  `reserved` are the slots that the decision being made
@@ -48,7 +48,7 @@ def slot_blocker(
 
 
 def pool_without_slot(
-    index: Index, target: Target, reserved: ReservedSlots | None = None
+    index: Index, target: Target, reserved: Capacity | None = None
 ) -> tuple[Pool, int | None] | None:
     """Return the pool without a slot for this target, and how many of its nodes are known to be down.
 
@@ -83,7 +83,7 @@ def full_pool_reasons(index: Index) -> dict[str, Reason]:
     """
     found: dict[str, Reason] = {}
     for pool in index.full_pools():
-        if not index.scheduling_queue.has_waiting(pool.id):
+        if not index.pending_groups.has_waiting(pool.id):
             continue
         if pool.cached_reason is None:
             pool.cached_reason = full_pool_reason(index, pool, len(pool.down))
@@ -92,7 +92,7 @@ def full_pool_reasons(index: Index) -> dict[str, Reason]:
         else:
             found |= {
                 f"{rollout}|{pool.id}": pool.cached_reason
-                for rollout in index.scheduling_queue.rollouts_waiting_for(pool.id)
+                for rollout in index.pending_groups.rollouts_waiting_for(pool.id)
             }
     return found
 
@@ -122,24 +122,22 @@ def over_budget_reason(index: Index, pool: Pool, without: str) -> Reason:
     return Reason(ReasonCode.POOL_OVER_BUDGET, pool.id, params, down[0].since, down[0].remedy)
 
 
-class ReservedSlots:
-    """Slots given away by a decision that is not carried out yet."""
+@dataclass(slots=True)
+class Capacity:
+    """What a decision that is not carried out yet has given away: starts and slots."""
 
-    __slots__ = ("_slots", "nodes")
-
-    def __init__(self) -> None:
-        self._slots: dict[str, int] = {}
-        self.nodes: set[str] = set()
+    nodes: set[str] = field(default_factory=set)
+    admitted_by_rollout: Counter[str] = field(default_factory=Counter)
+    _slots: Counter[str] = field(default_factory=Counter)
 
     def count(self, pool: str) -> int:
-        return self._slots.get(pool, 0)
+        return self._slots[pool]
 
-    def reserve(self, node: str, pools: Iterable[Pool]) -> None:
-        """Give the node a slot of each pool; a node that is down has them already."""
-        self.nodes.add(node)
-        for pool in pools:
-            if node not in pool.down:
-                self._slots[pool.id] = self._slots.get(pool.id, 0) + 1
+    def reserve(self, index: Index, target: Target) -> None:
+        """Give the node a start, and a slot of each of its pools; a node that is down has these already."""
+        self.nodes.add(target.node)
+        self.admitted_by_rollout[target.rollout] += 1
+        self._slots.update(pool.id for pool in index.all_pools(target.node) if target.node not in pool.down)
 
 
 def _peer_reason(code: ReasonCode, pool: Pool, peer: Unavailability) -> Reason:

@@ -56,7 +56,9 @@ def _find_due(index: Index, rollout: Rollout) -> DueRollbacks:
 def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     """Return the failed rollback that people have not settled: it stops all others of the rollout."""
     unresolved = index.unresolved_failures(rollout.id)
-    first = next((f for f in unresolved if _is_of_failed_rollback(f, index.target(rollout.id, f.node))), None)
+    targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)
+    failed = (f for f, t in targets if t.rolling_back and t.phase is Phase.FAILED and t.failure == f)
+    first = next(failed, None)
     if first is None:
         return None
     params: Params = {"step": first.step, "message": first.message}
@@ -81,10 +83,6 @@ def rollbacks_reason(index: Index, rollout: Rollout) -> Reason | None:
         remedy = Remedy(RemedyKind.ROLL_BACK, {"rollout": rollout.id, "nodes": nodes})
         return Reason(ReasonCode.ROLLBACK_LIMIT, rollout.id, limits, cause.at, remedy)
     return None
-
-
-def _is_of_failed_rollback(failure: Failure, target: Target) -> bool:
-    return target.rolling_back and target.phase is Phase.FAILED and target.failure == failure
 
 
 def _counts(failure: Failure) -> bool:

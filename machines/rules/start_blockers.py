@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from machines.facts.availability import (
     Unavailability,
@@ -20,32 +19,17 @@ from machines.facts.availability import (
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.model import traffic, windows
-from machines.model.mismatch import MismatchKind
 from machines.model.node import ConflictKind, Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import FailureCode, Rollout, Target
+from machines.model.rows import MismatchKind
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
-
-
-@dataclass(slots=True)
-class Capacity:
-    """What this decision has given away: starts and slots."""
-
-    reserved_slots: pools.ReservedSlots = field(default_factory=pools.ReservedSlots)
-    admitted: int = 0
-    admitted_by_rollout: dict[str, int] = field(default_factory=dict)
-
-    def reserve(self, index: Index, target: Target) -> None:
-        self.reserved_slots.reserve(target.node, index.all_pools(target.node))
-        self.admitted += 1
-        self.admitted_by_rollout[target.rollout] = self.admitted_by_rollout.get(target.rollout, 0) + 1
-
 
 # -- the whole rollout ------------------------------------------------------------
 
@@ -141,7 +125,8 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
         or _unprepared_blocker(index, rollout, target, now)
-        or _window_blocker(index, rollout, target.team, now)
+        # The inventory's team: the target's follows with the next refresh, if the node was done meanwhile.
+        or _window_blocker(index, rollout, index.nodes[target.node].team, now)
         or _condition_blocker(index, target, now)
     )
 
@@ -345,9 +330,9 @@ def traffic_blocker(index: Index, target: Target) -> Reason | None:
 def reprobe_at(index: Index, target: Target, result: traffic.TrafficResult) -> float:
     """Return when to probe the node again (epoch seconds)."""
     pool_ids = (pool.id for pool in index.all_pools(target.node))
-    queue = index.scheduling_queue
+    groups = index.pending_groups
     return result.reprobe_at(
-        is_contested=any(queue.has_competitors(pool, traffic.PROBE_AHEAD) for pool in pool_ids)
+        is_contested=any(groups.has_competitors(pool, traffic.PROBE_AHEAD) for pool in pool_ids)
     )
 
 
@@ -368,7 +353,9 @@ def state_reason(index: Index, target: Target) -> Reason:
 # -- capacity ------------------------------------------------------------------------
 
 
-def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Capacity) -> Reason | None:
+def capacity_blocker(
+    index: Index, rollout: Rollout, wave: WaveDef, capacity: pools.Capacity
+) -> Reason | None:
     """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave."""
     if (shortage := index.disk_shortage) is not None:
         sizes: Params = {"free_bytes": shortage.free_bytes, "needed_bytes": shortage.needed_bytes}
@@ -387,7 +374,7 @@ def capacity_blocker(index: Index, rollout: Rollout, wave: WaveDef, capacity: Ca
     return None
 
 
-def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, capacity: Capacity) -> int:
+def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity) -> int:
     """Return how many more nodes of the wave, None for the rollout, may be in flight."""
     if index.disk_shortage is not None:
         return 0
@@ -396,13 +383,13 @@ def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, cap
 
 
 def _parallelism_limits(
-    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: Capacity
+    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity
 ) -> tuple[tuple[str, int | None, int], ...]:
     """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
-    admitted = capacity.admitted_by_rollout.get(rollout.id, 0)
+    admitted = capacity.admitted_by_rollout[rollout.id]
     counters = index.counters(rollout.id)
     limits = (
-        ("fleet", index.limits.max_parallel, index.in_flight() + capacity.admitted),
+        ("fleet", index.limits.max_parallel, index.in_flight() + len(capacity.nodes)),
         ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
     )
     if wave is None:
@@ -454,7 +441,7 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
             valid_at = (source.refreshed_at or 0.0) - source.stale_after_s
             return valid_at if valid_at > now else math.inf
         case ReasonCode.WINDOW_TOO_SHORT:
-            groups = _window_groups(index, rollout, target.team)
+            groups = _window_groups(index, rollout, index.nodes[target.node].team)
             closings = (windows.open_until(each, now) for _, each in groups)
             return min((each for each in closings if each is not None), default=math.inf)
         case _:

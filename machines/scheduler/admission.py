@@ -17,7 +17,7 @@ from typing import Final
 from machines.facts import dry_runs
 from machines.facts.availability import observed_unavailability
 from machines.facts.index import Index
-from machines.facts.scheduling_queue import QueuePosition
+from machines.facts.pending_groups import QueuePosition
 from machines.model import traffic
 from machines.model.decision import (
     AbortIsolation,
@@ -42,6 +42,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.windows import Freeze
 from machines.rules import pools, start_blockers
+from machines.scheduler.queue import SchedulingQueue
 
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
@@ -76,10 +77,14 @@ class PoolRequests:
 
 @dataclass(slots=True)
 class DecisionBuilder:
-    """A decision being made; `dry_reason` is why none of it may be carried out."""
+    """A decision being made; `dry_reason` is why none of it may be carried out.
+
+    `queue` has the groups that it examines, None for all.
+    """
 
     dry_reason: Reason | None = None
-    capacity: start_blockers.Capacity = field(default_factory=start_blockers.Capacity)
+    queue: SchedulingQueue | None = None
+    capacity: pools.Capacity = field(default_factory=pools.Capacity)
     admissions: list[Admit] = field(default_factory=list)
     current_checks: list[CheckIfCurrent] = field(default_factory=list)
     preparations: list[Prepare] = field(default_factory=list)
@@ -119,20 +124,26 @@ _COLLECTED: Final = [each.name for each in fields(Decision) if each.name not in 
 
 
 def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:
-    """Try the nodes of the active queue groups in the order of their positions.
+    """Try the nodes of the active groups in the order of their positions.
 
     A group without a node that could start, whatever else this decision starts, backs off.
     """
     queue: list[tuple[QueuePosition, int, QueueGroup, _GroupCursor]] = []
-    for number, group in enumerate(index.scheduling_queue.active(rollout.id, wave.name)):
-        queue.append((index.scheduling_queue.positions(group)[0], number, group, _GroupCursor()))
+    groups = index.pending_groups
+    active: Iterable[QueueGroup]
+    if builder.queue is None:
+        active = (group for group in groups.of_rollout(rollout.id) if group.wave == wave.name)
+    else:
+        active = builder.queue.active(index, rollout.id, wave.name, now)
+    for number, group in enumerate(active):
+        queue.append((groups.positions(group)[0], number, group, _GroupCursor()))
     heapify(queue)
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
     while queue and start_blockers.remaining_capacity(index, rollout, wave, builder.capacity):
         position, number, group, cursor = heappop(queue)
         if wave_admission.try_admit(index.target(rollout.id, position[2]), cursor):
             cursor.offset += 1
-            positions = index.scheduling_queue.positions(group)
+            positions = groups.positions(group)
             if cursor.offset < len(positions):
                 heappush(queue, (positions[cursor.offset], number, group, cursor))
                 continue
@@ -189,13 +200,13 @@ class _WaveAdmission:
     def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
         """Admit the node unless a rule blocks it; return whether to try the next one of its group."""
         index, builder = self.index, self.builder
-        if target.node in builder.capacity.reserved_slots.nodes:
+        if target.node in builder.capacity.nodes:
             # Another rollout starts this node in the same decision: it is free again later.
             cursor.stays_active = True
             return True
         if target.is_checked_first:
             return self._request_current_check(target, cursor)
-        blocked = pools.pool_without_slot(index, target, builder.capacity.reserved_slots)
+        blocked = pools.pool_without_slot(index, target, builder.capacity)
         if blocked is not None and blocked[1] is not None:
             # A pool that only this decision's reservations fill may have a slot in the next one.
             without_reservations = pools.pool_without_slot(index, target)
@@ -231,7 +242,7 @@ class _WaveAdmission:
             if self.dry_runs_by_pool.is_undecided(self._pool_ids(target)):
                 continue
             capacity = self.builder.capacity
-            blocked = pools.pool_without_slot(self.index, target, capacity.reserved_slots)
+            blocked = pools.pool_without_slot(self.index, target, capacity)
             if blocked is None and self._remaining_capacity():
                 capacity.reserve(self.index, target)
                 self.builder.admissions.append(Admit(target.rollout, target.node))
@@ -270,7 +281,7 @@ class _WaveAdmission:
     def _request_dry_run(self, target: Target) -> bool | None:
         """Return None for a node to admit now; else whether to try the next one of its group."""
         result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
-        has_competitors = any(self.index.scheduling_queue.has_competitors(pool) for pool in pool_ids)
+        has_competitors = any(self.index.pending_groups.has_competitors(pool) for pool in pool_ids)
         ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
         if self.dry_runs_by_pool.is_exhausted(pool_ids) or len(self.builder.dry_runs) >= ahead:
             return False

@@ -30,16 +30,20 @@ from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
 from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.queue import SchedulingQueue
 from machines.states import Phase
 
 QUARANTINE_SKIP_S: Final = 24 * 3600.0
 """After this time a rollout no longer waits for a quarantined node: people have had a day to correct it."""
 
 
-def decide(index: Index, now: float) -> Decision:
-    """Return what to do at `now` (epoch seconds), and why the rest waits."""
+def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> Decision:
+    """Return what to do at `now` (epoch seconds), and why the rest waits.
+
+    The queue only makes it cheaper: without one, all groups of pending nodes are examined.
+    """
     index = index.at(now)
-    builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
+    builder = DecisionBuilder(start_blockers.observe_only_blocker(index), queue)
     expiry.collect_expired(index, now, builder)
     for rollout in index.rollouts.values():
         rollbacks.admit_rollbacks(index, rollout, now, builder)
@@ -65,17 +69,25 @@ def decide(index: Index, now: float) -> Decision:
         isolation_aborts.collect(index, now, builder)
         _observe_peers(index, now, builder)
     builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
+    if queue is not None:
+        builder.wake_by(queue.next_wakeup(now))
     builder.reasons.update(pools.full_pool_reasons(index))
     return builder.build()
 
 
-def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
+def explain_node(
+    index: Index, rollout_id: str, node: str, now: float, queue: SchedulingQueue | None = None
+) -> Reason:
     """Return the reason for a node's state; raises KeyError for a node that is not a target."""
-    return explain_rollout_nodes(index, rollout_id, now, (node,))[node]
+    return explain_rollout_nodes(index, rollout_id, now, (node,), queue)[node]
 
 
 def explain_rollout_nodes(
-    index: Index, rollout_id: str, now: float, nodes: Iterable[str] | None = None
+    index: Index,
+    rollout_id: str,
+    now: float,
+    nodes: Iterable[str] | None = None,
+    queue: SchedulingQueue | None = None,
 ) -> dict[str, Reason]:
     """Return the reason for the state of each node of a rollout, or of these nodes."""
     index = index.at(now)
@@ -98,7 +110,7 @@ def explain_rollout_nodes(
             continue
         reason = _pending_reason(index, rollout, target, shared, progress, now)
         if reason is None:
-            decision = decision or decide(index, now)
+            decision = decision or decide(index, now, queue)
             reason = _queued_reason(index, target, decision, now)
         found[target.node] = index.dry_run_results.annotate(target, reason)
     return found
@@ -122,7 +134,7 @@ def _pending_reason(
     reasons = (
         own_blocker,
         pools.slot_blocker(index, target, now),
-        start_blockers.capacity_blocker(index, rollout, wave, start_blockers.Capacity()),
+        start_blockers.capacity_blocker(index, rollout, wave, pools.Capacity()),
         start_blockers.traffic_blocker(index, target),
         start_blockers.observe_only_blocker(index),
     )
@@ -132,7 +144,9 @@ def _pending_reason(
     )
 
 
-def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
+def rollout_reason(
+    index: Index, rollout_id: str, now: float, queue: SchedulingQueue | None = None
+) -> Reason | None:
     """Return why a whole rollout waits; None while one of its nodes is in flight or may start."""
     index = index.at(now)
     rollout = index.rollout(rollout_id)
@@ -149,7 +163,7 @@ def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
     places = index.pending(rollout_id, progress.wave.name)
     if not places:
         return None
-    first = explain_node(index, rollout_id, places[0][2], now)
+    first = explain_node(index, rollout_id, places[0][2], now, queue)
     return None if first.code is ReasonCode.STARTING else first
 
 
@@ -217,10 +231,10 @@ def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: Decision
         _skip_quarantined(index, rollout, progress, now, builder)
     if progress.wave is None:
         return
-    admitted_before = builder.capacity.admitted
+    admitted_before = len(builder.capacity.nodes)
     admission.admit_wave(index, rollout, progress.wave, now, builder)
     # While nodes start or are in flight, the rollout moves and has no reason.
-    if admitted_before == builder.capacity.admitted and not index.counters(rollout.id).in_flight:
+    if admitted_before == len(builder.capacity.nodes) and not index.counters(rollout.id).in_flight:
         places = index.pending(rollout.id, progress.wave.name)
         first = index.target(rollout.id, places[0][2]) if places else None
         reason = None if first is None else _pending_reason(index, rollout, first, None, progress, now)

@@ -8,7 +8,7 @@ Nodes that left are not in the total.  `skipped` counts all nodes that are done 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +21,7 @@ from machines.model.rollout import Rollout, Target
 from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
 from machines.scheduler import decide
+from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 TRANSIENT_REASONS: Final = frozenset(
@@ -105,7 +106,9 @@ class RolloutProgress:
     prepare_s: float
 
 
-def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgress:
+def rollout_progress(
+    index: Index, rollout_id: str, now: float, queue: SchedulingQueue | None = None
+) -> RolloutProgress:
     """Return a rollout's progress; raises KeyError."""
     index = index.at(now)
     rollout, counters = index.rollout(rollout_id), index.counters(rollout_id)
@@ -114,7 +117,10 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     total = counters.phases.total() - counters.left
     is_done = state is RolloutState.DONE
     work_s = None if rollout.closed else _work_s(index, rollout, wave_progress, now)
-    reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
+    if is_done:
+        reason = exceptions_reason(index, rollout)
+    else:
+        reason = decide.rollout_reason(index, rollout_id, now, queue)
     preparations = index.preparations(rollout_id)
     return RolloutProgress(
         rollout=rollout_id,
@@ -224,12 +230,7 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
     return tuple(
         PoolProgress(
             pool=pool.id,
-            total=each.total,
-            done=each.done,
-            failed=each.failed,
-            skipped=each.skipped,
-            rolled_back=each.rolled_back,
-            in_flight=each.in_flight,
+            **asdict(each),
             down=len(pool.down) + len(pool.unknown),
             unobserved=len(pool.unknown),
             max_unavailable=index.budget(pool),

@@ -36,9 +36,9 @@ def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: Decisio
 def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, builder: DecisionBuilder) -> bool:
     """Return whether a node that is due may begin; what may lift its blocker is requested."""
     capacity = builder.capacity
-    if target.node in capacity.reserved_slots.nodes:
+    if target.node in capacity.nodes:
         return False
-    blocked = pools.pool_without_slot(index, target, capacity.reserved_slots)
+    blocked = pools.pool_without_slot(index, target, capacity)
     if blocked is not None and blocked[1] is not None:
         return False  # the event that frees the slot makes the next decision
     if not start_blockers.remaining_capacity(index, rollout, _wave(rollout, target), capacity):
@@ -61,7 +61,7 @@ def queue_reason(index: Index, target: Target, now: float) -> Reason:
         _rollout_blocker(index, rollout)
         or own
         or slot
-        or start_blockers.capacity_blocker(index, rollout, _wave(rollout, target), start_blockers.Capacity())
+        or start_blockers.capacity_blocker(index, rollout, _wave(rollout, target), pools.Capacity())
         or (None if target.isolated else start_blockers.traffic_blocker(index, target))
         or Reason(ReasonCode.ROLLBACK_QUEUED, target.node, since=target.ordered_at or None)
     )

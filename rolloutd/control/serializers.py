@@ -111,7 +111,7 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
 def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
-    progress = rollout_progress(index, current.id, now)
+    progress = rollout_progress(index, current.id, now, state.queue)
     nodes = [index.nodes[each.node] for each in index.targets(current.id) if each.node in index.nodes]
     views = list(gate_views(index, current, now))
     return {
@@ -159,9 +159,9 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
     return {"slot": round(slot_s / 60.0, 2), "prepare": round(prepare_s / 60.0, 2)}
 
 
-def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
+def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
     """Return a rollout of the index as a list shows it."""
-    progress = rollout_progress(index, each.id, now)
+    progress = rollout_progress(index, each.id, now, state.queue)
     return {
         "rollout": each.id,
         "plan": each.plan.name,
@@ -348,7 +348,8 @@ def nodes(state: State, resolved: ResolvedRollout, query: PageQuery) -> wire.Nod
     if query.after is not None:
         rest = rest[rest.index(resolved.target(query.after)) + 1 :]
     targets, next_after = page(rest, query, lambda target: target.node)
-    blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets])
+    names = [each.node for each in targets]
+    blockers = decide.explain_rollout_nodes(index, rollout, now, names, state.queue)
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
         node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
@@ -371,7 +372,7 @@ def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tu
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
     """Return why a node does not move; None if it moves or is done."""
     now = state.now()
-    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now)
+    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now, state.queue)
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
     return node_reason(resolved.index, target, blocker, live, state.runner_status, now)
 

@@ -216,9 +216,10 @@ class Daemon:
             now = self._state.now()
             began = asyncio.get_running_loop().time()
             self._state.index.advance(now)
-            decision = decide(self._state.index, now)
+            self._state.queue.update(self._state.index, now)
+            decision = decide(self._state.index, now, self._state.queue)
             # Before anything is awaited: what changes after the decision activates groups again.
-            self._state.index.back_off(decision.backoffs)
+            self._state.queue.back_off(decision.backoffs)
             self._decision_duration_s = asyncio.get_running_loop().time() - began
             await self._commit_expiries(commit, decision, now)
             if now >= self._soak_note_until:

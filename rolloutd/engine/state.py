@@ -23,6 +23,7 @@ from machines.model.node import SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
+from machines.scheduler.queue import SchedulingQueue
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.transition_log import log_events
@@ -165,6 +166,7 @@ class State:
     clock: Clock
     settings: Settings
     changes: ChangeNotifier
+    queue: SchedulingQueue = field(default_factory=SchedulingQueue)
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)

@@ -9,10 +9,10 @@ from typing import Protocol
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, StepRecord
-from machines.model.mismatch import AuditMismatch
 from machines.model.plan import Digest
 from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target, Verdict
+from machines.model.rows import AuditMismatch
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON

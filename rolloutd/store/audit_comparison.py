@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-from machines.model.mismatch import AuditMismatch, MismatchKind
+from machines.model.rows import AuditMismatch, MismatchKind
 from rolloutd.audit_chain import canonical_json, verify_entries
 from rolloutd.ports import AuditReport, RowMismatch
 from rolloutd.store.audit_replay import AuditReplay, hashed_content

@@ -53,6 +53,7 @@ from machines.model.windows import Freeze
 from machines.rules.gates import voting_blocker
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.scheduler.membership import membership_events
+from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
 from tests.machines.builders import T0, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
@@ -87,6 +88,7 @@ class FleetSimulator:
     traffic: dict[str, bool | None] = field(default_factory=dict)
     """Nodes with client traffic (True) or unknown traffic (None); all others are idle."""
     last_id: int = 0
+    queue: SchedulingQueue = field(default_factory=SchedulingQueue)
 
     # -- making one
 
@@ -179,8 +181,9 @@ class FleetSimulator:
     def decide(self) -> Decision:
         """Decide and carry it out; what was observed is known a moment later."""
         self.index.advance(self.now)
-        decision = decide(self.index, self.now)
-        self.index.back_off(decision.backoffs)
+        self.queue.update(self.index, self.now)
+        decision = decide(self.index, self.now, self.queue)
+        self.queue.back_off(decision.backoffs)
         for gate in decision.gate_openings:
             self.commit(GateOpened(gate.rollout, gate.gate, gate.wave, self.now))
             self.log_effect("open", rollout=gate.rollout, gate=gate.gate.value, wave=gate.wave)

@@ -10,10 +10,10 @@ from machines.facts.apply import UnexpectedRow
 from machines.facts.projection import Projection
 from machines.model.decision import RestartSoak
 from machines.model.events import FreezeStarted, HoldTaken, SoakRestarted
-from machines.model.mismatch import AuditMismatch, MismatchKind
 from machines.model.plan import WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
+from machines.model.rows import AuditMismatch, MismatchKind
 from machines.model.windows import Freeze
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.expiry import end_freeze, end_hold

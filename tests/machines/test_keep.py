@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from zoneinfo import ZoneInfo
+
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.decision import Requeue
-from machines.model.events import DriftRecorded, FreezeStarted, NodesDiscovered, NodesRemoved, PhaseMoved
-from machines.model.windows import Freeze
+from machines.model.events import (
+    DriftRecorded,
+    FreezeStarted,
+    NodesDiscovered,
+    NodesRemoved,
+    PhaseMoved,
+    TeamRulesChanged,
+)
+from machines.model.limits import TeamRules
+from machines.model.windows import Freeze, Window
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.membership import membership_events
 from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow import phase_transitions
-from tests.machines.builders import T0, finish, index_of, nodes_of, submit, transition
+from tests.machines.builders import ALICE, T0, finish, index_of, nodes_of, submit, transition
 
 NODES = nodes_of({"a": ("n1", "n2")})
 
@@ -50,6 +61,19 @@ def test_requeued_node_starts_by_the_same_rules() -> None:
     index.apply(FreezeStarted(Freeze("f1", "all", "month's end", "alice", T0)))
     assert decide(index, T0).admissions == ()
     assert explain_node(index, "R", "n2", T0).code == "freeze"
+
+
+def test_requeued_node_obeys_windows_of_team_it_moved_to() -> None:
+    index = finished(keep=True)
+    index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
+    index.apply(NodesDiscovered((replace(index.nodes["n2"], labels={"team": "b"}),)))
+    transition(index, "n2", Trigger.DRIFTED)
+    closed = Window(frozenset(range(7)), 9 * 60, 10 * 60, ZoneInfo("UTC"))
+    assert not closed.is_open(T0)
+    index.apply(TeamRulesChanged(TeamRules("b", (closed,)), ALICE, "because", T0))
+    assert index.target("R", "n2").team == "a"
+    assert decide(index, T0).admissions == ()
+    assert explain_node(index, "R", "n2", T0).code == "outside-window"
 
 
 def test_requeue_without_keep_or_drift_is_a_violation() -> None:

@@ -178,6 +178,9 @@ class RandomUser:
             await self._users.command_rollout(_withdraw_rollbacks, rollout)
         elif chance < 0.2:
             await self._users.command_rollout(_roll_back_all, rollout)
+            if chance < 0.1:
+                await asyncio.sleep(people.expovariate(1.0 / WITHDRAW_DELAY_S))
+                await self._users.command_rollout(_withdraw_rollbacks, rollout)
         else:
             if chance > 0.4 and not machine.stuck:
                 machine.stuck = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from machines.model.mismatch import NOT_COMPARED
+from machines.model.rows import NOT_COMPARED
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditReport

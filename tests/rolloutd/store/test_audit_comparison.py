@@ -36,10 +36,10 @@ from machines.model.events import (
     VoteCast,
 )
 from machines.model.limits import TeamRules
-from machines.model.mismatch import MismatchKind
 from machines.model.plan import GateName
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence, Verdict
+from machines.model.rows import MismatchKind
 from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
