@@ -67,7 +67,6 @@ class Trigger(StrEnum):
     FAILED = "failed"
     RETRIED = "retried"
     ROLLBACK_ORDERED = "rollback-ordered"
-    ROLLED_BACK = "rolled-back"
     SOAK_CHECK_FAILED = "soak-check-failed"
     DRIFTED = "drifted"
     DISTURBED = "disturbed"
@@ -134,7 +133,6 @@ MACHINE = Machine(
         _edge(Trigger.FAILED, sorted(IN_FLIGHT_PHASES), Phase.FAILED),
         _edge(Trigger.RETRIED, [Phase.FAILED], Phase.PENDING),
         _edge(Trigger.ROLLBACK_ORDERED, [Phase.FAILED, Phase.DONE], Phase.ISOLATING),
-        _edge(Trigger.ROLLED_BACK, [Phase.FAILED], Phase.DONE, Outcome.ROLLED_BACK),
         _edge(Trigger.SKIPPED, [Phase.PENDING, Phase.FAILED], Phase.DONE, Outcome.SKIPPED),
         _edge(
             Trigger.LEFT, [Phase.PENDING, *sorted(IN_FLIGHT_PHASES), Phase.FAILED], Phase.DONE, Outcome.LEFT

@@ -97,7 +97,7 @@ def _transition_violation(
         problem = _rollback_violation(facts, target, now, earlier)
         return f"{name} cannot be rolled back: {problem}" if problem else None
     still_isolated = target.isolated if event.isolated is None else event.isolated
-    if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED, Trigger.ROLLED_BACK) and still_isolated:
+    if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED) and still_isolated:
         return f"{name} is still isolated and cannot be {event.trigger}"
     if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
         return f"{name} cannot end as {event.outcome}, which was not done to it"

@@ -44,7 +44,9 @@ def test_left_excluded_and_rolled_back_counted_among_skipped() -> None:
     transition(index, "n3", Trigger.SKIPPED, Outcome.SKIPPED)
     transition(index, "n4", Trigger.LEFT, Outcome.LEFT)
     fail(index, "n5")
-    transition(index, "n5", Trigger.ROLLED_BACK, Outcome.ROLLED_BACK, isolated=False)
+    for trigger in (Trigger.ROLLBACK_ORDERED, Trigger.ISOLATED, Trigger.MAINTAINED):
+        transition(index, "n5", trigger, rolling_back=True)
+    transition(index, "n5", Trigger.VERIFIED, Outcome.ROLLED_BACK, isolated=False)
     seen = progress_of(index)
     assert (seen.total, seen.done, seen.failed, seen.skipped, seen.pending) == (5, 2, 0, 2, 1)
     assert seen.rolled_back == sum(pool.rolled_back for pool in seen.pools) == 1
