@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 MAX_COMPARED_NAMES = 2_000
@@ -18,6 +18,12 @@ SHORT_PIN_CHARS = 12
 def pluralize(number: int, singular: str, plural: str = "") -> str:
     """Return `1 node`, `2 nodes`; `plural` is for words that take no s."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def join_limited(names: Sequence[str], limit: int) -> str:
+    """Return the first names and the number of the others: `a, b and 3 more`."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def format_exceptions(skipped: int, rolled_back: int) -> str:

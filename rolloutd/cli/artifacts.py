@@ -86,9 +86,8 @@ def verify(call: Invocation) -> int:
     records = [record for record in _read(file) if record["path"]]
     results = [_result(file.parent, record) for record in records]
     wrong = [result for result in results if not result["valid"]]
-    if call.args.json:
-        call.print_data({"valid": not wrong, "artifacts": results})
-    for result in wrong if not call.args.json else ():
+    is_printed = call.print_data({"valid": not wrong, "artifacts": results})
+    for result in () if is_printed else wrong:
         print_line(sanitize(result["text"]))
     checked = pluralize(len(results), "artifact")
     print_message(f"{file}: {len(wrong)} of {checked} differ" if wrong else f"{file}: {checked}, all valid")
@@ -99,9 +98,7 @@ def report(call: Invocation) -> int:
     """Print which digests the nodes of each site carry; exit 1 if one differs from the manifest."""
     answer: ArtifactReport = call.get(api_path("rollouts", call.args.rollout, "artifacts"), by=call.args.by)
     wrong = [each for each in answer["artifacts"] if each["found"] != each["expected"]]
-    if call.args.json:
-        call.print_data(answer)
-    else:
+    if not call.print_data(answer):
         print_table(REPORT_COLUMNS, map(_report_row, answer["artifacts"]))
     for each in wrong:
         carried = f"carry {each['found']}" if each["found"] else "do not carry it"
@@ -116,20 +113,18 @@ def report(call: Invocation) -> int:
     return exits.REFUSED if wrong or answer["unreadable"] else exits.OK
 
 
-def prepare(call: Invocation) -> int:
+def prepare(call: Invocation) -> None:
     """Print how far each stage is on each node."""
     answer: Preparations = call.get(api_path("rollouts", call.args.rollout, "prepare"))
     found = [each for each in answer["preparations"] if call.args.node in (None, each["node"])]
-    if call.args.json:
-        call.print_data(found)
-        return exits.OK
+    if call.print_data(found):
+        return
     print_table(PREPARE_COLUMNS, map(_prepare_row, found))
     if not answer["preparations"]:
         print_message(f"{answer['rollout']}: its plan has no prepare stages")
-    return exits.OK
 
 
-def checkpoints(call: Invocation) -> int:
+def checkpoints(call: Invocation) -> None:
     """Print the checkpoints of a node, or those of a rollout's plan on its nodes."""
     try:
         answer = call.get(api_path("rollouts", call.args.what, "checkpoints"))
@@ -139,14 +134,12 @@ def checkpoints(call: Invocation) -> int:
             raise
         answer = call.get(api_path("nodes", call.args.what, "checkpoints"))
         nodes = [answer]
-    if call.args.json:
-        call.print_data(answer)
-        return exits.OK
+    if call.print_data(answer):
+        return
     print_table(CHECKPOINT_COLUMNS, (row for node in nodes for row in _checkpoint_rows(node)))
     for node in nodes:
         if node["text"]:
             print_message(sanitize(f"{node['node']}: {node['text']}"))
-    return exits.OK
 
 
 def _prepare_row(each: Preparation) -> tuple[str, ...]:

@@ -269,9 +269,7 @@ def _settle(call: Invocation) -> int:
 
 
 def _print_verification(call: Invocation, verdict: dict[str, Any]) -> int:
-    if call.args.json:
-        call.print_data(verdict)
-    else:
+    if not call.print_data(verdict):
         print_line(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {sanitize(verdict['message'])}")
         if verdict["ok"] or verdict["entries"]:
             print_line(f"head {verdict['head']}")

@@ -36,23 +36,26 @@ class Invocation:
 
     def report(self, answer: Any, text: str) -> int:
         """Print the answer of a command that changed something: JSON if asked for, and a sentence."""
-        if self.args.json:
-            self.print_data(answer)
+        self.print_data(answer)
         print_message(text)
         return exits.OK
 
-    def print_data(self, value: Any) -> None:
-        """Print a value in the format that `--json` or `-o` asked for."""
+    def print_data(self, value: Any) -> bool:
+        """Print a value in the format that `--json` or `-o` asked for; return whether one did."""
         match self.args.json:
+            case False:
+                return False
             case "yaml":
                 print_yaml(value)
             case "name":
                 print_names(value)
             case _:
                 print_json(value)
+        return True
 
 
-Handler = Callable[[Invocation], int]
+Handler = Callable[[Invocation], int | None]
+"""A command; None is success."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import print_line
 from rolloutd.control.client import api_path
@@ -54,7 +53,7 @@ def register(commands: CommandGroup) -> None:
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 
 
-def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
+def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> None:
     """Print a completion script of the whole command line."""
     import shtab
 
@@ -65,7 +64,6 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> int:
         _PREAMBLES[shell].format(function=function, kinds=kinds) for function, kinds in functions.items()
     )
     print_line(shtab.complete(root_parser, shell, preamble=preamble))
-    return exits.OK
 
 
 def _set_completers(
@@ -91,12 +89,11 @@ def _set_completers(
                 action.complete = asks_daemon  # type: ignore[attr-defined]
 
 
-def names(call: Invocation) -> int:
+def names(call: Invocation) -> None:
     """Print the names of some kinds, one per line."""
     for name in dict.fromkeys(name for kind in call.args.kinds for name in _READERS[kind](call)):
         if name and _PLAIN_WORD.fullmatch(name):
             print_line(name)
-    return exits.OK
 
 
 def _rollouts(call: Invocation) -> Iterable[str]:

@@ -12,14 +12,13 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument, add_rollout_argument
 from rolloutd.cli.output import format_local, format_percent, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node
     from rolloutd.control.wire_fleet import Change, Changes
     from rolloutd.control.wire_plans import (
         ConfigurationRecord,
-        DifferenceGroup,
         Impact,
         PlanDifferences,
         ValueDifference,
@@ -63,8 +62,7 @@ def config(call: Invocation) -> int:
     answer = call.get(api_path("nodes", args.node, "configuration"))
     if args.record is not None:
         return _print_record(call, args.record, answer[args.record])
-    if args.json:
-        call.print_data(answer)
+    if call.print_data(answer):
         return exits.OK
     found = [(name, answer[name]) for name in RECORDS if answer[name] is not None]
     if not found:
@@ -77,19 +75,17 @@ def config(call: Invocation) -> int:
     return exits.OK
 
 
-def diff(call: Invocation) -> int:
+def diff(call: Invocation) -> None:
     """Print what differs between two records of a node."""
     args = call.args
     path = api_path("nodes", args.node, "configuration", "diff")
     answer = call.get(path, before=args.before, after=args.after)
-    if args.json:
-        call.print_data(answer)
-        return exits.OK
+    if call.print_data(answer):
+        return
     for each in answer["differences"]:
         print_line(_format_difference(each))
     if not answer["differences"]:
         print_message(f"{args.node}: {args.before} and {args.after} are equal")
-    return exits.OK
 
 
 def print_plan_differences(answer: PlanDifferences) -> None:
@@ -107,13 +103,7 @@ def print_plan_differences(answer: PlanDifferences) -> None:
         for number, line in enumerate(lines):
             print_line((prefix if number == 0 else " " * len(prefix)) + line)
         if group["state"] == "changed":
-            print_line(" " * len(prefix) + f"({_name_nodes(group)})")
-
-
-def _name_nodes(group: DifferenceGroup) -> str:
-    names: Sequence[str] = group["nodes"]
-    more = len(names) - MAX_NODES_NAMED
-    return sanitize(", ".join(names[:MAX_NODES_NAMED])) + (f" and {more} more" if more > 0 else "")
+            print_line(" " * len(prefix) + f"({sanitize(join_limited(group['nodes'], MAX_NODES_NAMED))})")
 
 
 def _print_record(call: Invocation, name: str, record: ConfigurationRecord | None) -> int:
@@ -156,12 +146,11 @@ def _format_value(value: Any) -> str:
 STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
 
 
-def changes(call: Invocation) -> int:
+def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
     answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
-    if call.args.json:
-        call.print_data(answer)
-        return exits.OK
+    if call.print_data(answer):
+        return
     print_table(
         ("PLAN", "CHANGE", "PERCENT", *(state.upper() for state in STATES)),
         map(_change_row, answer["changes"]),
@@ -169,7 +158,6 @@ def changes(call: Invocation) -> int:
     if call.args.plan is not None:
         for change in answer["changes"]:
             _print_change(change)
-    return exits.OK
 
 
 def _change_row(change: Change) -> tuple[str, ...]:

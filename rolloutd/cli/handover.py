@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -51,15 +50,14 @@ def register(commands: CommandGroup) -> None:
     add_watch_option(parser)
 
 
-def hand_over(call: Invocation) -> int:
+def hand_over(call: Invocation) -> None:
     """Print the handover; the next one begins where this one ends."""
     last_look = LastLook(getattr(call.args, "host", None) or str(call.client.path))
     since = call.args.since or format_rfc3339(last_look.read(time.time()))
     found: Handover = call.get(api_path("handover"), since=since)
     last_look.write(parse_rfc3339(found["until"]).timestamp())
-    if call.args.json:
-        call.print_data(found)
-        return exits.OK
+    if call.print_data(found):
+        return
     print_line(f"since {format_local(found['since'])}, {format_age(found['since'])} ago")
     print_line()
     if found["rollouts"]:
@@ -78,15 +76,13 @@ def hand_over(call: Invocation) -> int:
         print_line("  none")
     if found["omitted"]:
         print_line("  older ones are left out; rolloutctl audit lists all")
-    return exits.OK
 
 
-def compare(call: Invocation) -> int:
+def compare(call: Invocation) -> None:
     """Print the nodes of now against the canaries."""
     found: Comparison = call.get(api_path("rollouts", call.args.rollout, "comparison"))
-    if call.args.json:
-        call.print_data(found)
-        return exits.OK
+    if call.print_data(found):
+        return
     print_line(answer_text.describe_canaries(found))
     nodes = [*found["nodes"], *found["canaries"]]
     if nodes:
@@ -96,7 +92,6 @@ def compare(call: Invocation) -> int:
         )
     if found["omitted"]:
         print_line(f"{found['omitted']} more nodes are not compared")
-    return exits.OK
 
 
 def _rollout_row(rollout: HandoverRollout) -> tuple[str, ...]:

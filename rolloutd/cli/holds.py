@@ -23,7 +23,7 @@ from rolloutd.cli.command_group import (
 from rolloutd.cli.output import format_age, format_local, print_line, print_table, sanitize
 from rolloutd.cli.queries import format_down
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_fleet import Freeze, Hold, Locks, PoolSlots, SlotHolder, Team
@@ -89,12 +89,11 @@ def register(commands: CommandGroup) -> None:
     add_reason_option(unfreeze, required=False)
 
 
-def show_locks(call: Invocation) -> int:
+def show_locks(call: Invocation) -> None:
     """Show pools with their holders, holds and freezes."""
     answer: Locks = call.get(api_path("locks"))
-    if call.args.json:
-        call.print_data(answer)
-        return exits.OK
+    if call.print_data(answer):
+        return
     print_table(
         ("POOL", "DOWN", "BUDGET", "MEMBERS", "HOLDERS"), [_pool_row(lock) for lock in answer["pools"]]
     )
@@ -102,7 +101,6 @@ def show_locks(call: Invocation) -> int:
         print_line(sanitize(_format_hold(hold)))
     for freeze in answer["freezes"]:
         print_line(sanitize(_format_freeze(freeze)))
-    return exits.OK
 
 
 def take_hold(call: Invocation) -> int:
@@ -162,8 +160,7 @@ def _format_holders(holders: Sequence[SlotHolder]) -> Iterator[str]:
         else:
             yield _format_holder(holder)
     for why, names in unobserved.items():
-        more = f" and {len(names) - MAX_UNOBSERVED_SHOWN} more" if len(names) > MAX_UNOBSERVED_SHOWN else ""
-        yield f"{', '.join(names[:MAX_UNOBSERVED_SHOWN])}{more} (unobserved: {why})"
+        yield f"{join_limited(names, MAX_UNOBSERVED_SHOWN)} (unobserved: {why})"
 
 
 def _format_holder(holder: SlotHolder) -> str:
@@ -214,8 +211,7 @@ def _set_rules(call: Invocation, field: str, values: list[Any]) -> int:
 
 
 def _print_team(call: Invocation, team: Team) -> int:
-    if call.args.json:
-        call.print_data(team)
+    if call.print_data(team):
         return exits.OK
     print_line(sanitize(f"{team['team']}: {', '.join(team['members']) or 'no members'}"))
     for name, settings, own in (

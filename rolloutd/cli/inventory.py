@@ -18,7 +18,7 @@ from rolloutd.cli.command_group import (
 )
 from rolloutd.cli.output import AGE_UNITS, format_age, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_fleet import (
@@ -87,9 +87,7 @@ def inventory(call: Invocation) -> int:
     if args.what is not None:
         return _show_node(call)
     answer: Inventory = call.get(api_path("inventory"))
-    if args.json:
-        call.print_data(answer)
-    else:
+    if not call.print_data(answer):
         print_table(NODE_COLUMNS, map(_node_row, answer["nodes"]))
         print_line()
         print_table(SOURCE_COLUMNS, map(_source_row, answer["sources"]))
@@ -121,8 +119,7 @@ def _show_conflicts(call: Invocation) -> int:
     answer: Inventory = call.get(api_path("inventory"))
     nodes = [node for node in answer["nodes"] if node["conflicts"]]
     sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
-    if call.args.json:
-        call.print_data({"nodes": nodes, "sources": sources})
+    if call.print_data({"nodes": nodes, "sources": sources}):
         return exits.OK
     rows = [_conflict_row(node["node"], each) for node in nodes for each in node["conflicts"]]
     if rows:
@@ -136,8 +133,7 @@ def _show_conflicts(call: Invocation) -> int:
 
 def _show_node(call: Invocation) -> int:
     answer: InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
-    if call.args.json:
-        call.print_data(answer)
+    if call.print_data(answer):
         return exits.OK
     node = answer["node"]
     print_line(sanitize(f"{node['node']}: {node['kind']}, {node['sight']}, pools {', '.join(node['pools'])}"))
@@ -178,10 +174,9 @@ def _source_state(source: InventorySourceStatus) -> str:
     held = source["held"]
     if held is not None:
         names = [*held["removed"], *held["moved"]]
-        more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
         removed = f"removes {len(held['removed'])} of {pluralize(held['known'], 'node')}"
-        shown = ", ".join(names[:MAX_NAMES_SHOWN])
-        return f"held: an answer {removed}, moves {len(held['moved'])} at work: {shown}{more}"
+        shown = join_limited(names, MAX_NAMES_SHOWN)
+        return f"held: an answer {removed}, moves {len(held['moved'])} at work: {shown}"
     if source["stale"]:
         return "stale: no node of it starts"
     return "failing" if source["error"] else "fresh"

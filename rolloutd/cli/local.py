@@ -116,19 +116,17 @@ def web(call: Invocation) -> NoReturn:
     _exec_module("tui", ["--socket", call.client.path, *options])
 
 
-def report(call: Invocation) -> int:
+def report(call: Invocation) -> None:
     from rolloutd.cli.report import render_rollout
 
     print_line(render_rollout(call.client, call.args.rollout))
-    return exits.OK
 
 
-def serve_status(call: Invocation) -> int:
+def serve_status(call: Invocation) -> None:
     """Serve the pages of rollouts until interrupted."""
     from rolloutd.cli.report import serve
 
     serve(call.client, call.args.port)
-    return exits.OK
 
 
 def _display_options(args: argparse.Namespace) -> list[str]:

@@ -151,11 +151,11 @@ def _dispatch(args: argparse.Namespace) -> int:
     if getattr(args, "watch", False):
         handler = partial(repeat_on_change, handler)
     if host is None or getattr(args, "opens_own_tunnel", False):
-        return handler(Invocation(args, Client(path)))
+        return handler(Invocation(args, Client(path))) or exits.OK
     from rolloutd.cli.tunnel import open_tunnel
 
     with open_tunnel(host, path or default_socket_path()) as here:
-        return handler(Invocation(args, Client(here)))
+        return handler(Invocation(args, Client(here))) or exits.OK
 
 
 def _report_unreachable(error: DaemonUnreachable) -> int:

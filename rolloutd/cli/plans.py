@@ -114,9 +114,7 @@ def validate(call: Invocation) -> int:
     """Check a plan file without a daemon."""
     name, text = _read_plan(call.args.file)
     diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
-    if call.args.json:
-        call.print_data({"valid": not diagnostics, "errors": diagnostics})
-    else:
+    if not call.print_data({"valid": not diagnostics, "errors": diagnostics}):
         for mistake in diagnostics:
             print_line(sanitize(format_diagnostic(mistake)))
         print_message(
@@ -125,7 +123,7 @@ def validate(call: Invocation) -> int:
     return exits.REFUSED if diagnostics else exits.OK
 
 
-def schema(call: Invocation) -> int:
+def schema(call: Invocation) -> None:
     """Print the JSON Schema."""
     from rolloutd import planfile
 
@@ -135,19 +133,17 @@ def schema(call: Invocation) -> int:
     else:
         Path(call.args.file).write_text(text + "\n", encoding="utf-8")
         print_message(f"{call.args.file}: written")
-    return exits.OK
 
 
-def preview(call: Invocation) -> int:
+def preview(call: Invocation) -> None:
     """Show what a plan would do."""
     body = _request_body(call)
     answer = _post_plan(call, "preview", body)
     nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
     impact = read_impact(call, path, body, nodes) if call.args.impact else None
     found = _post_plan(call, "diff", body) if call.args.diff else None
-    if call.args.json:
-        call.print_data({**answer, **without_none(impact=impact, diff=found and found["groups"])})
-        return exits.OK
+    if call.print_data({**answer, **without_none(impact=impact, diff=found and found["groups"])}):
+        return
     _print_preview(answer)
     if found is not None:
         print_line()
@@ -155,10 +151,9 @@ def preview(call: Invocation) -> int:
     if impact is not None:
         print_line()
         print_impact(impact, {})
-    return exits.OK
 
 
-def submit(call: Invocation) -> int:
+def submit(call: Invocation) -> None:
     """Open a rollout, or print the one that this plan has."""
     args = call.args
     if args.override_verdict and args.reason is None:
@@ -171,15 +166,12 @@ def submit(call: Invocation) -> int:
     if args.override_verdict:
         body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
     answer = _post_plan(call, "submit", body)
-    if call.args.json:
-        call.print_data(answer)
-    else:
+    if not call.print_data(answer):
         print_line(answer["rollout"])
     if answer["existing"]:
         print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
     else:
         print_message(f"{answer['rollout']} is {answer['state']}, digest {answer['digest']}")
-    return exits.OK
 
 
 def _read_plan(file: str) -> tuple[str, bytes]:
@@ -236,8 +228,7 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
 
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:
     """Print the mistakes as JSON if asked for, and return the command's end with them as text."""
-    if call.args.json:
-        call.print_data({"valid": False, "errors": diagnostics})
+    call.print_data({"valid": False, "errors": diagnostics})
     text = "\n".join(format_diagnostic(mistake) for mistake in diagnostics)
     return exits.Exit(exits.REFUSED, f"{text}\n{name}: {pluralize(len(diagnostics), 'mistake')}")
 

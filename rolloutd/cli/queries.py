@@ -31,7 +31,7 @@ from rolloutd.cli.output import (
     sanitize,
 )
 from rolloutd.control.client import api_path
-from rolloutd.text import format_exceptions, pluralize
+from rolloutd.text import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
@@ -72,17 +72,16 @@ def register(commands: CommandGroup) -> None:
     add_watch_option(parser)
 
 
-def status(call: Invocation) -> int:
+def status(call: Invocation) -> None:
     """Show one rollout, or all of them."""
     args = call.args
     if args.rollout is not None:
         found = call.get(api_path("rollouts", args.rollout))
         call.print_data(found) if args.json else print_rollout(found)
-        return exits.OK
+        return
     answer = call.get(api_path("status"), all=args.all or None)
-    if args.json:
-        call.print_data(answer)
-        return exits.OK
+    if call.print_data(answer):
+        return
     if answer["trouble"]:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
     found = answer["rollouts"]
@@ -94,10 +93,9 @@ def status(call: Invocation) -> int:
         headings = ("ROLLOUT", "PLAN", "STATE", "WAVE", "DONE", "FAILED", "PROGRESS", "REASON")
         rows = [(_status_row(each), _status_wide(each)) for each in found]
         print_table_or_wide(call, headings, _STATUS_WIDE, rows)
-    return exits.OK
 
 
-def rollouts(call: Invocation) -> int:
+def rollouts(call: Invocation) -> None:
     """List rollouts, or delete one."""
     args = call.args
     if args.verb == "delete":
@@ -107,10 +105,9 @@ def rollouts(call: Invocation) -> int:
             )
             raise exits.Exit(exits.USAGE, f"rolloutctl rollouts delete: {problem}")
         answer = call.client.delete(api_path("rollouts", args.rollout))
-        if args.json:
-            call.print_data(answer)
+        call.print_data(answer)
         print_message(f"{args.rollout}: deleted, with the output of its runs; its audit stays")
-        return exits.OK
+        return
     answer = call.get(api_path("rollouts"))
     if args.json:
         call.print_data(answer)
@@ -120,19 +117,15 @@ def rollouts(call: Invocation) -> int:
         headings = ("ROLLOUT", "PLAN", "STATE", "PROGRESS", "BY", "SUBMITTED", "ENDED")
         rows = [(_rollout_row(each), (each["digest"],)) for each in answer["rollouts"]]
         print_table_or_wide(call, headings, ("DIGEST",), rows)
-    return exits.OK
 
 
-def nodes(call: Invocation) -> int:
+def nodes(call: Invocation) -> None:
     found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
-    if call.args.json:
-        call.print_data(found)
-    else:
+    if not call.print_data(found):
         headings = ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON")
         print_table_or_wide(
             call, headings, _NODE_WIDE, [(_node_row(node), _node_wide(node)) for node in found]
         )
-    return exits.OK
 
 
 def why(call: Invocation) -> int:
@@ -171,13 +164,9 @@ def _why_rollout(call: Invocation) -> int:
     reason_text = "" if rollout["reason"] is None else f": {format_reason(rollout['reason'])}"
     print_line(f"{rollout['rollout']} is {rollout['state']}{reason_text}")
     for text, names in waiting.items():
-        print_line(f"  {pluralize(len(names), 'node')} ({_shorten(names)}): {text}")
+        shown = sanitize(join_limited(names, MAX_NAMES_SHOWN))
+        print_line(f"  {pluralize(len(names), 'node')} ({shown}): {text}")
     return exits.OK
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return sanitize(", ".join(names[:MAX_NAMES_SHOWN]) + more)
 
 
 def format_reason(reason: Reason) -> str:
@@ -234,7 +223,7 @@ def print_preparation(rollout: Rollout) -> None:
     counts = f"{prepared['done']} of {pluralize(prepared['total'], 'node')} prepared"
     print_line(f"{progress_bar(percent)} {format_percent(percent)}   {counts}")
     for forced in rollout["forced_stages"]:
-        nodes = _shorten(forced["nodes"]) if forced["nodes"] else "all nodes"
+        nodes = join_limited(forced["nodes"], MAX_NAMES_SHOWN) if forced["nodes"] else "all nodes"
         print_line(sanitize(f"prepare stage {forced['stage']} is forced on {nodes}"))
     slot, prepare = (format_duration(60.0 * minutes[key]) for key in ("slot", "prepare"))
     whole = format_duration(60.0 * (minutes["slot"] + minutes["prepare"]))

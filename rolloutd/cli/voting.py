@@ -158,7 +158,7 @@ def withdraw_vote(call: Invocation) -> int:
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "withdraw"), body))
 
 
-def sign_token(call: Invocation) -> int:
+def sign_token(call: Invocation) -> None:
     """Print a token for the rollout's current digest and failures."""
     import secrets
 
@@ -187,7 +187,6 @@ def sign_token(call: Invocation) -> int:
         print_line(tokens.sign(payload, args.key_file.read_bytes()))
     except tokens.InvalidToken as bad:
         raise exits.Exit(exits.REFUSED, str(bad)) from bad
-    return exits.OK
 
 
 def _gate_digest(rollout: Rollout, gate: str) -> str:
@@ -214,32 +213,27 @@ def _more_argument(text: str) -> int:
     return int(text)
 
 
-def gates(call: Invocation) -> int:
+def gates(call: Invocation) -> None:
     """List the gates of one rollout, or of all live ones."""
     name = call.args.rollout
     found = (
         call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
     )
-    if call.args.json:
-        call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]])
-        return exits.OK
+    if call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]]):
+        return
     for each in found:
         print_line(colorize(each["rollout"], "bold"))
         print_gates(each)
     if name is not None:
         _print_review(found[0], call.get(api_path("rollouts", found[0]["rollout"], "review")))
-    return exits.OK
 
 
-def review(call: Invocation) -> int:
+def review(call: Invocation) -> None:
     """Print what a voter reads before approving."""
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     found: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
-    if call.args.json:
-        call.print_data(found)
-    else:
+    if not call.print_data(found):
         _print_review(rollout, found)
-    return exits.OK
 
 
 def _print_review(rollout: Rollout, review: Review) -> None:

@@ -83,7 +83,7 @@ def watch_rollouts(call: Invocation) -> int:
     return exits.OK if all(rollout["state"] == "done" for rollout in last) else exits.REFUSED
 
 
-def show_logs(call: Invocation) -> int:
+def show_logs(call: Invocation) -> None:
     """Show a node's log; with --follow until its run has ended."""
     args = call.args
     if args.follow:
@@ -108,7 +108,6 @@ def show_logs(call: Invocation) -> int:
             )
     elif not printed and not args.follow and not _report_if_pending(call):
         print_message(f"{args.node} has no log")
-    return exits.OK
 
 
 def _report_if_pending(call: Invocation) -> bool:

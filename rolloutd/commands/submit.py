@@ -35,7 +35,7 @@ from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_p
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import JSON, Host, PinnedSource, SourceStore
 from rolloutd.settings import Settings
-from rolloutd.text import pluralize
+from rolloutd.text import join_limited, pluralize
 
 MAX_NAMED_NODES = 10
 """Nodes that a refusal names: enough to recognise a label that they lack."""
@@ -265,18 +265,14 @@ def _require_coverage(resolved: ResolvedPlan) -> None:
         )
         if missed:
             message = (
-                f"no item applies to {len(missed)} of {pluralize(len(nodes), 'node')}: {_name_nodes(missed)}"
+                f"no item applies to {len(missed)} of {pluralize(len(nodes), 'node')}:"
+                f" {join_limited(missed, MAX_NAMED_NODES)}"
             )
             path = ("spec", key)
             found = f"items for {len(nodes) - len(missed)} of {pluralize(len(nodes), 'node')}"
             diagnostics.append(resolved.file.diagnostic(path, found=found, allowed=allowed, message=message))
     if diagnostics:
         raise InvalidFile(tuple(diagnostics))
-
-
-def _name_nodes(names: Sequence[str]) -> str:
-    rest = len(names) - MAX_NAMED_NODES
-    return ", ".join(names[:MAX_NAMED_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _resolve_targets(

@@ -11,7 +11,7 @@ from typing import Any
 
 from machines.model.timefmt import format_duration
 from rolloutd.audit_names import with_current_names
-from rolloutd.text import describe_source, pluralize
+from rolloutd.text import describe_source, join_limited, pluralize
 
 Fields = Mapping[str, Any]
 
@@ -74,8 +74,7 @@ def _describe_hold(fields: Fields) -> str:
 
 
 def _join_names(nodes: list[Any]) -> str:
-    shown = [node["name"] if isinstance(node, dict) else str(node) for node in nodes[:3]]
-    return ", ".join(shown) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+    return join_limited([node["name"] if isinstance(node, dict) else str(node) for node in nodes], 3)
 
 
 def _describe_submission(fields: Fields) -> str:
