@@ -10,7 +10,6 @@ import io
 import json
 import re
 import sys
-import tarfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -326,6 +325,8 @@ def _export_rollout(client: Client, rollout_name: str, output: Path | None) -> i
 
     The times in the archive are the rollout's, so the same rollout gives the same files.
     """
+    import tarfile  # rolloutctl's start-up counts
+
     rollout = client.get(api_path("rollouts", rollout_name))
     name = rollout["rollout"]
     buffer = io.BytesIO()
