@@ -112,7 +112,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
     for lack in await asyncio.to_thread(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
     channels = _load_channels(settings)
-    leadership = leadership or StateLock(settings.state_dir)
+    leadership = leadership or StateLock(settings.store)
     service.set_status("Waiting for leadership.")
     if not await _acquire_unless_stopped(leadership, stopping):
         return
@@ -121,7 +121,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
             await asyncio.to_thread(check_bindable, settings.socket, settings.socket_group)
-        store = await open_store(settings.state_dir, compile_plan=compiler)
+        store = await open_store(settings.store, compile_plan=compiler)
         try:
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")

@@ -96,7 +96,7 @@ def _format_result(result: CheckResult) -> str:
 def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
     from rolloutd.store import backup
 
-    verdict = backup(settings.state_dir, options.file)
+    verdict = backup(settings.store, options.file)
     if options.json:
         sys.stdout.write(
             json.dumps({"file": str(options.file), "head": verdict.head, "ok": verdict.ok}) + "\n"
@@ -114,7 +114,7 @@ def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     from rolloutd.store import restore
 
-    result = restore(settings.state_dir, options.file)
+    result = restore(settings.store, options.file)
     if options.json:
         kept = None if result.previous_database is None else str(result.previous_database)
         sys.stdout.write(

@@ -16,7 +16,7 @@ from pathlib import Path
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import AuditReport
 from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.store import DatabaseEngine, compare_with_audit
+from rolloutd.store import compare_with_audit, engine_of
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
@@ -62,17 +62,17 @@ def check_state_dir(path: Path) -> Iterator[CheckResult]:
     )
 
 
-def check_database(path: Path) -> tuple[list[CheckResult], bool]:
+def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
     """Check the database and its audit; return also whether this version can load it."""
-    if not path.exists():
-        return [_report_missing_database(path)], False
-    engine = DatabaseEngine(path)
+    engine = engine_of(state_dir)
     try:
         found = engine.examine()
+        if not found.exists:
+            return [_report_missing_database(state_dir, found.text)], False
         if found.inaccessible:
             text = (
                 f"the daemon's user may not write {', '.join(found.inaccessible)}: chown it to the "
-                f"owner of {path.parent}"
+                f"owner of {state_dir}"
             )
             return [CheckResult("database", False, text)], False
         report = compare_with_audit(engine)
@@ -129,9 +129,9 @@ def _directory_size(path: Path) -> int:
     return total
 
 
-def _report_missing_database(path: Path) -> CheckResult:
-    left = [name for name in ARTIFACT_DIRECTORIES if any((path.parent / name).glob("[!.]*"))]
+def _report_missing_database(state_dir: Path, name: str) -> CheckResult:
+    left = [each for each in ARTIFACT_DIRECTORIES if any((state_dir / each).glob("[!.]*"))]
     if left:
         rest = f"what belongs to it is there ({', '.join(left)})"
-        return CheckResult("database", False, f"{path} is gone, and {rest}: put it back, or restore a backup")
+        return CheckResult("database", False, f"{name} is gone, and {rest}: put it back, or restore a backup")
     return CheckResult("database", True, "none yet; the daemon makes it when it starts")

@@ -13,18 +13,21 @@ import os
 import pwd
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from machines.facts.index import Index
 from machines.facts.projection import Projection
+from machines.model.plan import PILOT_WAVE, GateName
+from machines.model.rollout import Rollout, Target
+from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.admin.consistency import find_violations
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.app import SystemClock
@@ -32,11 +35,18 @@ from rolloutd.compile import compile_limits
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.plugin import INVENTORIES
-from rolloutd.ports import AdapterContext, Inventory, InventorySnapshot, PinnedSource, SupportsPreflight
+from rolloutd.ports import (
+    AdapterContext,
+    Inventory,
+    InventorySnapshot,
+    PinnedSource,
+    Store,
+    SupportsPreflight,
+)
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
-from rolloutd.store import FILE_NAME, open_store
+from rolloutd.store import open_store
 from rolloutd.text import pluralize
 
 COMMAND_TIMEOUT_S = 60.0
@@ -120,22 +130,16 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         *await asyncio.to_thread(lambda: list(_check_prerequisites(settings))),
     ]
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        found, is_loadable = await asyncio.to_thread(check_database, settings.state_dir / FILE_NAME)
+        found, is_loadable = await asyncio.to_thread(check_database, settings.store)
         results += found
         if is_loadable:
-            results.append(await _run_check("invariants", lambda: _check_invariants(settings)))
-            results.append(await _run_check("playbooks", lambda: _check_playbooks(settings)))
-            results += await _check_pipelining(settings)
+            results += await _check_content(settings)
     results.append(await _run_check("people", lambda: asyncio.to_thread(_check_accounts, settings)))
     results.append(await _run_check("ansible", lambda: _check_ansible(settings)))
     results.append(await _run_check("ssh", lambda: _check_ssh(settings)))
     results.append(report.daemon)
     results += [] if report.runs is None else [report.runs]
-    async with aclosing(_check_sources(settings, report)) as asked:
-        results += [finding async for finding in asked]
-    async with aclosing(_check_permissions(settings)) as lacking:
-        results += [finding async for finding in lacking]
-    return results
+    return results + await _check_sources(settings, report)
 
 
 async def _run_check(subject: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
@@ -159,13 +163,22 @@ class _CheckFailed(RolloutdError):
     pass
 
 
-async def _check_invariants(settings: Settings) -> str:
+async def _check_content(settings: Settings) -> list[CheckResult]:
+    """Check what the database says: its facts, and what they need on this machine and the nodes."""
     compiler = TeamPlanCompiler(settings.teams)
-    store = await open_store(settings.state_dir, compile_plan=compiler, read_only=True)
+    store = await open_store(settings.store, compile_plan=compiler, read_only=True)
     try:
-        snapshot = await store.load_snapshot()
+        return [
+            await _run_check("invariants", lambda: _check_invariants(settings, store, compiler)),
+            await _run_check("playbooks", lambda: _check_playbooks(settings, store)),
+            *await _check_pipelining(settings, store),
+        ]
     finally:
         await store.close()
+
+
+async def _check_invariants(settings: Settings, store: Store, compiler: TeamPlanCompiler) -> str:
+    snapshot = await store.load_snapshot()
     violations = find_violations(Projection.build(snapshot, compile_limits(settings), compiler))
     if violations:
         more = (
@@ -184,16 +197,10 @@ async def _check_invariants(settings: Settings) -> str:
     return f"no contradiction in {rollouts} with {targets}"
 
 
-async def _check_playbooks(settings: Settings) -> str:
+async def _check_playbooks(settings: Settings, store: Store) -> str:
     """Check the source trees of live rollouts: a backup of the database does not contain them."""
-    store = await open_store(
-        settings.state_dir, compile_plan=TeamPlanCompiler(settings.teams), read_only=True
-    )
-    try:
-        live = [rollout.id for rollout in (await store.load_snapshot()).rollouts if not rollout.closed]
-        pins = {rollout: (await store.load_plan(rollout))[1] for rollout in live}
-    finally:
-        await store.close()
+    live = [rollout.id for rollout in (await store.load_snapshot()).rollouts if not rollout.closed]
+    pins = {rollout: (await store.load_plan(rollout))[1] for rollout in live}
     places = {
         rollout: tree_directory(settings.state_dir, PinnedSource(pin["kind"], pin["pin"]))
         for rollout, pin in pins.items()
@@ -207,17 +214,11 @@ async def _check_playbooks(settings: Settings) -> str:
     return f"those of {pluralize(len(live), 'live rollout')} are kept"
 
 
-async def _check_pipelining(settings: Settings) -> list[CheckResult]:
+async def _check_pipelining(settings: Settings, store: Store) -> list[CheckResult]:
     """Suggest pipelining where the settings leave it to the users' configuration."""
     if settings.ansible.pipelining == "on":
         return []
-    store = await open_store(
-        settings.state_dir, compile_plan=TeamPlanCompiler(settings.teams), read_only=True
-    )
-    try:
-        connections = await store.load_connections()
-    finally:
-        await store.close()
+    connections = await store.load_connections()
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     try:
         suggestion = await suggest_pipelining(shell, connections)
@@ -325,27 +326,18 @@ def _report_unreachable(path: Path, none: DaemonUnreachable) -> CheckResult:
     return CheckResult("daemon", False, f"{none}; `systemctl status rolloutd` and its journal say why")
 
 
-async def _check_sources(settings: Settings, report: DaemonReport) -> AsyncGenerator[CheckResult, None]:
-    """Yield the daemon's report on its sources; without a report, query the sources."""
-    if report.sources is not None:
-        for finding in report.sources:
-            yield finding
-        return
+async def _check_sources(settings: Settings, report: DaemonReport) -> list[CheckResult]:
+    """Return the daemon's report on its sources, else what they answer, and the rights that they lack."""
     async with _open_inventories(settings) as inventories:
-        for inventory in inventories:
-            yield await _check_source(inventory)
-
-
-async def _check_permissions(settings: Settings) -> AsyncGenerator[CheckResult, None]:
-    """Query the sources that support it for missing permissions."""
-    async with _open_inventories(settings) as inventories:
+        reported = report.sources
+        results = [await _check_source(each) for each in inventories] if reported is None else [*reported]
         for inventory in inventories:
             if isinstance(inventory, SupportsPreflight):
                 subject, lacks = f"{inventory.source} rights", await inventory.find_missing_prerequisites()
+                results += [CheckResult(subject, False, text) for text in lacks]
                 if not lacks:
-                    yield CheckResult(subject, True, "all that are needed")
-                for text in lacks:
-                    yield CheckResult(subject, False, text)
+                    results.append(CheckResult(subject, True, "all that are needed"))
+    return results
 
 
 @asynccontextmanager
@@ -381,3 +373,37 @@ async def _check_source(inventory: Inventory | CheckResult) -> CheckResult:
     return CheckResult(
         inventory.source, bool(found), pluralize(len(found), "node") if found else "it names no node at all"
     )
+
+
+# -- the stored facts ---------------------------------------------------------
+
+# The daemon checks each change before it commits it; this checks the stored result, whatever wrote it.
+
+
+def find_violations(index: Index) -> list[str]:
+    """Return the violations, one sentence each."""
+    return [
+        fault
+        for rollout in index.rollouts.values()
+        for target in index.targets(rollout.id)
+        for fault in _find_target_violations(index, rollout, target)
+    ]
+
+
+def _find_target_violations(index: Index, rollout: Rollout, target: Target) -> Iterator[str]:
+    where = f"{target.node} of {rollout.id}"
+    if target.phase in IN_FLIGHT_PHASES:
+        others = [t.rollout for t in index.targets_on(target.node) if t.phase in IN_FLIGHT_PHASES]
+        if len(others) > 1:
+            yield f"{target.node} is in flight in {' and '.join(sorted(others))} at once"
+        if not target.attempt:
+            yield f"{where} is {target.phase} without ever having been admitted"
+    if target.phase is Phase.FAILED and target.failure is None:
+        yield f"{where} has failed without a failure"
+    entry = GateName.PILOT if target.wave == PILOT_WAVE else GateName.START
+    if target.attempt and not any(opened.gate is entry for opened in rollout.opened):
+        yield f"{where} was admitted while the gate {entry} was never open"
+    # A failed node that waits for its retry stays isolated, which is not a violation.
+    retry = any(each.node == target.node and each.attempt == target.attempt for each in rollout.failures)
+    if target.isolated and target.phase is Phase.PENDING and target.order is None and not retry:
+        yield f"{where} is pending and still isolated by us"

@@ -403,6 +403,11 @@ class CoreSettings(Params):
         return sources
 
     @property
+    def store(self) -> Path:
+        """Return where the store is: the state directory."""
+        return self.state_dir
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """The files that were read, in order; empty if all is default."""
         return self._files

@@ -26,9 +26,14 @@ __all__ = [
     "StateLock",
     "backup",
     "compare_with_audit",
+    "engine_of",
     "open_store",
     "restore",
 ]
+
+
+def engine_of(state_dir: Path, *, inline: bool = False) -> DatabaseEngine:
+    return DatabaseEngine(state_dir / FILE_NAME, inline=inline)
 
 
 async def open_store(
@@ -45,7 +50,7 @@ async def open_store(
     `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
     runs the SQL in the caller, for simulations.
     """
-    engine = DatabaseEngine(state_dir / FILE_NAME, inline=inline)
+    engine = engine_of(state_dir, inline=inline)
     if read_only:
         return SqlStore(engine, await engine.open_reader(), compile_plan)
     return await SqlStore.open(engine, compile_plan, on_commit=on_commit, now=now)

@@ -122,29 +122,10 @@ def _is_restorable(table: str, columns: tuple[str, ...], expected: Row | None, f
 
 def _scope(table: str, row: Row) -> str:
     """Return what must not start while a row is in doubt."""
-    match table:
-        case "rollout":
-            return f"rollout/{row['id']}"
-        case (
-            "target"
-            | "failure"
-            | "step"
-            | "pilot_evidence"
-            | "preparation"
-            | "built_manifest"
-            | "vote"
-            | "opened"
-            | "verdicts"
-        ):
-            return f"rollout/{row['rollout']}"
-        case "hold" | "node_configuration":
-            return f"node/{row['node']}"
-        case "node":
-            return f"node/{row['name']}"
-        case "team_rules":
-            return f"team/{row['team']}"
-        case _:
-            return "all"
+    if table in ("rollout", "node"):
+        return f"{table}/{row[KEYS[table][0]]}"
+    owner = next((column for column in ("rollout", "node", "team") if column in row), None)
+    return "all" if owner is None else f"{owner}/{row[owner]}"
 
 
 def compared_columns(connection: Connection, table: str) -> list[str]:

@@ -52,12 +52,13 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The state of a database at rest; `inaccessible`: files that this user may not write."""
+    """The state of a database, which `text` names; `inaccessible`: files that this user may not write."""
 
     text: str
     damage: str = ""
     is_current: bool = True
     inaccessible: tuple[str, ...] = ()
+    exists: bool = True
 
 
 class Engine(Protocol):

@@ -53,15 +53,18 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
     WHERE target.rollout = rollout.id
       AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)) OR rollout.id IN (
     SELECT substr(id, 1, length(id) - length(node) - 1) FROM hold
-    WHERE source = 'left' AND substr(id, -length(node) - 1) = '/' || node) OR EXISTS (
-    SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
-    WHERE row.rollout = rollout.id AND row.state = 'running') OR cancelled_at IS NOT NULL AND NOT EXISTS (
+    WHERE source = 'left' AND substr(id, length(id) - length(node)) = '/' || node) OR EXISTS (
+    SELECT 1 FROM preparation AS known
+    JOIN target ON target.rollout = known.rollout AND target.node = known.node
+    WHERE known.rollout = rollout.id AND known.state = 'running') OR cancelled_at IS NOT NULL AND NOT EXISTS (
     SELECT 1 FROM rollout AS later WHERE later.number > rollout.number AND later.name = rollout.name)
     AND EXISTS (
-    SELECT 1 FROM preparation AS row JOIN target ON target.rollout = row.rollout AND target.node = row.node
-    WHERE row.rollout = rollout.id AND phase = 'pending' AND stage != 'cleanup' AND state != 'skipped'
+    SELECT 1 FROM preparation AS known
+    JOIN target ON target.rollout = known.rollout AND target.node = known.node
+    WHERE known.rollout = rollout.id AND phase = 'pending' AND known.stage != 'cleanup'
+        AND known.state != 'skipped'
         AND NOT EXISTS (SELECT 1 FROM preparation AS cleanup
-            WHERE cleanup.rollout = row.rollout AND cleanup.node = row.node AND cleanup.stage = 'cleanup'
+            WHERE cleanup.rollout = known.rollout AND cleanup.node = known.node AND cleanup.stage = 'cleanup'
               AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))"""
 
 _SELECT_ROLLOUT = """
@@ -86,9 +89,9 @@ def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSn
             nodes=rows.load(Node, "gone_at IS NULL ORDER BY name"),
             rollouts=tuple(rollouts),
             targets=tuple(target for rollout in rollouts for target in load_targets(connection, rollout.id)),
-            holds=rows.load(Hold, "1 ORDER BY at, node, source, id"),
-            freezes=rows.load(Freeze, "1 ORDER BY at, id"),
-            team_rules=rows.load(TeamRules, "1 ORDER BY team"),
+            holds=rows.load(Hold, "true ORDER BY at, node, source, id"),
+            freezes=rows.load(Freeze, "true ORDER BY at, id"),
+            team_rules=rows.load(TeamRules, "true ORDER BY team"),
             preparations=tuple(
                 row for rollout in rollouts for row in load_preparations(connection, rollout.id)
             ),
@@ -123,7 +126,7 @@ def load_preparations(connection: Connection, rollout: str) -> tuple[Preparation
 
 
 def load_steps(
-    connection: Connection, rollout: str, node: str, attempt: int | None
+    connection: Connection, rollout: str, node: str, attempt: int | None = None
 ) -> tuple[StepRecord, ...]:
     where, order = "rollout = ? AND node = ?", "ORDER BY rowid"
     if attempt is None:
@@ -146,7 +149,7 @@ def has_unfinished_run(connection: Connection, node: str) -> bool:
     return row is not None or connection.execute(lost, (node,)).fetchone() is not None
 
 
-def load_content(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
     """Return a rollout's content and its pinned source; raises NotFound."""
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"
     row = connection.execute(sql, (rollout,)).fetchone()
@@ -161,15 +164,15 @@ def load_connections(connection: Connection) -> Mapping[str, Mapping[str, JSON]]
 
 def load_source_answers(connection: Connection) -> tuple[SourceAnswer, ...]:
     nodes: dict[str, list[DiscoveredNode]] = {}
-    for node in StoredRows(connection).load(DiscoveredNode, "1 ORDER BY source, name"):
+    for node in StoredRows(connection).load(DiscoveredNode, "true ORDER BY source, name"):
         nodes.setdefault(node.source, []).append(node)
     sources = connection.execute("SELECT name, answered_at FROM source ORDER BY name")
     return tuple(SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
 
 
-def load_closed_rollouts(connection: Connection, limit: int) -> tuple[ClosedRollout, ...]:
+def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[ClosedRollout, ...]:
     rows = connection.execute(_SELECT_CLOSED, (limit,)).fetchall()
-    tally = "SELECT ifnull(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
+    tally = "SELECT coalesce(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
     return tuple(
         ClosedRollout(
             *(id_, name, Digest(*digest), decode_actor(by), at, decode_interruption(*cancelled), ended_at),
@@ -180,26 +183,26 @@ def load_closed_rollouts(connection: Connection, limit: int) -> tuple[ClosedRoll
     )
 
 
-def load_rollout_records(connection: Connection) -> tuple[RolloutRecord, ...]:
+def list_rollout_records(connection: Connection) -> tuple[RolloutRecord, ...]:
     sql = f"""
-    SELECT id, source, iif({IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)),
+    SELECT id, source, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END,
            deleted_at IS NOT NULL
     FROM rollout ORDER BY number"""  # noqa: S608  # a constant
     rows = connection.execute(sql)
     return tuple(RolloutRecord(id_, json.loads(source), at, bool(gone)) for id_, source, at, gone in rows)
 
 
-def find_identical(connection: Connection, change: str, selector: str, policy: str) -> str | None:
+def find_identical(connection: Connection, change: str, selector_digest: str, policy: str) -> str | None:
     """Return the latest rollout of the same content that was not cancelled or deleted."""
     row = connection.execute(
         "SELECT id FROM rollout WHERE change_digest = ? AND selector_digest = ? AND policy_digest = ?"
         " AND cancelled_at IS NULL AND deleted_at IS NULL ORDER BY number DESC LIMIT 1",
-        (change, selector, policy),
+        (change, selector_digest, policy),
     ).fetchone()
     return row[0] if row else None
 
 
-def load_done_nodes(connection: Connection, change: str) -> frozenset[str]:
+def find_nodes_with_change(connection: Connection, change: str) -> frozenset[str]:
     rows = connection.execute(
         "SELECT DISTINCT node FROM target JOIN rollout ON rollout.id = target.rollout"
         " WHERE change_digest = ? AND outcome IN ('changed', 'already-current')",
@@ -208,7 +211,7 @@ def load_done_nodes(connection: Connection, change: str) -> frozenset[str]:
     return frozenset(node for (node,) in rows)
 
 
-def load_later_changes(connection: Connection, rollout: str) -> dict[str, str]:
+def find_later_changes(connection: Connection, rollout: str) -> dict[str, str]:
     rows = connection.execute(
         "SELECT node, later.id FROM rollout AS asked JOIN rollout AS later ON later.name = asked.name"
         " JOIN target ON target.rollout = later.id"
@@ -219,21 +222,20 @@ def load_later_changes(connection: Connection, rollout: str) -> dict[str, str]:
     return dict(rows)
 
 
-def load_audit(
+def read_audit(
     connection: Connection,
-    after: int,
-    before: int | None,
-    limit: int,
-    event: str | None,
-    **filters: str | None,
+    *,
+    after: int = 0,
+    before: int | None = None,
+    limit: int = 1000,
+    rollout: str | None = None,
+    node: str | None = None,
+    event: str | None = None,
 ) -> tuple[AuditEntry, ...]:
-    """Return audit entries oldest first: the first after a number, or the last before another.
-
-    `filters` are columns and the values they must hold.
-    """
-    conditions = {f"{column} = ?": value for column, value in filters.items() if value is not None}
-    where = "".join(f" AND {condition}" for condition in conditions)
-    values: list[str | int] = [*conditions.values()]
+    """Return audit entries oldest first: the first after a number, or the last before another."""
+    filters = {"rollout": rollout, "node": node}
+    values: list[str | int] = [value for value in filters.values() if value is not None]
+    where = "".join(f" AND {column} = ?" for column, value in filters.items() if value is not None)
     if event is not None:
         names = stored_event_names(event)
         where += f" AND event IN ({', '.join('?' * len(names))})"
@@ -247,7 +249,7 @@ def load_audit(
     return entries if before is None else entries[::-1]
 
 
-def load_head(connection: Connection) -> AuditEntry | None:
+def latest_audit_entry(connection: Connection) -> AuditEntry | None:
     row = connection.execute("SELECT seq, entry, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return AuditEntry(*row) if row else None
 
@@ -345,16 +347,16 @@ def load_verdicts(connection: Connection) -> tuple[Verdict, ...]:
 
 _UNCLEANED = f"""
 WITH ended AS (
-    SELECT id, iif({IS_LIVE}, NULL, coalesce(cancelled_at, ended_at, deleted_at)) AS at FROM rollout
-    WHERE coalesce(cancelled_at, ended_at, deleted_at, :after) >= :after),
+    SELECT id, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END AS at
+    FROM rollout WHERE coalesce(cancelled_at, ended_at, deleted_at, ?1) >= ?1),
 touched AS (
-    SELECT node, max(coalesce(ended.at, :before + 1)) AS at
+    SELECT node, max(coalesce(ended.at, ?2 + 1)) AS at
     FROM ended JOIN target ON target.rollout = ended.id
     WHERE attempt > 0 OR ended.at IS NULL OR EXISTS (
         SELECT 1 FROM preparation
         WHERE preparation.rollout = target.rollout AND preparation.node = target.node)
     GROUP BY node)
-SELECT node FROM touched WHERE at >= :after AND at <= :before AND NOT EXISTS (
+SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
     SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
 ORDER BY node"""  # noqa: S608  # a constant
 
@@ -374,15 +376,15 @@ ORDER BY node.name"""  # noqa: S608  # a constant
 
 _REMOVE_UNUSED_DOCUMENTS = f"""
 DELETE FROM configuration WHERE content NOT IN (
-    SELECT coalesce(json_extract(current, '$.content'), '') FROM node_configuration
-    UNION ALL SELECT coalesce(json_extract(previous, '$.content'), '') FROM node_configuration
-    UNION ALL SELECT coalesce(json_extract(invalid, '$.content'), '') FROM node_configuration
+    SELECT coalesce(current ->> 'content', '') FROM node_configuration
+    UNION ALL SELECT coalesce(previous ->> 'content', '') FROM node_configuration
+    UNION ALL SELECT coalesce(invalid ->> 'content', '') FROM node_configuration
     UNION ALL SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
 
 
-def list_uncleaned_nodes(connection: Connection, after: float, before: float) -> tuple[str, ...]:
+def list_uncleaned_nodes(connection: Connection, ended_after: float, ended_before: float) -> tuple[str, ...]:
     """Return the nodes whose last rollout ended in the period, and that were not cleaned since."""
-    rows = connection.execute(_UNCLEANED, {"after": after, "before": before})
+    rows = connection.execute(_UNCLEANED, (ended_after, ended_before))
     return tuple(node for (node,) in rows)
 
 

@@ -90,13 +90,17 @@ def settle_row(connection: Connection, event: MismatchSettled, *, hashed: bool =
     """
     table, row = event.table, event.row
     keys = {name: event.key[name] for name in KEYS[table]}
-    where = " AND ".join(f"{name} IS ?" for name in keys)
+    where = " AND ".join(f"{name} {'IS NULL' if value is None else '= ?'}" for name, value in keys.items())
+    values = [value for value in keys.values() if value is not None]
     if row is None:
-        connection.execute(f"DELETE FROM {table} WHERE {where}", tuple(keys.values()))  # noqa: S608
+        connection.execute(f"DELETE FROM {table} WHERE {where}", values)  # noqa: S608
         return
     names = [name for name in row if hashed or (table, name) not in HASHED_COLUMNS]
-    insert = f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
-    connection.execute(insert, tuple(row.values()))
     update = f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in names)} WHERE {where}"  # noqa: S608
-    if connection.execute(update, (*(row[name] for name in names), *keys.values())).rowcount != 1:
-        raise Conflict(f"{event.subject}: the row cannot be restored; restore a backup")
+    if connection.execute(update, (*(row[name] for name in names), *values)).rowcount == 1:
+        return
+    insert = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"  # noqa: S608
+    try:
+        connection.execute(insert, tuple(row.values()))
+    except connection.IntegrityError as error:
+        raise Conflict(f"{event.subject}: the row cannot be restored; restore a backup") from error

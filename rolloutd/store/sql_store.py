@@ -8,22 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.model.events import Actor, Event, StepRecord
-from machines.model.preparation import Preparation
-from machines.model.rollout import Rollout, Target, Verdict
+from machines.model.events import Actor, Event
+from machines.model.rollout import Rollout
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import (
-    JSON,
     AuditEntry,
     AuditReport,
-    ClosedRollout,
-    NodeConfigurations,
-    RolloutRecord,
     SourceAnswer,
 )
 from rolloutd.store import queries
@@ -34,6 +29,17 @@ from rolloutd.store.writer import BatchWriter, CommitCallback, Writer, write_sou
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _query(
+    function: Callable[Concatenate[Connection, P], T],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Return a method that runs a query on the reading connection."""
+
+    async def read(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._read(function, *args, **kwargs)
+
+    return read
 
 
 class SqlStore:
@@ -112,75 +118,26 @@ class SqlStore:
     async def load_rollout(self, rollout: str) -> Rollout:
         return await self._read(queries.load_rollout, rollout, self._compile_plan)
 
-    async def load_preparations(self, rollout: str) -> Sequence[Preparation]:
-        return await self._read(queries.load_preparations, rollout)
-
-    async def load_targets(self, rollout: str) -> Sequence[Target]:
-        return await self._read(queries.load_targets, rollout)
-
-    async def list_closed_rollouts(self, limit: int = 100) -> Sequence[ClosedRollout]:
-        return await self._read(queries.load_closed_rollouts, limit)
-
-    async def list_rollout_records(self) -> Sequence[RolloutRecord]:
-        return await self._read(queries.load_rollout_records)
-
-    async def list_uncleaned_nodes(self, ended_after: float, ended_before: float) -> Sequence[str]:
-        return await self._read(queries.list_uncleaned_nodes, ended_after, ended_before)
-
-    async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
-        return await self._read(queries.find_changes_in_effect, node, rollouts)
-
-    async def load_plan(self, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
-        return await self._read(queries.load_content, rollout)
-
-    async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
-        return await self._read(queries.load_connections)
-
-    async def load_source_answers(self) -> Sequence[SourceAnswer]:
-        return await self._read(queries.load_source_answers)
-
-    async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
-        return await self._read(queries.find_identical, change, selector_digest, policy)
-
-    async def find_nodes_with_change(self, change: str) -> frozenset[str]:
-        return await self._read(queries.load_done_nodes, change)
-
-    async def find_later_changes(self, rollout: str) -> Mapping[str, str]:
-        return await self._read(queries.load_later_changes, rollout)
-
-    async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
-        return await self._read(queries.load_steps, rollout, node, attempt)
-
-    async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
-        return await self._read(queries.load_configurations, nodes)
-
-    async def list_expired_configurations(self, gone_before: float) -> Sequence[str]:
-        return await self._read(queries.list_expired_configurations, gone_before)
-
-    async def load_verdicts(self) -> Sequence[Verdict]:
-        return await self._read(queries.load_verdicts)
-
-    async def has_unfinished_run(self, node: str) -> bool:
-        return await self._read(queries.has_unfinished_run, node)
-
-    async def read_audit(
-        self,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int = 1000,
-        rollout: str | None = None,
-        node: str | None = None,
-        event: str | None = None,
-    ) -> Sequence[AuditEntry]:
-        return await self._read(
-            lambda connection: queries.load_audit(
-                connection, after, before, limit, event, rollout=rollout, node=node
-            )
-        )
-
-    async def latest_audit_entry(self) -> AuditEntry | None:
-        return await self._read(queries.load_head)
+    load_preparations = _query(queries.load_preparations)
+    load_targets = _query(queries.load_targets)
+    list_closed_rollouts = _query(queries.list_closed_rollouts)
+    list_rollout_records = _query(queries.list_rollout_records)
+    list_uncleaned_nodes = _query(queries.list_uncleaned_nodes)
+    find_changes_in_effect = _query(queries.find_changes_in_effect)
+    load_plan = _query(queries.load_plan)
+    load_connections = _query(queries.load_connections)
+    load_source_answers = _query(queries.load_source_answers)
+    find_identical = _query(queries.find_identical)
+    find_nodes_with_change = _query(queries.find_nodes_with_change)
+    find_later_changes = _query(queries.find_later_changes)
+    load_steps = _query(queries.load_steps)
+    load_configurations = _query(queries.load_configurations)
+    list_expired_configurations = _query(queries.list_expired_configurations)
+    load_verdicts = _query(queries.load_verdicts)
+    has_unfinished_run = _query(queries.has_unfinished_run)
+    read_audit = _query(queries.read_audit)
+    latest_audit_entry = _query(queries.latest_audit_entry)
+    is_token_used = _query(queries.is_token_used)
 
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
@@ -188,9 +145,6 @@ class SqlStore:
             return await asyncio.to_thread(compare_with_audit, self.engine, head)
         except NotFound as error:
             raise StoreFailed(f"{self.engine.name} is gone: stop the daemon and restore a backup") from error
-
-    async def is_token_used(self, token: str) -> bool:
-        return await self._read(queries.is_token_used, token)
 
     async def _read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

@@ -107,6 +107,8 @@ class SqliteEngine:
             raise NotFound(f"{self.path}: no such database; name another file")
 
     def examine(self) -> Examination:
+        if not self.path.exists():
+            return Examination(self.name, exists=False)
         files = (Path(f"{self.path}{suffix}") for suffix in database.FILE_SUFFIXES)
         existing = [file for file in files if file.exists()]
         inaccessible = [str(file) for file in existing if not os.access(file, os.R_OK | os.W_OK)]

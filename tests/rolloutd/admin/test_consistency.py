@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from machines.model.events import StepRecorded
-from rolloutd.admin.consistency import find_violations
+from rolloutd.admin.doctor import find_violations
 from tests.rolloutd.control_environment import control_environment
 
 
