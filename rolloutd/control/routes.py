@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, get_args, get_origin, get_type_hints
+
+from typing_extensions import TypeVar
 
 from machines.model.rollout import Actor
 from rolloutd.control import rights
@@ -20,7 +22,7 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
 from rolloutd.ports import AuditReport, Checkpoints, Runner, SourceStore
 
-Input = TypeVar("Input", covariant=True)
+Input = TypeVar("Input", covariant=True, default=NoParams)
 Body = TypeVar("Body", covariant=True)
 
 InventoryCommand = Callable[[str, Actor, str], Awaitable[None]]
@@ -56,7 +58,10 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[Input]):
-    """A checked request: the caller, the path's parameters, and the query or the body as `input`."""
+    """A checked request: the caller, the path's parameters, and the query or the body as `input`.
+
+    A route without either takes a plain Request.
+    """
 
     identity: Identity
     operation: str
@@ -115,11 +120,9 @@ class RouteTable(list[Route]):
 
         def register(handler: Handler) -> Handler:
             hints = get_type_hints(handler)
-            (model,) = get_args(hints["request"])
-            is_body = issubclass(model, RequestBody)
-            kinds = {get_origin(each): each for each in get_args(hints["return"])} | {
-                get_origin(hints["return"]): hints["return"]
-            }
+            model: Any = next(iter(get_args(hints["request"])), NoParams)
+            is_body, returned = issubclass(model, RequestBody), hints["return"]
+            kinds = {get_origin(each): each for each in (returned, *get_args(returned))}
             wrapped = kinds.get(AsyncGenerator) or kinds.get(Created)
             self.append(
                 Route(
@@ -129,7 +132,7 @@ class RouteTable(list[Route]):
                     summary=(handler.__doc__ or "").partition("\n")[0].rstrip("."),
                     query_model=NoParams if is_body else model,
                     body_model=model if is_body else None,
-                    response_type=hints["return"] if wrapped is None else get_args(wrapped)[0],
+                    response_type=returned if wrapped is None else get_args(wrapped)[0],
                     streams=AsyncGenerator in kinds,
                     creates=Created in kinds,
                     **options,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.commands import audit_settlement
 from rolloutd.control import requests, rights, serializers, wire_fleet
-from rolloutd.control.requests import AuditQuery, NoParams, VerifyQuery
+from rolloutd.control.requests import AuditQuery, VerifyQuery
 from rolloutd.control.resolve import resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -51,7 +51,7 @@ async def verify(services: Services, request: Request[VerifyQuery]) -> wire_flee
 
 
 @routes.add("GET", "/v1/audit/head")
-async def audit_head(services: Services, request: Request[NoParams]) -> wire_fleet.AuditHead:
+async def audit_head(services: Services, request: Request) -> wire_fleet.AuditHead:
     """Show the latest hash of the audit, to keep elsewhere."""
     latest = await services.state.store.latest_audit_entry()
     if latest is None:

@@ -94,7 +94,7 @@ async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -
 
 
 @routes.add("DELETE", _ROLLOUT_PATH, access=rights.PLAN_OWNER)
-async def delete(services: Services, request: Request[requests.NoParams]) -> wire.DeleteResponse:
+async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     """Delete a closed rollout and the output of its runs; its audit stays."""
     resolved = await resolve_for_deletion(services.state, request.path_params["r"])
     async with services.state.exclusive_commit(request.identity.actor) as commit:

@@ -21,9 +21,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/nodes/{n}/configuration")
-async def node_configuration(
-    services: Services, request: Request[requests.NoParams]
-) -> wire_plans.NodeConfiguration:
+async def node_configuration(services: Services, request: Request) -> wire_plans.NodeConfiguration:
     """Show what runs gave to a node: current, previous and invalid."""
     stored, records = await _load(services.state, request.path_params["n"])
     return {
@@ -71,7 +69,7 @@ async def plan_diff(
 
 
 @routes.add("GET", "/v1/verdicts")
-async def list_verdicts(services: Services, request: Request[requests.NoParams]) -> wire_plans.Verdicts:
+async def list_verdicts(services: Services, request: Request) -> wire_plans.Verdicts:
     """List the contents that failed on a class of hosts, with the evidence."""
     return {"verdicts": [serializers.verdict(each) for each in await services.state.store.load_verdicts()]}
 

@@ -14,7 +14,7 @@ from machines.model.rollout import Target
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control import serializers, wire, wire_fleet
-from rolloutd.control.requests import HandoverQuery, NoParams
+from rolloutd.control.requests import HandoverQuery
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -68,7 +68,7 @@ MIN_DIFFERENCE_S = 5.0
 
 
 @routes.add("GET", "/v1/rollouts/{r}/comparison")
-async def compare(services: Services, request: Request[NoParams]) -> wire.Comparison:
+async def compare(services: Services, request: Request) -> wire.Comparison:
     """Compare the nodes of now with the canaries: durations and changed tasks."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     state, runner, rollout = services.state, services.runner, resolved.rollout

@@ -94,16 +94,14 @@ async def submit_plan(
 
 
 @routes.add("GET", "/v1/rollouts/{r}/review")
-async def review_rollout(services: Services, request: Request[requests.NoParams]) -> wire_plans.Review:
+async def review_rollout(services: Services, request: Request) -> wire_plans.Review:
     """Show what a voter reads: the change, its differences, the checks, and what an approval starts."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return await review(services.state, services.sources, resolved, request.identity)
 
 
 @routes.add("POST", "/v1/uploads", upload_type="application/x-tar", access=rights.ANY_TEAM_MEMBER)
-async def upload(
-    services: Services, request: Request[requests.NoParams]
-) -> Created[wire_plans.UploadResponse]:
+async def upload(services: Services, request: Request) -> Created[wire_plans.UploadResponse]:
     """Store a tree of playbooks under its content hash."""
     pinned = await services.sources.store_upload(request.upload)
     response: wire_plans.UploadResponse = {"upload": pinned.pin}

@@ -31,7 +31,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/rollouts/{r}/prepare")
-async def prepare(services: Services, request: Request[requests.NoParams]) -> wire.Preparations:
+async def prepare(services: Services, request: Request) -> wire.Preparations:
     """Show the prepare stages of a rollout on each of its nodes."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     return {
@@ -41,9 +41,7 @@ async def prepare(services: Services, request: Request[requests.NoParams]) -> wi
 
 
 @routes.add("GET", "/v1/nodes/{n}/checkpoints")
-async def node_checkpoints(
-    services: Services, request: Request[requests.NoParams]
-) -> wire_fleet.NodeCheckpoints:
+async def node_checkpoints(services: Services, request: Request) -> wire_fleet.NodeCheckpoints:
     """Read what a node remembers of prepare stages."""
     node = request.path_params["n"]
     if node not in services.state.index.nodes:
@@ -52,9 +50,7 @@ async def node_checkpoints(
 
 
 @routes.add("GET", "/v1/rollouts/{r}/checkpoints", is_heavy=True)
-async def rollout_checkpoints(
-    services: Services, request: Request[requests.NoParams]
-) -> wire_fleet.RolloutCheckpoints:
+async def rollout_checkpoints(services: Services, request: Request) -> wire_fleet.RolloutCheckpoints:
     """Read what the nodes of a rollout remember of its plan's prepare stages."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     found = await _read(services, _present_nodes(services, resolved))

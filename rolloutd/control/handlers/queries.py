@@ -9,7 +9,7 @@ from machines.model.events import StepRecord
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import NoParams, PageQuery, StatusQuery
+from rolloutd.control.requests import PageQuery, StatusQuery
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -22,7 +22,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/health")
-async def health(services: Services, request: Request[NoParams]) -> wire_fleet.Health:
+async def health(services: Services, request: Request) -> wire_fleet.Health:
     """Report that the daemon runs, and its trouble."""
     state = services.state
     return {
@@ -37,7 +37,7 @@ async def health(services: Services, request: Request[NoParams]) -> wire_fleet.H
 
 
 @routes.add("GET", "/v1/whoami")
-async def whoami(services: Services, request: Request[NoParams]) -> wire_fleet.WhoAmI:
+async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
     """Return the caller, as the socket identifies them."""
     identity = request.identity
     plans = (each.plan.owner for each in services.state.index.rollouts.values() if not each.closed)
@@ -75,7 +75,7 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
 
 
 @routes.add("GET", "/v1/rollouts")
-async def rollouts(services: Services, request: Request[NoParams]) -> wire.Rollouts:
+async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     """List all rollouts, latest first."""
     state = services.state
     now = state.now()
@@ -90,7 +90,7 @@ async def rollouts(services: Services, request: Request[NoParams]) -> wire.Rollo
 
 
 @routes.add("GET", "/v1/rollouts/{r}")
-async def rollout(services: Services, request: Request[NoParams]) -> wire.Rollout:
+async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
     return serializers.rollout(
         services.state, await resolve_for_reading(services.state, request.path_params["r"])
@@ -105,7 +105,7 @@ async def nodes(services: Services, request: Request[PageQuery]) -> wire.Nodes:
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
-async def node(services: Services, request: Request[NoParams]) -> wire.NodeDetail:
+async def node(services: Services, request: Request) -> wire.NodeDetail:
     """Show one node of a rollout, with its steps."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
@@ -120,7 +120,7 @@ async def node(services: Services, request: Request[NoParams]) -> wire.NodeDetai
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/why")
-async def why(services: Services, request: Request[NoParams]) -> wire.NodeReason:
+async def why(services: Services, request: Request) -> wire.NodeReason:
     """Explain why a node does not move."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
     target = resolved.target(request.path_params["n"])
@@ -134,7 +134,7 @@ async def why(services: Services, request: Request[NoParams]) -> wire.NodeReason
 
 
 @routes.add("GET", "/v1/rollouts/{r}/plan")
-async def plan(services: Services, request: Request[NoParams]) -> wire_plans.PlanContent:
+async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     """Show a rollout's plan in its canonical form."""
     found = (await resolve_for_reading(services.state, request.path_params["r"])).rollout
     content, source = await services.state.store.load_plan(found.id)
@@ -148,13 +148,13 @@ async def plan(services: Services, request: Request[NoParams]) -> wire_plans.Pla
 
 
 @routes.add("GET", "/v1/locks")
-async def locks(services: Services, request: Request[NoParams]) -> wire_fleet.Locks:
+async def locks(services: Services, request: Request) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
     return fleet_serializers.locks(services.state)
 
 
 @routes.add("GET", "/v1/settings")
-async def settings(services: Services, request: Request[NoParams]) -> wire_fleet.SettingsSummary:
+async def settings(services: Services, request: Request) -> wire_fleet.SettingsSummary:
     """Show the settings' limits, admins and teams."""
     return fleet_serializers.settings(services.state.settings)
 
@@ -166,7 +166,7 @@ async def inventory(services: Services, request: Request[PageQuery]) -> wire_fle
 
 
 @routes.add("GET", "/v1/inventory/{n}")
-async def inventory_node(services: Services, request: Request[NoParams]) -> wire_fleet.InventoryNodeDetail:
+async def inventory_node(services: Services, request: Request) -> wire_fleet.InventoryNodeDetail:
     """Show what each source last reported of a node."""
     name = request.path_params["n"]
     if name not in services.state.index.nodes:
@@ -175,7 +175,7 @@ async def inventory_node(services: Services, request: Request[NoParams]) -> wire
 
 
 @routes.add("GET", "/v1/openapi.json")
-async def document(services: Services, request: Request[NoParams]) -> wire_fleet.OpenApi:
+async def document(services: Services, request: Request) -> wire_fleet.OpenApi:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL
 

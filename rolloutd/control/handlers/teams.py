@@ -14,7 +14,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/teams/{t}")
-async def team(services: Services, request: Request[requests.NoParams]) -> wire_fleet.Team:
+async def team(services: Services, request: Request) -> wire_fleet.Team:
     """Show a team and its own rules."""
     return _team_response(services, team_rules.get_team_rules(services.state, request.path_params["t"]))
 
