@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
-from rolloutd.app import SystemClock
+from rolloutd.adapters.timers import SystemClock
 from rolloutd.ports import IsolationStatus, Ok
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.fake_kubernetes import FakeKubernetes

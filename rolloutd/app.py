@@ -8,7 +8,6 @@ import gc
 import logging
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
-from rolloutd.adapters.timers import ApschedulerScheduler
+from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.compile import compile_limits, compile_source_rules
 from rolloutd.configuration import load_redaction_key
 from rolloutd.control.routes import Services
@@ -83,17 +82,6 @@ RENEW_S = 5.0
 
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
-
-
-class SystemClock:
-    """The machine's clock (ports.Clock)."""
-
-    def now(self) -> float:
-        """Return the wall clock, epoch seconds."""
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 async def serve(settings: Settings, leadership: Leadership | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Timers on APScheduler: they wake the daemon and decide nothing.
+"""This machine's clock, and timers on APScheduler: they wake the daemon and decide nothing.
 
 A wake-up that is late, doubled or lost costs a moment, never a decision, so nothing is stored here.
 
@@ -35,6 +35,17 @@ CLOCK_CHECK_INTERVAL_S = 5.0
 def make() -> ApschedulerScheduler:
     """Return the daemon's alarm; inside a running event loop."""
     return ApschedulerScheduler()
+
+
+class SystemClock:
+    """The machine's clock (ports.Clock)."""
+
+    def now(self) -> float:
+        """Return the wall clock, epoch seconds."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 class ApschedulerScheduler:

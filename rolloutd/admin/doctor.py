@@ -28,9 +28,9 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.adapters.timers import SystemClock
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
-from rolloutd.app import SystemClock
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError

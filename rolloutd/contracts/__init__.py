@@ -10,7 +10,8 @@ import pytest
 # Before the import of the suites, so that a failed assertion shows its values.
 pytest.register_assert_rewrite("rolloutd.contracts.suites")
 
-from rolloutd.contracts.harness import LocalShell, SystemClock, step_context  # noqa: E402
+from rolloutd.adapters.timers import SystemClock  # noqa: E402
+from rolloutd.contracts.harness import LocalShell, step_context  # noqa: E402
 from rolloutd.contracts.suites import (  # noqa: E402
     CheckBackend,
     CheckContract,

@@ -1,9 +1,8 @@
-"""Contexts, clock and local shell for contract suites and their backends."""
+"""Contexts and a local shell for contract suites and their backends."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -13,17 +12,6 @@ from rolloutd.ports import JSON, Clock, Host, ShellResult, StepContext
 
 STEP_TIMEOUT_S = 60.0
 """Limit of one step of a suite, on a loaded machine."""
-
-
-class SystemClock:
-    """ports.Clock by this machine's clock."""
-
-    def now(self) -> float:
-        """Return epoch seconds."""
-        return time.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class LocalShell:

@@ -21,10 +21,11 @@ from rolloutd.adapters.prometheus.traffic_probe import make as make_probe
 from rolloutd.contracts import (
     ObserverBackend,
     ObserverContract,
+    SystemClock,
     TrafficProbeBackend,
     TrafficProbeContract,
+    step_context,
 )
-from rolloutd.contracts.harness import SystemClock, step_context
 from rolloutd.ports import AdapterContext, Busy, Host, InventorySnapshot
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner
 from tests.contracts.fakes.shell import FakeShell

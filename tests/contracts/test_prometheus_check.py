@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rolloutd.adapters.prometheus.check import make
-from rolloutd.contracts import CheckBackend, CheckContract
-from rolloutd.contracts.harness import SystemClock, step_context
+from rolloutd.contracts import CheckBackend, CheckContract, SystemClock, step_context
 from rolloutd.ports import Failed, Host, Ok, Unknown
 from tests.contracts.test_prometheus import NUMBERS, context_of
 from tests.support.prometheus import Prometheus

@@ -88,13 +88,10 @@ class SourceReader:
     def clear_error(self) -> None:
         self.status.error, self.status.failing_since = "", None
 
-    def accept(self) -> HeldAnswer | None:
-        """Let the held answer take effect, and return what it changes; None when no answer is held."""
-        held, nodes = self.status.held, self._held_nodes
-        if held is None or nodes is None:
-            return None
-        self._set_answer(nodes, held.at)
-        return held
+    def accept(self) -> None:
+        """Let the held answer take effect, if there is one."""
+        if self.status.held is not None and self._held_nodes is not None:
+            self._set_answer(self._held_nodes, self.status.held.at)
 
     async def save(self) -> None:
         """Store the answer in effect; raises StoreFailed."""

@@ -19,8 +19,7 @@ from rolloutd.adapters.kubernetes.factory import WatchObserver
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
-from rolloutd.adapters.timers import ApschedulerScheduler
-from rolloutd.app import SystemClock
+from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.serializers import blocking_reason

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.app import SystemClock
+from rolloutd.adapters.timers import SystemClock
 from rolloutd.ports import Clock
 from tests.support.cluster_sandbox import ClusterSandbox, KubernetesApi
 

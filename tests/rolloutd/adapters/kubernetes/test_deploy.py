@@ -27,7 +27,7 @@ from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy
 from rolloutd.adapters.kubernetes.progress import CONDITION, show_report
-from rolloutd.app import SystemClock
+from rolloutd.adapters.timers import SystemClock
 from rolloutd.ports import Ok, ProgressKind, ProgressReport
 from rolloutd.settings import load
 from tests.contracts.kubernetes.steps import host, step_context

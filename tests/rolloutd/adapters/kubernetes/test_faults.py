@@ -28,7 +28,7 @@ from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod
-from rolloutd.app import SystemClock
+from rolloutd.adapters.timers import SystemClock
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import Busy, Ok
 from tests.contracts.kubernetes.steps import step_context
