@@ -163,6 +163,11 @@ def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | No
     return Unavailability(node, code, observation)
 
 
+def is_kept_down(target: Target) -> bool:
+    """Return whether our work, a failure or an isolation keeps the target's node down."""
+    return _target_code(target) is not None
+
+
 def _target_code(target: Target) -> UnavailabilityCause | None:
     """Return how this target keeps its node down: a failed node keeps its slot until it is returned."""
     if target.phase in IN_FLIGHT_PHASES:

@@ -97,16 +97,16 @@ class RolloutCounters:
                 if not self.teams[target.team]:
                     del self.teams[target.team]
             self._adjust_pools(target, delta)
-        if target.drift is not None:
-            (self.drifted.add if delta > 0 else self.drifted.discard)(target.node)
-        if target.order is NodeOrder.ROLLBACK and target.phase not in IN_FLIGHT_PHASES:
-            (self.rollbacks_due.add if delta > 0 else self.rollbacks_due.discard)(target.node)
-        if target.phase in IN_FLIGHT_PHASES:
-            (self.in_flight.add if delta > 0 else self.in_flight.discard)(target.node)
-        elif target.phase is Phase.FAILED:
-            (self.failed.add if delta > 0 else self.failed.discard)(target.node)
-        elif target.outcome in EXCEPTIONS:
-            (self.exceptions.add if delta > 0 else self.exceptions.discard)(target.node)
+        is_in_flight = target.phase in IN_FLIGHT_PHASES
+        for nodes, has_node in (
+            (self.drifted, target.drift is not None),
+            (self.rollbacks_due, target.order is NodeOrder.ROLLBACK and not is_in_flight),
+            (self.in_flight, is_in_flight),
+            (self.failed, target.phase is Phase.FAILED),
+            (self.exceptions, target.outcome in EXCEPTIONS),
+        ):
+            if has_node:
+                (nodes.add if delta > 0 else nodes.discard)(target.node)
 
     @property
     def left(self) -> int:

@@ -62,19 +62,15 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     counted = votes if opened else unexpired(rollout, votes, now)
     voters = voters_by_team(rollout, counted)
     teams = _team_votes(need, voters, required_teams(index, rollout, gate, wave, opened))
-    is_blocked_by_team = not need.per_team and any(have < want for _, want, have in teams)
-    if need.admin:
-        admins = admins_voted(rollout, need, voters)
-        teams, is_blocked_by_team = (
-            (*teams, (ADMINS, need.admin, admins)),
-            is_blocked_by_team or admins < need.admin,
-        )
+    admins = ((ADMINS, need.admin, admins_voted(rollout, need, voters)),) if need.admin else ()
+    is_blocked = any(have < want for _, want, have in (*(() if need.per_team else teams), *admins))
+    teams += admins
     owners = len(voters.get(rollout.plan.owner, ()))
     missing = _missing_votes(index, rollout, need, owners, teams)
     is_asked = is_voting_open(index, rollout, gate, wave)
     if any(not vote.yes for vote in votes):
         state, missing = "rejected", _rejections(votes)
-    elif owners >= need.owner and not is_blocked_by_team and (opened or is_asked):
+    elif owners >= need.owner and not is_blocked and (opened or is_asked):
         state = "open"
     else:
         state = "waiting" if is_asked else "not-asked"

@@ -13,6 +13,7 @@ from machines.facts.availability import (
     Unavailability,
     active_hold,
     failure_remedy,
+    is_kept_down,
     observed_unavailability,
     target_unavailability,
 )
@@ -277,9 +278,7 @@ def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float
 def other_work_blocker(index: Index, node: str, rollout: str = "") -> Reason | None:
     """Return what else works on a node: a target of another rollout, or a prepare stage or build of any."""
     for other in index.targets_on(node):
-        if other.rollout == rollout:
-            continue
-        if other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED or other.isolated:
+        if other.rollout != rollout and is_kept_down(other):
             return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
     preparing_rollout = min(index.preparing_rollouts(node), default=None)
     if preparing_rollout is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from machines.facts.index import Index
 from machines.model.decision import RestartSoak
 from machines.model.events import FreezeLifted, HoldReleased
-from machines.model.plan import WaveDef
 from machines.model.rollout import DAEMON, Hold, Rollout
 from machines.model.windows import Freeze
 from machines.rules import start_blockers
@@ -54,14 +53,10 @@ def end_freeze(freeze: Freeze, now: float) -> FreezeLifted:
 def collect_soak_restarts(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """Collect the nodes whose soak begins later than now: the clock was set back, so it counts from now."""
     for spec in rollout.plan.waves:
-        if _begins_ahead(index, rollout, spec, now):
+        end = index.wave_end(rollout.id, spec.name)
+        if spec.soak_s and end is not None and end > now and index.is_wave_over(rollout.id, spec.name):
             builder.soak_restarts += [
                 RestartSoak(target.rollout, target.node)
                 for target in index.targets(rollout.id)
                 if target.wave == spec.name and target.phase is Phase.DONE and target.since > now
             ]
-
-
-def _begins_ahead(index: Index, rollout: Rollout, spec: WaveDef, now: float) -> bool:
-    end = index.wave_end(rollout.id, spec.name)
-    return bool(spec.soak_s) and end is not None and end > now and index.is_wave_over(rollout.id, spec.name)

@@ -106,13 +106,12 @@ def _is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
         each
         for each in index.rollouts.values()
         if each.supersedes == rollout.id
-        or (each.plan.name == rollout.plan.name and (not each.closed or _is_later(each, rollout)))
+        or (
+            each.plan.name == rollout.plan.name
+            and (not each.closed or (each.id != rollout.id and each.submitted_at >= rollout.submitted_at))
+        )
     )
     return rollout.cancelled is not None and next(later, None) is None
-
-
-def _is_later(other: Rollout, rollout: Rollout) -> bool:
-    return other.id != rollout.id and other.submitted_at >= rollout.submitted_at
 
 
 def _collect_cleanups(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Final
 
+from machines.facts.availability import is_kept_down
 from machines.facts.counters import TYPICAL_PERCENTILE, RolloutCounters, percent_done
 from machines.facts.index import Index
 from machines.model.node import natural_sort_key
@@ -22,7 +23,7 @@ from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
 from machines.scheduler import decide
 from machines.scheduler.queue import SchedulingQueue
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import Phase
 
 TRANSIENT_REASONS: Final = frozenset(
     {
@@ -203,9 +204,7 @@ def can_fail_soak(index: Index, checked: Target) -> bool:
 
 def is_at_work(index: Index, node: str) -> bool:
     """Return whether any rollout works on the node, prepares it, failed on it or has it isolated."""
-    return any(index.preparing_rollouts(node)) or any(
-        t.phase in IN_FLIGHT_PHASES or t.phase is Phase.FAILED or t.isolated for t in index.targets_on(node)
-    )
+    return any(index.preparing_rollouts(node)) or any(map(is_kept_down, index.targets_on(node)))
 
 
 def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> RolloutState:
