@@ -20,8 +20,7 @@ from rolloutd.planfile.content import (
     selector_digest,
     written_content,
 )
-from rolloutd.planfile.diagnostic_text import Path, format_path
-from rolloutd.planfile.document import Value, locate, read_document
+from rolloutd.planfile.document import Path, Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.schema import schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
@@ -74,7 +73,7 @@ class PlanFile:
     def diagnostic(self, path: Path, *, found: str, allowed: str, message: str) -> Diagnostic:
         """Return a mistake at the line of this part of the plan."""
         path, value, parent = locate(self.root, path)
-        return (value or parent).location.diagnostic(format_path(path), found, allowed, message)
+        return (value or parent).location.diagnostic(path, found, allowed, message)
 
     def named_playbooks(self) -> list[tuple[Path, str]]:
         """Return every playbook the plan names, with its path in the plan."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from rolloutd.errors import Diagnostic
-from rolloutd.planfile.diagnostic_text import ROOT_PATH, Path, describe_value, format_path, truncate
+from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile.yaml_scalars import AmbiguousScalar, parse_plain_scalar
 
 JSON = Any
+Path = tuple[str | int, ...]
 
 MAX_BYTES = 1024 * 1024
 """Larger files are refused unread: a plan is a page or two, and reviewers do not read ten."""
@@ -32,6 +32,12 @@ MAX_VALUES = 20_000
 
 MAX_DIAGNOSTICS = 500
 """Mistakes reported per file: more than a person reads, fewer than garbage can cause."""
+
+MAX_FOUND_CHARS = 60
+"""Characters shown of a value: enough to find it, too few to print a key or a certificate."""
+
+ROOT_PATH = "(file)"
+"""The path of a mistake that concerns the whole file."""
 
 _WELL_FORMED = (
     "YAML: two spaces for each level, `key: value`, `- item`; text with `: `, ` #` or `{{` in quotes"
@@ -49,9 +55,10 @@ class SourceLocation:
     line: int
     column: int
 
-    def diagnostic(self, path: str, found: str, allowed: str, message: str) -> Diagnostic:
-        """Return a mistake at this position; `found` is cut short."""
-        return Diagnostic(self.file, self.line, self.column, path, truncate(found), allowed, message)
+    def diagnostic(self, path: Path, found: str, allowed: str, message: str) -> Diagnostic:
+        """Return a mistake at this position; `found` is cut short, because it may be a secret."""
+        text = truncate(found) or "nothing"
+        return Diagnostic(self.file, self.line, self.column, format_path(path), text, allowed, message)
 
 
 @dataclass(slots=True)
@@ -113,56 +120,78 @@ def read_document(text: bytes, file: str, *, empty_is_mapping: bool = False) -> 
     composer = _Composer(file)
     try:
         composer.read(_decode(text, file))
-    except _FatalDiagnostic as stop:
-        composer.diagnostics.append(stop.diagnostic)
-        return Document(file, None, tuple(composer.diagnostics))
+    except InvalidFile as fatal:
+        return Document(file, None, (*composer.diagnostics, *fatal.diagnostics))
     root = composer.root
     if root is None or (root.data is None and empty_is_mapping):
         root = Value({}, SourceLocation(file, 1, 1), {})
         if not empty_is_mapping:
-            mistake = Diagnostic(file, 1, 1, ROOT_PATH, "nothing", "one YAML document", "the file is empty")
+            mistake = root.location.diagnostic((), "nothing", "one YAML document", "the file is empty")
             return Document(file, None, (mistake,))
     return Document(file, root, tuple(composer.diagnostics))
 
 
-class _FatalDiagnostic(Exception):
-    """A mistake after which nothing more can be read."""
+def describe_value(value: JSON) -> str:
+    """Return a value as a mistake shows it: one line, cut."""
+    match value:
+        case None:
+            text = "nothing"
+        case bool():
+            text = "true" if value else "false"
+        case dict():
+            text = "a mapping with " + (", ".join(map(str, list(value)[:8])) or "no keys")
+        case list():
+            text = f"a list of {len(value)}"
+        case _:
+            text = str(value) or "empty text"
+    return truncate(text)
 
-    def __init__(self, mistake: Diagnostic) -> None:
-        super().__init__(str(mistake))
-        self.diagnostic = mistake
+
+def truncate(text: str) -> str:
+    """Return text on one line, without control characters, of at most MAX_FOUND_CHARS characters."""
+    line = "".join(
+        character if character.isprintable() else " " for character in text[: MAX_FOUND_CHARS * 2]
+    ).strip()
+    return (
+        line
+        if len(line) <= MAX_FOUND_CHARS and len(text) <= MAX_FOUND_CHARS * 2
+        else line[: MAX_FOUND_CHARS - 1] + "…"
+    )
+
+
+def format_path(path: Path) -> str:
+    """Return a path as people write it: `spec.verify[0].ssh`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.lstrip(".")[: MAX_FOUND_CHARS * 4] or ROOT_PATH
 
 
 def _decode(text: bytes, file: str) -> str:
+    """Return the text of a file; raises InvalidFile."""
+    start = SourceLocation(file, 1, 1)
     if len(text) > MAX_BYTES:
         allowed = f"at most {MAX_BYTES // 1024} KiB"
-        raise _FatalDiagnostic(
-            Diagnostic(
-                file, 1, 1, ROOT_PATH, f"{len(text)} bytes", allowed, "the file is too large, it was not read"
-            )
-        )
+        raise _fatal(start, f"{len(text)} bytes", allowed, "the file is too large, it was not read")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8", "replace")
-        line, column = _line_and_column(before)
         found = f"byte 0x{error.object[error.start]:02x}"
-        raise _FatalDiagnostic(
-            Diagnostic(file, line, column, ROOT_PATH, found, "UTF-8", "the file is not UTF-8 text")
-        ) from None
+        raise _fatal(_end_of(file, before), found, "UTF-8", "the file is not UTF-8 text") from None
     control = _CONTROL_CHARACTERS.search(decoded)
     if control is not None:
-        line, column = _line_and_column(decoded[: control.start()])
-        found = f"U+{ord(control[0]):04X}"
-        message = "the file holds a control character"
-        raise _FatalDiagnostic(
-            Diagnostic(file, line, column, ROOT_PATH, found, "printable text, tabs only inside text", message)
-        )
+        place, found = _end_of(file, decoded[: control.start()]), f"U+{ord(control[0]):04X}"
+        allowed, message = "printable text, tabs only inside text", "the file holds a control character"
+        raise _fatal(place, found, allowed, message)
     return decoded
 
 
-def _line_and_column(before: str) -> tuple[int, int]:
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+def _end_of(file: str, before: str) -> SourceLocation:
+    return SourceLocation(file, before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+
+
+def _fatal(place: SourceLocation, found: str, allowed: str, message: str, path: Path = ()) -> InvalidFile:
+    """Return a mistake after which nothing more can be read."""
+    return InvalidFile((place.diagnostic(path, found, allowed, message),))
 
 
 @dataclass(slots=True)
@@ -194,11 +223,10 @@ class _Composer:
             for event in yaml.parse(text, Loader=_LOADER):
                 self._handle_event(event)
         except yaml.MarkedYAMLError as error:
-            raise _FatalDiagnostic(self._syntax_error(error)) from None
+            raise self._syntax_error(error) from None
         except yaml.YAMLError as error:
-            raise _FatalDiagnostic(
-                Diagnostic(self.file, 1, 1, ROOT_PATH, truncate(str(error)), _WELL_FORMED, "this is not YAML")
-            ) from None
+            start = SourceLocation(self.file, 1, 1)
+            raise _fatal(start, str(error), _WELL_FORMED, "this is not YAML") from None
 
     def _handle_event(self, event: Any) -> None:
         match event:
@@ -238,18 +266,13 @@ class _Composer:
         self, place: SourceLocation, found: str, allowed: str, message: str, path: Path | None = None
     ) -> None:
         if len(self.diagnostics) < MAX_DIAGNOSTICS:
-            text = format_path(self._path() if path is None else path)
-            self.diagnostics.append(
-                Diagnostic(place.file, place.line, place.column, text, truncate(found), allowed, message)
-            )
+            path = self._path() if path is None else path
+            self.diagnostics.append(place.diagnostic(path, found, allowed, message))
 
-    def _fatal(self, place: SourceLocation, found: str, allowed: str, message: str) -> _FatalDiagnostic:
-        path = format_path(self._path())
-        return _FatalDiagnostic(
-            Diagnostic(place.file, place.line, place.column, path, truncate(found), allowed, message)
-        )
+    def _fatal(self, place: SourceLocation, found: str, allowed: str, message: str) -> InvalidFile:
+        return _fatal(place, found, allowed, message, self._path())
 
-    def _syntax_error(self, error: yaml.MarkedYAMLError) -> Diagnostic:
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> InvalidFile:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
         line = min(line, max(len(self._lines), 1))
@@ -257,15 +280,8 @@ class _Composer:
         message = f"this is not YAML: {error.problem or error.context or 'it cannot be read'}"
         if source[: len(source) - len(source.lstrip())].count("\t") or source[column - 1 : column] == "\t":
             message = "a tab where YAML requires spaces"
-        return Diagnostic(
-            self.file,
-            line,
-            column,
-            format_path(self._path()),
-            truncate(source) or "the end",
-            _WELL_FORMED,
-            message,
-        )
+        place = SourceLocation(self.file, line, column)
+        return self._fatal(place, truncate(source) or "the end", _WELL_FORMED, message)
 
     # -- values ----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile import PlanFile
-from rolloutd.planfile.diagnostic_text import Path as KeyPath
+from rolloutd.planfile.document import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
 from rolloutd.planfile.playbook_digest import playbook_digest
 

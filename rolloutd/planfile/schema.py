@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.diagnostic_text import Path
-from rolloutd.planfile.document import Value
+from rolloutd.planfile.document import Path, Value
 
 JSON = Any
 

@@ -14,8 +14,16 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rolloutd.errors import Diagnostic, InvalidFile
-from rolloutd.planfile.diagnostic_text import Path, describe_value, format_path, truncate
-from rolloutd.planfile.document import MAX_DIAGNOSTICS, Document, SourceLocation, Value, locate
+from rolloutd.planfile.document import (
+    MAX_DIAGNOSTICS,
+    Document,
+    Path,
+    SourceLocation,
+    Value,
+    describe_value,
+    locate,
+    truncate,
+)
 from rolloutd.planfile.schema import known_keys, schema_at, schema_of_model
 from rolloutd.plugin.field_types import InvalidValue, InvalidValues
 from rolloutd.text import pluralize
@@ -117,7 +125,7 @@ class _DiagnosticBuilder:
         path, value, _ = locate(self._root, parts)
         if error.at_key and value is not None:
             found = describe_value(value.data) if error.found is None else error.found
-            return _diagnostic(self._key_location(path), path, found, error.allowed, error.message)
+            return self._key_location(path).diagnostic(path, found, error.allowed, error.message)
         return self._wrong_value(path, value, error.allowed, error.message, error.found)
 
     def _wrong_value(
@@ -126,12 +134,12 @@ class _DiagnosticBuilder:
         place = self._key_location(path) if value is None else value.location
         if found is None:
             found = "nothing" if value is None else describe_value(value.data)
-        return _diagnostic(place, path, found, allowed, message)
+        return place.diagnostic(path, found, allowed, message)
 
     def _bad_key(self, error: ErrorDetails) -> Diagnostic:
         path = locate(self._root, error["loc"][:-1])[0]
         message, allowed = "this is not a valid variable name", _allowed_text(error, None)
-        return _diagnostic(self._key_location(path), path, str(path[-1]), allowed, message)
+        return self._key_location(path).diagnostic(path, str(path[-1]), allowed, message)
 
     def error_path(self, error: ErrorDetails) -> Path:
         return locate(self._root, error["loc"])[0]
@@ -146,7 +154,7 @@ class _DiagnosticBuilder:
         schema = self._schema_at(path) or {}
         key = path[-1]
         message = f"`{key}` is missing: {schema.get('description', 'it must be given')}"
-        return _diagnostic(self._key_location(path[:-1]), path, "nothing", _describe_schema(schema), message)
+        return self._key_location(path[:-1]).diagnostic(path, "nothing", _describe_schema(schema), message)
 
     def _unknown_key(self, path: Path) -> Diagnostic:
         key, place = str(path[-1]), self._key_location(path)
@@ -157,8 +165,8 @@ class _DiagnosticBuilder:
         hint = f"; did you mean `{near}`?" if near else ""
         if parent.get("maxProperties") == 1:  # a step: its one key is the kind of an adapter
             hint = hint or "; install the package that provides it"
-            return _diagnostic(place, path, key, allowed, f"no adapter `{truncate(key)}` is installed{hint}")
-        return _diagnostic(place, path, key, allowed, f"there is no key `{truncate(key)}` here{hint}")
+            return place.diagnostic(path, key, allowed, f"no adapter `{truncate(key)}` is installed{hint}")
+        return place.diagnostic(path, key, allowed, f"there is no key `{truncate(key)}` here{hint}")
 
     def _nearest_key(self, path: Path) -> str:
         """Return the known key that is most like the last one of the path, "" for none."""
@@ -180,18 +188,6 @@ class _DiagnosticBuilder:
 
     def _schema_at(self, path: Path) -> dict[str, JSON] | None:
         return schema_at(self._schema, path)
-
-
-def _diagnostic(place: SourceLocation, path: Path, found: str, allowed: str, message: str) -> Diagnostic:
-    return Diagnostic(
-        place.file,
-        place.line,
-        place.column,
-        format_path(path),
-        truncate(found) or "nothing",
-        allowed,
-        message,
-    )
 
 
 def _message(error: ErrorDetails, value: Value | None, schema: dict[str, JSON] | None) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.errors import Diagnostic, InvalidFile
-from rolloutd.planfile.diagnostic_text import ROOT_PATH
-from rolloutd.planfile.document import MAX_BYTES, Document, Value, read_document
+from rolloutd.planfile.document import MAX_BYTES, Document, SourceLocation, Value, read_document
 from rolloutd.planfile.schema import schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
 from rolloutd.settings.model import PoolKey, Settings, TeamSettings
@@ -72,14 +71,14 @@ def _read_file(path: Path) -> Document:
     document = read_document(text, str(path), empty_is_mapping=True)
     if document.root is not None and not isinstance(document.root.children, dict):
         diagnostic = document.root.location.diagnostic(
-            ROOT_PATH, "not a mapping", "a mapping (key: value)", "settings are a mapping"
+            (), "not a mapping", "a mapping (key: value)", "settings are a mapping"
         )
         return Document(str(path), None, (*document.diagnostics, diagnostic))
     return document
 
 
 def _file_diagnostic(path: Path, found: str, allowed: str) -> Diagnostic:
-    return Diagnostic(str(path), 1, 1, ROOT_PATH, found, allowed, "the settings cannot be read")
+    return SourceLocation(str(path), 1, 1).diagnostic((), found, allowed, "the settings cannot be read")
 
 
 def _merge(base: Value, override: Value) -> Value:
