@@ -19,11 +19,10 @@ from rolloutd.cli import exits
 from rolloutd.cli.output import print_json_line, print_message
 from rolloutd.control.client import ApiError, DaemonUnreachable
 from rolloutd.control.wire import Rollout
-from rolloutd.demo.console_mode import run_console
 from rolloutd.demo.environment import DemoEnvironment, demo_environment
 from rolloutd.demo.fleet import MAX_NODES
 from rolloutd.demo.scenario import FAULTS, DemoUi, run
-from rolloutd.demo.ui import LogUi, TerminalUi
+from rolloutd.demo.ui import LogUi, TerminalUi, run_console
 from rolloutd.errors import RolloutdError
 
 DEFAULT_NODES = 12

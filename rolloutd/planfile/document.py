@@ -44,7 +44,7 @@ _WELL_FORMED = (
 )
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 _STRING_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str"})
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -220,7 +220,7 @@ class _Composer:
     def read(self, text: str) -> None:
         self._lines = text.splitlines()
         try:
-            for event in yaml.parse(text, Loader=_LOADER):
+            for event in yaml.parse(text, Loader=LOADER):
                 self._handle_event(event)
         except yaml.MarkedYAMLError as error:
             raise self._syntax_error(error) from None

@@ -1,40 +1,34 @@
-"""Checks of the playbooks that a plan names.
+"""Checks of the playbooks that a plan names, and digests of playbooks with what they import.
 
 Variables can change the rest, so only these are mistakes: a missing file, invalid YAML, not a list of plays.
-It reads files below the given directory and runs nothing.
+A digest counts every file that a text in the playbook names, and every role; where a path is a template, or
+a file cannot be read, it counts the whole source.  Files below the given directory are read, nothing is run.
 """
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rolloutd.errors import Diagnostic
 from rolloutd.planfile import PlanFile
+from rolloutd.planfile.document import LOADER
 
 MAX_PLAYBOOK_BYTES = 1024 * 1024
 """A larger playbook is left to Ansible, so that its parsing delays no user."""
 
 _VAULT_HEADER = b"$ANSIBLE_VAULT;"
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _COLLECTIONS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlaybookError:
-    """A mistake in a playbook; line and column count from 1."""
-
-    line: int
-    column: int
-    text: str
-
-
-def playbook_diagnostics(plan: PlanFile, tree: pathlib.Path) -> tuple[Diagnostic, ...]:
+def playbook_diagnostics(plan: PlanFile, tree: Path) -> tuple[Diagnostic, ...]:
     """Return a mistake for each playbook of the plan that is missing or unreadable; reads files."""
     if not _is_directory(tree):
         missing = plan.diagnostic(
@@ -61,7 +55,7 @@ def playbook_diagnostics(plan: PlanFile, tree: pathlib.Path) -> tuple[Diagnostic
             diagnostics.append(
                 plan.diagnostic(
                     path,
-                    found=f"{name}:{fault.line}:{fault.column}: {fault.text}",
+                    found=f"{name}:{fault}",
                     allowed="a list of plays in YAML (ansible-playbook --syntax-check)",
                     message="the playbook cannot be read",
                 )
@@ -69,14 +63,14 @@ def playbook_diagnostics(plan: PlanFile, tree: pathlib.Path) -> tuple[Diagnostic
     return tuple(diagnostics)
 
 
-def _is_directory(tree: pathlib.Path) -> bool:
+def _is_directory(tree: Path) -> bool:
     try:
         return tree.is_dir()
     except (OSError, ValueError):  # a name that is too long, or holds a NUL
         return False
 
 
-def _is_inside(tree: pathlib.Path, path: pathlib.Path) -> bool:
+def _is_inside(tree: Path, path: Path) -> bool:
     try:
         real = path.resolve()
         return real.is_file() and real.is_relative_to(tree.resolve())
@@ -84,23 +78,24 @@ def _is_inside(tree: pathlib.Path, path: pathlib.Path) -> bool:
         return False
 
 
-def _playbook_error(path: pathlib.Path) -> _PlaybookError | None:
+def _playbook_error(path: Path) -> str | None:
+    """Return the first mistake as `LINE:COLUMN: TEXT`, None if there is none."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_PLAYBOOK_BYTES + 1)
     except OSError as error:
-        return _PlaybookError(1, 1, str(error.strerror))
+        return f"1:1: {error.strerror}"
     if len(text) > MAX_PLAYBOOK_BYTES or text.startswith(_VAULT_HEADER):
         return None
     try:
-        return _structure_error(yaml.parse(text, Loader=_LOADER))
+        return _structure_error(yaml.parse(text, Loader=LOADER))
     except yaml.MarkedYAMLError as error:
         return _error_at(error.problem_mark or error.context_mark, error.problem or "no YAML")
     except yaml.YAMLError as error:
-        return _PlaybookError(1, 1, str(error).splitlines()[0])
+        return f"1:1: {str(error).splitlines()[0]}"
 
 
-def _structure_error(events: Iterable[yaml.Event]) -> _PlaybookError | None:
+def _structure_error(events: Iterable[yaml.Event]) -> str | None:
     """Return the first mistake: it is not a list of plays, or braces lack quotes. None if there is none."""
     # One item per open collection: whether a mapping's key comes next; None for a list.
     opened: list[bool | None] = []
@@ -123,10 +118,135 @@ def _structure_error(events: Iterable[yaml.Event]) -> _PlaybookError | None:
         if collection:
             opened.append(True if isinstance(event, yaml.MappingStartEvent) else None)
         empty = False
-    return _PlaybookError(1, 1, "it is empty") if empty else None
+    return "1:1: it is empty" if empty else None
 
 
-def _error_at(mark: Any, text: str) -> _PlaybookError:
-    return (
-        _PlaybookError(1, 1, text) if mark is None else _PlaybookError(mark.line + 1, mark.column + 1, text)
-    )
+def _error_at(mark: Any, text: str) -> str:
+    return f"1:1: {text}" if mark is None else f"{mark.line + 1}:{mark.column + 1}: {text}"
+
+
+# -- digests ------------------------------------------------------------------
+
+MAX_FILES = 10_000
+"""Files of one digest; a source is at most 64 MiB."""
+
+_YAML = frozenset({".yml", ".yaml"})
+_IMPORTS = frozenset(
+    {
+        *("import_playbook", "import_tasks", "include_tasks", "include", "import_role", "include_role"),
+        *("include_vars", "vars_files", "roles", "src", "script"),
+    }
+)
+"""Keys whose values name files or roles; a template in one of them can name any file."""
+
+_ANY_FILE = re.compile(r"\b(?:lookup|query|q)\s*\(|\bsrc=\S*\{\{")
+"""A lookup, or a module's `src=` with a template: it may read any file."""
+
+_LOOPS = ("with_file", "with_first_found", "with_lines")
+"""Beginnings of the names of loops over files."""
+
+_ALWAYS = (
+    *("ansible.cfg", "requirements.yml", "collections", "group_vars", "host_vars", "library"),
+    *("module_utils", "action_plugins", "filter_plugins", "lookup_plugins", "test_plugins", "vars_plugins"),
+)
+"""What Ansible reads without being asked, next to the playbook and at the top of the source."""
+
+_PLACES = ("", "tasks", "handlers", "files", "templates", "vars", "defaults", "meta")
+"""Directories, next to a playbook or in a role, in which Ansible looks for a name."""
+
+
+def playbook_digest(tree: Path, playbook: str) -> str:
+    """Return the digest of a playbook inside a source, with all that it imports."""
+    try:
+        files = sorted(_Closure(tree).of_playbook(tree / playbook))
+    except (OSError, yaml.YAMLError, _AnyFile):
+        files = sorted(_files_below(tree))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(tree)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class _AnyFile(Exception):
+    """The playbook may import any file of the source."""
+
+
+class _Closure:
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree.resolve()
+        self._root = tree
+        self._found: set[Path] = set()
+
+    def of_playbook(self, playbook: Path) -> set[Path]:
+        for place in {playbook.parent, self._root}:
+            for name in _ALWAYS:
+                self._add_all(place / name)
+            config = place / "ansible.cfg"
+            if config.is_file() and b"roles_path" in config.read_bytes():
+                raise _AnyFile
+        self._add(playbook)
+        return self._found
+
+    def _add(self, path: Path) -> None:
+        """Add a file, and what a YAML file names."""
+        if path in self._found or not self._is_inside(path):
+            return
+        self._found.add(path)
+        if len(self._found) > MAX_FILES:
+            raise _AnyFile
+        if path.suffix in _YAML:
+            for key, text in _texts(yaml.load(path.read_bytes(), Loader=LOADER)):  # noqa: S506  # a safe loader
+                self._follow(path, key, text)
+
+    def _follow(self, path: Path, key: str, text: str) -> None:
+        if (key in _IMPORTS and "{{" in text) or _ANY_FILE.search(text):
+            raise _AnyFile
+        name = text.strip().partition(" ")[0]
+        if not name or len(name) > 512 or "\0" in name or "\n" in name:
+            return
+        for base in (path.parent, path.parent.parent, self._root):
+            for place in _PLACES:
+                self._add_all(base / place / name)
+            self._add_all(base / "roles" / name)
+
+    def _add_all(self, path: Path) -> None:
+        if not self._is_inside(path) or path.resolve() == self._tree:
+            return
+        if path.is_dir():
+            for file in _files_below(path):
+                self._add(file)
+        elif path.is_file():
+            self._add(path)
+
+    def _is_inside(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(self._tree)
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text of a document, with the nearest key that names files."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                short = str(name).rpartition(".")[2]
+                if short.startswith(_LOOPS):
+                    raise _AnyFile
+                if short == "src" and value.get("remote_src") in (True, "yes", "true"):
+                    continue  # a file of the node
+                yield from _texts(inner, short if short in _IMPORTS else key)
+        case list():
+            for inner in value:
+                yield from _texts(inner, key)
+        case str():
+            yield key, value
+        case _:
+            pass
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    for parent, directories, names in os.walk(directory):
+        directories[:] = [name for name in directories if name != ".git"]
+        for name in names:
+            path = Path(parent, name)
+            if path.is_file():
+                yield path

@@ -13,7 +13,7 @@ from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.document import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
-from rolloutd.planfile.playbook_digest import playbook_digest
+from rolloutd.planfile.playbooks import playbook_digest
 
 JSON = Any
 

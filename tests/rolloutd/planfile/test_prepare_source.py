@@ -10,7 +10,7 @@ from machines.model.node import Node
 from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile, digest, read
-from rolloutd.planfile.playbook_digest import playbook_digest
+from rolloutd.planfile.playbooks import playbook_digest
 from rolloutd.planfile.prepare_source import ForcedStages, resolve_prepare
 from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
 
