@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rolloutd.adapters.ansible.command import MAX_OUTPUT_BYTES, run_command
+from rolloutd.adapters.command import run_command
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode
+
+MAX_OUTPUT_BYTES = 256 * 1024 * 1024
+"""10,000 nodes with a hundred variables each are some 30 MiB of ansible-inventory's output."""
 
 REFRESH_TIMEOUT_S = 120.0
 """A dynamic inventory reads a cloud page by page; a slower one is broken."""
@@ -101,6 +104,7 @@ class AnsibleInventory:
                 cwd=self._path.absolute().parent,
                 environment={**os.environ, **_INVENTORY_ENVIRONMENT},
                 timeout_s=self._timeout_s,
+                max_output_bytes=MAX_OUTPUT_BYTES,
             )
         except TimeoutError:
             raise self._source_error(

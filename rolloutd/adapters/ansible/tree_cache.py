@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from rolloutd.adapters.ansible.command import run_command
 from rolloutd.adapters.ansible.requirements import Requirements, read_requirements
+from rolloutd.adapters.command import run_command
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.errors import SourceFailed
 
@@ -30,6 +30,8 @@ GALAXY_TIMEOUT_S = 110.0
 MAX_BYTES = 512 * 1024 * 1024
 MAX_FILES = 200_000
 """Limits of what is installed for one tree: all of the `ansible` package is some 600 MB."""
+
+MAX_OUTPUT_BYTES = 1024 * 1024
 
 MAX_ERROR_LENGTH = 1000
 """Limit of ansible-galaxy's output that an error quotes."""
@@ -87,7 +89,11 @@ class TreeCache(DirectoryStore):
         environment = {**os.environ, **_ENVIRONMENT, "ANSIBLE_LOCAL_TEMP": str(file.parent)}
         try:
             ended = await run_command(
-                argv, cwd=file.parent, environment=environment, timeout_s=GALAXY_TIMEOUT_S
+                argv,
+                cwd=file.parent,
+                environment=environment,
+                timeout_s=GALAXY_TIMEOUT_S,
+                max_output_bytes=MAX_OUTPUT_BYTES,
             )
         except TimeoutError:
             raise SourceFailed(

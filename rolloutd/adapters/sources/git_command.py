@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import resource
-import signal
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
+from rolloutd.adapters.command import run_command
 from rolloutd.errors import SourceFailed
 
 GIT_TIMEOUT_S = 180.0
@@ -35,57 +33,27 @@ async def run_git(
 ) -> str:
     """Return what git prints; raises SourceFailed."""
     inherited = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    options = (("-c", f"{key}={value}") for key, value in {**_CONFIG, **(config or {})}.items())
     try:
-        process = await asyncio.create_subprocess_exec(
-            "git",
-            f"--git-dir={cache}",
-            *(
-                word
-                for key, value in {**_CONFIG, **(config or {})}.items()
-                for word in ("-c", f"{key}={value}")
-            ),
-            command,
-            *arguments,
+        ended = await run_command(
+            ["git", f"--git-dir={cache}", *chain.from_iterable(options), command, *arguments],
             cwd=cwd or cache,
-            env={**inherited, **_NONINTERACTIVE_ENVIRONMENT, **(environment or {})},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # git cannot prompt, and one signal ends its process group
+            environment={**inherited, **_NONINTERACTIVE_ENVIRONMENT, **(environment or {})},
+            timeout_s=GIT_TIMEOUT_S,
+            max_output_bytes=MAX_OUTPUT_BYTES,
+            # git starts what writes a pack only after it has talked to the server.
+            max_file_bytes=MAX_PACK_BYTES,
         )
-    except OSError as error:
-        raise SourceFailed(f"git cannot be started: {error}; is it installed?") from error
-    with contextlib.suppress(ProcessLookupError):
-        # git starts what writes a pack only after it has talked to the server.
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_PACK_BYTES, MAX_PACK_BYTES))
-    try:
-        async with asyncio.timeout(GIT_TIMEOUT_S):
-            stdout, stderr = await asyncio.gather(
-                _read_limited(process.stdout), _read_limited(process.stderr)
-            )
-            status = await process.wait()
     except TimeoutError:
         raise SourceFailed(f"git {command} did not end within {GIT_TIMEOUT_S:g}s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    if status != 0:
-        message = stderr.decode(errors="replace").strip()[-MAX_MESSAGE_LENGTH:]
-        raise SourceFailed(f"git {command} failed: {message or f'exit status {status}'}")
-    if len(stdout) > MAX_OUTPUT_BYTES:
+    except OSError as error:
+        raise SourceFailed(f"git cannot be started: {error}; is it installed?") from error
+    if ended.status != 0:
+        message = ended.stderr.decode(errors="replace").strip()[-MAX_MESSAGE_LENGTH:]
+        raise SourceFailed(f"git {command} failed: {message or f'exit status {ended.status}'}")
+    if len(ended.stdout) >= MAX_OUTPUT_BYTES:
         raise SourceFailed(f"git {command} answered more than {MAX_OUTPUT_BYTES // 1024**2} MiB")
-    return stdout.decode(errors="surrogateescape")
-
-
-async def _read_limited(stream: asyncio.StreamReader | None) -> bytes:
-    """Read to the end and return the beginning, one byte more than the limit."""
-    assert stream is not None
-    kept = bytearray()
-    while chunk := await stream.read(64 * 1024):
-        kept += chunk[: max(0, MAX_OUTPUT_BYTES + 1 - len(kept))]
-    return bytes(kept)
+    return ended.stdout.decode(errors="surrogateescape")
 
 
 _CONFIG = {"gc.auto": "0", "maintenance.auto": "false", "fetch.unpackLimit": "1"}
