@@ -44,6 +44,9 @@ INHERITED_VARIABLES = (
 )
 """Variables that a run inherits from the daemon: paths of programs and keys, never a key itself."""
 
+GENERATION_ENV = "ROLLOUTD_INVENTORY"
+"""Runs with the same value have the same inventory file."""
+
 DEFAULT_REMOTE_TMP = "~/.ansible/tmp"
 DEFAULT_CALLBACK_PATHS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
 DEFAULT_INVENTORY_PATHS = "~/.ansible/plugins/inventory:/usr/share/ansible/plugins/inventory"
@@ -158,6 +161,7 @@ class RunPaths:
     requirements: Path | None = None
     module_cache: Path | None = None
     pipelining: bool = False
+    generation: str = ""
 
 
 def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
@@ -186,6 +190,8 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         own["ANSIBLE_SSH_ARGS"] = SSH_ARGS
     if config.path is not None:
         own["ANSIBLE_CONFIG"] = str(config.path)
+    if paths.generation:
+        own[GENERATION_ENV] = paths.generation
     if paths.pipelining:
         own["ANSIBLE_PIPELINING"] = "1"
     if paths.ssh_wrapper is not None:

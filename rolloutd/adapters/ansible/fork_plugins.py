@@ -8,7 +8,6 @@ more than the import: a parsed document is handed out once for the same text.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.abc
@@ -68,14 +67,13 @@ PLUGINS = (
 
 HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 
-OWN_PLUGINS = tuple(
-    os.path.join(HERE, name)  # noqa: PTH118
-    for name in (
-        "callback/rolloutd_events.py",
-        "callback/rolloutd_tuning.py",
-        "inventory_plugin/rolloutd_inventory.py",
-    )
-)
+INVENTORY_PLUGIN = f"{PACKAGE}.inventory.rolloutd_inventory"
+
+OWN_PLUGINS = {
+    f"{PACKAGE}.callback.rolloutd_events": f"{HERE}/callback/rolloutd_events.py",
+    f"{PACKAGE}.callback.rolloutd_tuning": f"{HERE}/callback/rolloutd_tuning.py",
+    INVENTORY_PLUGIN: f"{HERE}/inventory_plugin/rolloutd_inventory.py",
+}
 
 FRAGMENT_COPIES = 2
 """A documentation fragment is read by several plugins."""
@@ -94,14 +92,18 @@ class PluginCache:
         for name in PLUGINS:
             with contextlib.suppress(ImportError):
                 _import_plugin(*name.split("."))
+        for name, path in OWN_PLUGINS.items():
+            _import_file(name, path)
         for name in sorted(set(sys.modules) - before):
             if name.startswith(f"{PACKAGE}.") and name.count(".") == PACKAGE.count(".") + 2:
                 self._modules[name] = _forget(name)
         for module in self._modules.values():
             self._parse_documentation(module)
-        for path in OWN_PLUGINS:
-            self._parse_own_documentation(path)
         self._parse_routing()
+
+    @property
+    def inventory_plugin(self) -> types.ModuleType:
+        return self._modules[INVENTORY_PLUGIN]
 
     def install(self) -> None:
         """Make Ansible take from the cache; call it in a fork."""
@@ -140,19 +142,6 @@ class PluginCache:
         for fragment in _fragment_texts(document):
             for _ in range(FRAGMENT_COPIES):
                 self._parse(origin.tag(_tags.TrustedAsTemplate().tag(fragment)), AnsibleLoader)
-
-    def _parse_own_documentation(self, path: str) -> None:
-        """Parse the documentation of a plugin of ours without importing it: a run decides that."""
-        with open(path) as file:  # noqa: PTH123
-            tree = ast.parse(file.read())
-        texts = [
-            ast.literal_eval(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "DOCUMENTATION"
-        ]
-        module = types.ModuleType(path)
-        module.__file__, vars(module)["DOCUMENTATION"] = path, "".join(texts)
-        self._parse_documentation(module)
 
     def _parse_routing(self) -> None:
         """Parse the table of moved plugins, as ansible.utils.collection_loader does."""
@@ -197,10 +186,14 @@ def _import_plugin(kind: str, name: str) -> None:
         return
     # Files of filters and tests get their path's hash, which a fork inherits, so that names cannot clash.
     path = os.path.join(os.path.dirname(str(package.__file__)), f"{name}.py")  # noqa: PTH118, PTH120
-    spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{kind}.{name}_{abs(hash(path))}", path)
+    _import_file(f"{PACKAGE}.{kind}.{name}_{abs(hash(path))}", path)
+
+
+def _import_file(name: str, path: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
 

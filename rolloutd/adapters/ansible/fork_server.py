@@ -1,15 +1,16 @@
 """Fork server: a process that has imported Ansible and forks one wrapper for each run.
 
-The daemon starts it as a script (`python fork_server.py FD BINARY TREE ROOM`) with the environment of a run,
-except what differs from run to run.  ROOM, and the variable ROLLOUTD_ROOM, are memory that a fork overwrites
-with its own command line and environment, by which people and rolloutd recognize a run's processes.
+The daemon starts it as a script (`python fork_server.py FD BINARY TREE INVENTORY ROOM`) with the environment
+of a run, except what differs from run to run.  INVENTORY is the file that all runs of its generation have.
+ROOM, and the variable ROLLOUTD_ROOM, are memory that a fork overwrites with its own command line and
+environment, by which people and rolloutd recognize a run's processes.
 
 On the socket FD it gets one message for each run, the run's directory, and answers with the wrapper's pid.
 It ends when the daemon closes the socket.  A run needs nothing of it after the fork: the wrapper has its own
 session, and its command is Ansible in a fork of the wrapper.
 
 A fork must behave as `ansible-playbook` does.  So nothing of a run is in the server: it parses no command
-line, no inventory and no playbook, and initializes no plugin loader.  What Ansible decides at its import is
+line and no playbook, and initializes no plugin loader.  What Ansible decides at its import is
 decided again in the fork where the run's environment differs.  If anything is unusual, the server answers
 `refused REASON`, and the daemon starts the run as a new process.
 """
@@ -28,10 +29,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
-import fork_plugins  # type: ignore[import-not-found]  # siblings, without the package around them
+import fork_inventory  # type: ignore[import-not-found]  # siblings, without the package around them
+import fork_plugins  # type: ignore[import-not-found]
 import wrapper  # type: ignore[import-not-found]
 
 MAX_MESSAGE_BYTES = 8192
@@ -63,14 +65,14 @@ PRELOADED = (
 
 def main() -> None:
     """Serve until the daemon closes the socket; return only in a process that is to become Ansible."""
-    descriptor, binary, tree = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    descriptor, binary, tree, inventory = int(sys.argv[1]), *sys.argv[2:5]
     prepare_imports(binary)
     channel = socket.socket(fileno=descriptor)
     del os.environ["ROLLOUTD_ROOM"]
-    initial, plugins = dict(os.environ), fork_plugins.PluginCache()
+    initial, prepared = dict(os.environ), [fork_plugins.PluginCache()]
     # What the import makes there is removed, so each fork makes its own, also the first with the same value.
     del initial["ANSIBLE_LOCAL_TEMP"]
-    problem = preload(plugins) or show_as(["rolloutd fork server of", tree], initial)
+    problem = preload(prepared, inventory) or show_as(["rolloutd fork server of", tree], initial)
     channel.send(f"refused {problem}".encode() if problem else b"ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the wrappers
     while not problem and (directory := channel.recv(MAX_MESSAGE_BYTES)):
@@ -80,7 +82,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             channel.close()
-            run_wrapper(os.fsdecode(directory), initial, plugins)
+            run_wrapper(os.fsdecode(directory), initial, prepared)
         channel.send(str(pid).encode())
     os._exit(0)
 
@@ -88,24 +90,51 @@ def main() -> None:
 def prepare_imports(binary: str) -> None:
     """Make sys.path and sys.modules those of `binary`, which is a script of this Python."""
     sys.path[0] = os.path.dirname(os.path.realpath(binary))  # noqa: PTH120
-    for name in ("fork_plugins", "wrapper"):
+    for name in ("fork_inventory", "fork_plugins", "wrapper"):
         del sys.modules[name]
 
 
-def preload(plugins: fork_plugins.PluginCache) -> str:
-    """Import Ansible; return what is unusual about it, or an empty string."""
+Prepared = list["fork_plugins.PluginCache | fork_inventory.PreparedInventory"]
+"""What a fork installs into Ansible."""
+
+
+def preload(prepared: Prepared, inventory: str) -> str:
+    """Import Ansible and read the inventory; return what is unusual, or an empty string."""
+    (plugins,) = prepared
+    with captured_output() as output:
+        try:
+            for name in PRELOADED:
+                importlib.import_module(name)
+            plugins.fill()
+        except SystemExit as error:
+            return f"Ansible did not start (exit {error.code})"
+        except Exception as error:  # noqa: BLE001 - whatever it is, a new process reports it
+            return f"Ansible could not be imported ({type(error).__name__})"
+    if os.fstat(output).st_size:
+        return "Ansible prints warnings as it starts"
+    constants = sys.modules["ansible.constants"]
+    if getattr(constants, "DEFAULT_LOG_PATH", None):
+        return "ansible.cfg names a log_path"
+    remove_local_tmp(constants)
+    with captured_output() as output, contextlib.suppress(Exception):  # a run reads it itself, and says why
+        prepared.append(fork_inventory.PreparedInventory(inventory, plugins.inventory_plugin))
+    if os.fstat(output).st_size:
+        prepared[1:] = []
+        sys.modules["ansible.utils.display"].Display()._warns.clear()
+    gc.collect()
+    gc.freeze()  # so that collections in a fork do not copy the pages of what was imported
+    return ""
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[int]:
+    """Write standard output and standard error to a file in memory."""
     output = os.memfd_create("output")
     saved = os.dup(1), os.dup(2)
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:
-        for name in PRELOADED:
-            importlib.import_module(name)
-        plugins.fill()
-    except SystemExit as error:
-        return f"Ansible did not start (exit {error.code})"
-    except Exception as error:  # noqa: BLE001 - whatever it is, a new process reports it
-        return f"Ansible could not be imported ({type(error).__name__})"
+        yield output
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -113,16 +142,6 @@ def preload(plugins: fork_plugins.PluginCache) -> str:
         for fd, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, fd)
             os.close(copy)
-    if os.fstat(output).st_size:
-        return "Ansible prints warnings as it starts"
-    os.close(output)
-    constants = sys.modules["ansible.constants"]
-    if getattr(constants, "DEFAULT_LOG_PATH", None):
-        return "ansible.cfg names a log_path"
-    remove_local_tmp(constants)
-    gc.collect()
-    gc.freeze()  # so that collections in a fork do not copy the pages of what was imported
-    return ""
 
 
 def remove_local_tmp(constants: Any) -> None:
@@ -137,7 +156,7 @@ def other_threads() -> int:
     return len(os.listdir("/proc/self/task")) - 1  # noqa: PTH208
 
 
-def run_wrapper(directory: str, initial: dict[str, str], plugins: fork_plugins.PluginCache) -> None:
+def run_wrapper(directory: str, initial: dict[str, str], prepared: Prepared) -> None:
     """Be the wrapper of a run; return only in its command, which is to become Ansible."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -147,7 +166,7 @@ def run_wrapper(directory: str, initial: dict[str, str], plugins: fork_plugins.P
     show_as(sys.argv, {"ROLLOUTD_RUN": run_id, "ROLLOUTD_RUN_DIR": directory})
     code = wrapper.main(
         lambda binary, arguments, environment: become_ansible(
-            binary, arguments, environment, initial, plugins
+            binary, arguments, environment, initial, prepared
         )
     )
     os._exit(code)
@@ -158,13 +177,14 @@ def become_ansible(
     arguments: list[bytes],
     environment: list[bytes],
     initial: dict[str, str],
-    plugins: fork_plugins.PluginCache,
+    prepared: Prepared,
 ) -> None:
     """Run the command in this process, as the script `binary` would, and end as it would."""
     known = frozenset(sys.modules)
     try:
         _prepare_fork(arguments, environment, initial)
-        plugins.install()
+        for each in prepared:
+            each.install()
     except Exception:  # noqa: BLE001 - another version of Ansible may have anything else here
         wrapper.execute_program(binary, arguments, environment)
     cli: Any = sys.modules["ansible.cli.playbook"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -25,14 +26,17 @@ class InventoryCache:
     def __init__(self, runs_dir: Path) -> None:
         self._generation: int | None = None
         self._latest: dict[str, Path] = {}
-        self._contents: dict[str, bytes] = {}
+        self._contents: dict[str, tuple[str, bytes]] = {}
         self._lock = threading.Lock()
         shutil.rmtree(runs_dir / OLD_DIRECTORY_NAME, ignore_errors=True)
 
     def link_to(
         self, path: Path, generation: int | None, variant: str, build: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        """Link the inventory to `path`; build it if no run has this generation and variant (None: always)."""
+    ) -> str:
+        """Link the inventory to `path`; build it if no run has this generation and variant (None: always).
+
+        Returns a name of the content, empty without a generation; a hash could betray passwords in it.
+        """
         with self._lock:
             if generation is None or generation != self._generation:
                 self._generation = generation
@@ -41,9 +45,10 @@ class InventoryCache:
             latest = self._latest.get(variant)
             if latest is None or not _link(latest, path):
                 if variant not in self._contents:
-                    self._contents[variant] = _encode(build())
-                _write(path, self._contents[variant])
+                    self._contents[variant] = secrets.token_hex(8), _encode(build())
+                _write(path, self._contents[variant][1])
             self._latest[variant] = path
+            return "" if generation is None else self._contents[variant][0]
 
 
 def _link(existing: Path, path: Path) -> bool:

@@ -86,7 +86,7 @@ class Launcher:
         try:
             self._write_files(directory, run, sockets, marker, interpreter)
         except BaseException:
-            wrapper.remove_scratch(os.fsencode(sockets))
+            wrapper.remove_tree(str(sockets))
             raise
 
     def _write_files(
@@ -100,7 +100,7 @@ class Launcher:
         remote_tmp = f"{environment.remote_tmp_base(config, run.variables)}/{marker}"
         directory.write_metadata(_describe(run, sockets, shared, remote_tmp))
         directory.write(directory.connection_file, dict(run.variables))
-        self._link_inventory(directory, run, config.common_args)
+        generation = self._link_inventory(directory, run, config.common_args)
         if interpreter is not None:
             own = environment.build_node_inventory(request.node, interpreter)
             directory.write(directory.node_inventory_file, own)
@@ -123,6 +123,7 @@ class Launcher:
             None if self.tree_cache is None else self.tree_cache.requirements_of(run.tree),
             None if self.tree_cache is None else self.tree_cache.modules_of(run.tree),
             self.pipelining,
+            generation,
         )
         directory.write_command(
             run_id=request.run_id,
@@ -134,7 +135,7 @@ class Launcher:
             environment=environment.build_environment(paths, config),
         )
 
-    def _link_inventory(self, directory: RunDirectory, run: LocalRun, common_args: str) -> None:
+    def _link_inventory(self, directory: RunDirectory, run: LocalRun, common_args: str) -> str:
         build = partial(
             environment.build_inventory,
             run.inventory.hosts,
@@ -142,7 +143,9 @@ class Launcher:
             defaults=self.defaults,
             common_args=common_args,
         )
-        self.inventories.link_to(directory.inventory_file, run.inventory.generation, common_args, build)
+        return self.inventories.link_to(
+            directory.inventory_file, run.inventory.generation, common_args, build
+        )
 
 
 def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str) -> Mapping[str, JSON]:

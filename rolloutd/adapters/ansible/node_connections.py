@@ -78,9 +78,9 @@ def _is_own_directory(path: Path) -> bool:
 
 def _end(link: Path) -> None:
     """End the masters of a directory, and remove it."""
-    sockets = os.fsencode(link.readlink())
-    wrapper.kill_processes(b"", b"", sockets, b"ssh\n")
-    wrapper.remove_scratch(sockets)
+    sockets = str(link.readlink())
+    wrapper.kill_processes(b"", b"", sockets.encode(), b"ssh\n")
+    wrapper.remove_tree(sockets)
     link.unlink(missing_ok=True)
 
 

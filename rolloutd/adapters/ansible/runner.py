@@ -397,7 +397,7 @@ class AnsibleRunner:
         left = await processes.kill_run_processes(facts["run"], directory.path, facts["sockets"])
         if shared := facts.get("shared_sockets"):
             left += await processes.kill_run_processes(facts["run"], directory.path, shared)
-        await asyncio.to_thread(wrapper.remove_scratch, facts["sockets"].encode())
+        await asyncio.to_thread(wrapper.remove_tree, facts["sockets"])
         return left
 
     async def _end_stale_processes(

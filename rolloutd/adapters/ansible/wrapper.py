@@ -83,7 +83,7 @@ def main(execute: "Execute | None" = None) -> int:
         remaining += kill_processes(run, os.getcwdb(), shared)  # noqa: PTH109 - as above
     if ended != "exit":
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if not is_alive(pid) else -signal.SIGKILL
-    remove_scratch(sockets)
+    remove_tree(os.fsdecode(sockets))  # after ssh's masters have ended
     remove_secrets(".")
     duration = time.monotonic() - began
     wait_for_space(lambda: write_status(ended, code, began_at, duration, remaining))
@@ -250,11 +250,6 @@ def kill_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes 
         time.sleep(step_s)
         step_s = min(step_s * 2, MAX_POLL_S)
     return 0
-
-
-def remove_scratch(directory: bytes) -> None:
-    """Remove the directory of ssh's sockets and Ansible's temporary files, after ssh's masters have ended."""
-    remove_tree(os.fsdecode(directory))
 
 
 def remove_secrets(directory: str) -> None:

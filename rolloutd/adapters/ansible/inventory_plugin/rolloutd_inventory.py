@@ -86,8 +86,8 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
     def verify_file(self, path: str) -> bool:
         return bool(super().verify_file(path) and path.endswith(".json"))
 
-    def parse(self, inventory: Any, loader: DataLoader, path: str, cache: bool = True) -> None:
-        """Fill the inventory, in the order of the yaml plugin."""
+    def parse(self, inventory: Any, loader: DataLoader | None, path: str, cache: bool = True) -> None:
+        """Fill the inventory, in the order of the yaml plugin; without a loader, adopt() must follow."""
         self.loader = loader
         self.inventory = inventory
         with open(path, "rb") as file:  # noqa: PTH123 - as cheap as possible
@@ -99,10 +99,15 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
         finally:
             gc.enable()
 
+    def adopt(self, loader: DataLoader, source: str) -> None:
+        """Read the rest as this source, by this loader: it has the run's vault secrets."""
+        self.loader = loader
+        self.inventory.processed_sources.append(source)
+        self._place.update(_place(source))
+
     def _fill(self, root: Variables) -> None:
         inventory = self.inventory
-        source = inventory.current_source
-        place = {"inventory_file": source, "inventory_dir": basedir(source) if source else None}
+        place = self._place = _place(inventory.current_source)
         everyone = inventory.groups[IMPLICIT_GROUP]
         known_names: set[str] = set()
         hosts = inventory.hosts
@@ -110,6 +115,8 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
             if not variables.keys() <= known_names:
                 known_names.update(filter(isidentifier, variables))
             if name in hosts or not variables.keys() <= known_names:
+                if self.loader is None:
+                    raise ValueError("Ansible's own warnings are a run's")
                 # Ansible itself merges the variables, and warns of their names.
                 self._populate_host_vars([name], self._decode(variables), IMPLICIT_GROUP)
                 continue
@@ -128,10 +135,15 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
 
     def _decode(self, variables: Variables) -> dict[str, Any]:
         """Return the values that the yaml plugin makes of these, vaulted ones included."""
+        assert self.loader is not None
         decoded: dict[str, Any] = self.loader.load(
             trust_as_template(json.dumps(variables)), self.inventory.current_source
         )
         return decoded
+
+
+def _place(source: str | None) -> dict[str, str | None]:
+    return {"inventory_file": source, "inventory_dir": basedir(source) if source else None}
 
 
 def _add_host(group: Group, host: Host) -> None:

@@ -7,6 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+VAULTED = {
+    "__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\n"
+    "38306131653130303537313237323030623261646532613337316264646234386235343066326264\n"
+    "3834323330636631316465636566646132343165633231360a656533353365343333373430613237\n"
+    "61633030306266626465666135343530326133313263363761323663613637636435326533623530\n"
+    "3161313036336534300a633631623735386566383330333538373366376537346432343665323031\n"
+    "3435\n"
+}
+"""A variable of a host, encrypted with the corpus's vault password."""
+
 LOCAL = "- hosts: all\n  gather_facts: false\n  tasks:\n"
 
 
@@ -43,6 +53,13 @@ PLAYBOOKS = {
     + "    - debug: {msg: second}\n",
     "end-host": _tasks("- meta: end_host\n- fail: {msg: not reached}"),
     "no-hosts": "- hosts: others\n  tasks: [{debug: {msg: never}}]\n",
+    "inventory": _tasks(
+        "- debug: {msg: '{{ groups }} {{ hostvars.db1 }} {{ inventory_file | basename }} {{ derived }}'}\n"
+        "- debug: {msg: \"{{ query('inventory_hostnames', 'all:!web') }} {{ hostvars.db1.hidden }}\"}\n"
+        "- add_host: {name: late, groups: [new], own: 3}\n"
+        "- debug: {msg: '{{ groups }} {{ hostvars.late.own }} {{ inventory_dir == hostvars.db1.inventory_dir }}'}"
+    ),
+    "inventory-own": _tasks("- debug: {msg: 'own is {{ own }}'}"),
     "other-group": "- hosts: web:!db\n  gather_facts: false\n  tasks: [{debug: {var: groups}}]\n",
     "facts": "- hosts: all\n  gather_facts: true\n  gather_subset: [min]\n  tasks:\n"
     "    - {debug: {msg: '{{ ansible_facts.system }} {{ ansible_facts.user_id }}'}}\n",
@@ -103,12 +120,12 @@ PLAYBOOKS = {
 """The name of a playbook, without `.yml`, and its text; all of them are in one tree."""
 
 CONFIGURATIONS = {
-    "callbacks": "[defaults]\nstdout_callback = loud\ncallbacks_enabled = tally\ncallback_plugins = callbacks\n",
+    "callbacks": "[defaults]\nstdout_callback = loud\ncallbacks_enabled = tally\ncallback_plugins = callbacks\nvars_plugins = variables\n",
     "log-path": "[defaults]\nlog_path = ansible.log\n",
     "invalid-value": "[defaults]\nforks = many\n",
     "fact-cache": "[defaults]\nfact_caching = jsonfile\nfact_caching_connection = cache\ngathering = smart\n",
     "broken": "[defaults\nforks = 5\n",
-    "own-strategy": "[defaults]\nstrategy_plugins = strategies\nstrategy = slow\nvars_plugins = vars_plugins\n",
+    "own-strategy": "[defaults]\nstrategy_plugins = strategies\nstrategy = slow\nvars_plugins = variables\n",
     "vault-script": "[defaults]\nvault_identity_list = one@vault-client.sh\n",
 }
 """Names of trees with the text of an ansible.cfg each; the playbook of all is SAMPLE."""
@@ -158,7 +175,7 @@ _FILES = {
     "strategies/slow.py": "from ansible.plugins.strategy.linear import StrategyModule as Linear\n"
     "DOCUMENTATION = '''\nname: slow\nshort_description: x\ndescription: x\n'''\n"
     "class StrategyModule(Linear):\n    pass\n",
-    "vars_plugins/host_group_vars.py": "from ansible.plugins.vars import BaseVarsPlugin\n"
+    "variables/host_group_vars.py": "from ansible.plugins.vars import BaseVarsPlugin\n"
     "class VarsModule(BaseVarsPlugin):\n    REQUIRES_ENABLED = False\n"
     "    def get_vars(self, loader, path, entities, cache=True):\n        return {'from_plugin': 7}\n",
 }

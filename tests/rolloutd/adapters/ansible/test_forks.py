@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,12 @@ from tests.rolloutd.adapters.ansible import playbook_corpus
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
 FLEET = InventorySnapshot(
-    {"n0": {**LOCAL, "own": 1}, "db1": LOCAL}, {"web": ["n0"], "db": ["db1"]}, generation=1
+    {
+        "n0": {**LOCAL, "own": 1, "derived": "{{ own + 1 }}"},
+        "db1": {**LOCAL, "hidden": playbook_corpus.VAULTED},
+    },
+    {"web": ["n0"], "db": ["db1"]},
+    generation=1,
 )
 
 FORKED = "Ansible started as a fork"
@@ -92,7 +98,8 @@ def observed(directory: RunDirectory) -> Mapping[str, Any]:
 
 async def compare(tmp_path: Path, tree: Path, playbook: str, forking: AnsibleRunner) -> str:
     """Assert that a fork shows what a new process shows; return how the first was started."""
-    starting = AnsibleRunner(tmp_path / f"new-{playbook}", FakeShell(), tree_of, lambda: FLEET, warm=False)
+    new_runs = tmp_path / f"new-{playbook}" / "runs"
+    starting = AnsibleRunner(new_runs, FakeShell(), tree_of, lambda: FLEET, warm=False)
     forked = await finish(forking, request(tree, playbook, playbook))
     new = await finish(starting, request(tree, playbook, playbook))
     assert observed(forked) == observed(new), playbook
@@ -225,6 +232,22 @@ async def test_servers_end_when_memory_is_short(
     assert runner.status.started == {"fork": 1, "new process": 1}
     for run in (first, second):
         let_end(run)
+
+
+async def test_new_generation_of_inventory_replaces_server(tmp_path: Path, tree: Path) -> None:
+    """The server has the inventory in its memory, so it serves one generation."""
+    fleet, servers = FLEET, []
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: fleet)
+    (tree / "own.yml").write_text(playbook_corpus.PLAYBOOKS["inventory-own"])
+    for run, own in (("r1", 1), ("r2", 1), ("r3", 2)):
+        fleet = replace(FLEET, hosts={**FLEET.hosts, "n0": {**LOCAL, "own": own}}, generation=own)
+        directory = await finish(runner, request(tree, "own", run))
+        assert (way(directory), f"own is {own}" in directory.read_output_tail()) == (FORKED, True)
+        servers.append(set(runner.status.servers))
+    await wait_until(lambda: len(runner.status.servers) == 1)
+    assert servers[0] == servers[1]
+    assert not servers[0] & runner.status.servers
+    await runner.close()
 
 
 async def test_foreign_command_is_not_forked(tmp_path: Path, tree: Path) -> None:
