@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd import audit_chain
+from rolloutd.admin.__main__ import main as admin
 from rolloutd.cli.main import main
 from rolloutd.cli.plans import format_diagnostic
 from tests.rolloutd.canned_daemon import serve_canned
@@ -147,6 +148,21 @@ def test_an_audit_is_verified_without_a_daemon(database: Path, capsys: pytest.Ca
     assert (verdict["ok"], verdict["entries"]) == (True, 3)
     assert main(["audit", "verify", "--database", str(database), "--head", verdict["head"]]) == 0
     assert main(["audit", "verify", "--database", str(database), "--head", "e" * 64]) == 1
+
+
+def test_anchor_of_a_copied_database_compared(
+    database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert admin(["chain", "--file", str(database), "--entry", "2", "--entry", "9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["entries"], list(found["hashes"])) == (True, 3, ["2"])
+    anchor = tmp_path / "anchor"
+    command = ["audit", "verify", "--database", str(database), "--anchor", str(anchor)]
+    anchor.write_text(f"2026-01-01T00:00:00Z 2 {found['hashes']['2']}\n")
+    assert main(command) == 0
+    anchor.write_text(f"2026-01-01T00:00:00Z 2 {'e' * 64}\n")
+    assert main(command) == 1
+    assert "entry 2, anchored at 2026-01-01T00:00:00Z, has another hash" in capsys.readouterr().out
 
 
 def test_an_altered_audit_is_told(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
