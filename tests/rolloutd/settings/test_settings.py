@@ -258,6 +258,17 @@ def test_section_of_an_adapter_is_read_by_name(tmp_path: Path) -> None:
             "haproksy",
             "there is no key `haproksy` here; did you mean `haproxy`?",
         ),
+        (
+            "teams: {a: {windows: [{from: '09:00', to: '9:00'}]}}",
+            "teams.a.windows[0]",
+            "the window ends when it begins; the whole day is 00:00 to 24:00",
+        ),
+        (
+            "teams: {a: {verify: [{ssh: {run: x, equals: a, exit: 1}}]}}",
+            "teams.a.verify[0].ssh.exit",
+            "the section takes only one of equals, matches, exit",
+        ),
+        ("ssh: {user: ' '}", "ssh.user", "the text is empty"),
     ],
 )
 def test_mistake_in_section_of_an_adapter_is_found(
