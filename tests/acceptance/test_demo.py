@@ -7,12 +7,10 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,49 +171,6 @@ def test_wrong_usage(away: dict[str, str], words: list[str]) -> None:
     ended = run(away, "--headless", *words)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
-
-
-def test_all_nodes_end_done_from_the_wheel(away: dict[str, str], tmp_path: Path) -> None:
-    """Built from the sources, installed where there is no checkout, run from another directory.
-
-    Four nodes: the canaries of three teams, and a second node of one of them.
-    """
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*", "build")
-    source.mkdir()
-    for name in ("machines", "rolloutd", "playbooks"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
-    subprocess.run(
-        [*pip, "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path / "wheel"), str(source)],
-        check=True,
-    )
-    shutil.rmtree(source)
-    (wheel,) = (tmp_path / "wheel").iterdir()
-    venv.create(tmp_path / "v", with_pip=False, symlinks=True)
-    (packages,) = (tmp_path / "v" / "lib").glob("python*/site-packages")
-    shutil.unpack_archive(wheel, packages, "zip")
-    libraries = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "libraries.pth").write_text("\n".join(libraries) + "\n")
-    for name in ("ansible-playbook", "ansible-inventory"):
-        (tmp_path / "v" / "bin" / name).symlink_to(Path(sys.executable).parent / name)
-    del away["PYTHONDONTWRITEBYTECODE"]
-    program = "import sys; from rolloutd.cli.main import main; sys.exit(main())"
-    ended = subprocess.run(
-        [tmp_path / "v" / "bin" / "python", "-c", program, "demo", "--headless", "--json", "--nodes", "4"],
-        cwd="/",
-        env={name: value for name, value in away.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    status = json.loads(ended.stdout.splitlines()[-1])
-    assert (status["state"], status["percent"], status["done"]) == ("done", 100, 4)
-    assert "The demo answers yes" in ended.stderr
 
 
 def _read(descriptor: int) -> bytes:

@@ -1,7 +1,8 @@
-"""The example package works as docs/plugins.md says, installed where there is no checkout."""
+"""rolloutd and the example package of docs/plugins.md, installed where there is no checkout."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -81,14 +82,23 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed
 
 
-def run(command: Sequence[str | Path], *, code: int = 0) -> str:
+def run(command: Sequence[str | Path], *, code: int = 0, **variables: str) -> str:
     """Run a command away from the checkout and return what it printed."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     ended = subprocess.run(
         command, cwd="/", env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert ended.returncode == code, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    return ended.stderr + ended.stdout
+
+
+@pytest.mark.servers
+def test_demo_of_installed_package_ends_done(python: Path, tmp_path: Path) -> None:
+    command = [python.with_name("rolloutctl"), "demo", "--headless", "--json", "--nodes", "2"]
+    printed = run(command, HOME=str(tmp_path), TMPDIR=str(tmp_path))
+    status = json.loads(printed.splitlines()[-1])
+    assert (status["state"], status["percent"], status["done"]) == ("done", 100, 2)
+    assert "The demo answers yes" in printed
 
 
 def test_example_is_short() -> None:
