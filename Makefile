@@ -129,7 +129,9 @@ clean:
 	@.ci/venv .venv-dev requirements-dev.lock
 	@touch $@
 
-# Editable: tools and tests see the checkout.
+# Editable: tools and tests see the checkout.  A path in a .pth file halves the start of each Python: setuptools'
+# own finder imports pathlib and re.
 .venv-dev/installed: .venv-dev/made pyproject.toml
-	@$(DEV)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(DEV)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		--config-settings editable_mode=compat --editable .
 	@touch $@
