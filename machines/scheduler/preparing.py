@@ -13,7 +13,13 @@ from machines.facts.index import Index
 from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
 from machines.model import windows
 from machines.model.decision import Prepare
-from machines.model.preparation import CLEANUP, PreparationState, PrepareKind, PrepareStage
+from machines.model.preparation import (
+    CLEANUP,
+    DEFAULT_PREPARE_PARALLEL,
+    PreparationState,
+    PrepareKind,
+    PrepareStage,
+)
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Rollout
 from machines.rules import preparing, start_blockers
@@ -120,13 +126,16 @@ def _collect_cleanups(
     """Collect the nodes without the change that still have what this rollout brought."""
     walk = _Walk(index, rollout, known, now, builder)
     busy = {node for node, _ in known.active}
+    free = DEFAULT_PREPARE_PARALLEL - sum(name == CLEANUP for _, name in known.active)
     for node in dict.fromkeys(node for node, _ in known.rows):
+        if free <= 0:
+            return
         target = None if node in busy or node == BUILD_NODE else index.target(rollout.id, node)
         if target is None or target.phase is not Phase.PENDING or node not in index.nodes:
             continue
         is_free = claimed_by_other_rollout(index, node, rollout.id) is None
         if known.needs_cleanup(node) and is_free and not any(index.preparing_rollouts(node)):
-            walk.collect(CLEANUP, node)
+            free -= walk.collect(CLEANUP, node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.control import wire
 from rolloutd.control.identity import Identity
 from rolloutd.control.serializers import format_timestamp
-from rolloutd.engine.preparation.run_ids import run_id
+from rolloutd.engine.preparation.journal import run_id
 from rolloutd.errors import NotFound
 from rolloutd.ports import RunEvent, Runner, Store
 from rolloutd.text import format_size

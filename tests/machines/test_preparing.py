@@ -34,6 +34,7 @@ from machines.model.rollout import FailureCode, Hold
 from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
+from machines.scheduler import preparing
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.preparing import may_begin
 from machines.scheduler.progress import RolloutState, is_at_work, rollout_progress
@@ -318,6 +319,18 @@ def test_cancelled_rollout_cleans_up_nodes_without_the_change() -> None:
     cleaned = Preparation("R", "n2", CLEANUP, 1, PreparationState.DONE, "", T0, T0)
     index.apply(PreparationRecorded(cleaned))
     assert due(index) == []
+
+
+def test_cleanup_of_many_nodes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "DEFAULT_PREPARE_PARALLEL", 2)
+    index = prepared_fleet(INSTALL)
+    for node in ("n1", "n2", "n3"):
+        record(index, node, INSTALL, PreparationState.DONE)
+    index.apply(RolloutCancelled("R", ALICE, "wrong", T0))
+    assert due(index) == [("n1", CLEANUP), ("n2", CLEANUP)]
+    for node, state in (("n1", PreparationState.RUNNING), ("n2", PreparationState.DONE)):
+        index.apply(PreparationRecorded(Preparation("R", node, CLEANUP, 1, state, "", T0, T0)))
+    assert due(index) == [("n1", CLEANUP), ("n3", CLEANUP)]
 
 
 def test_index_with_preparations_equals_one_built_again() -> None:

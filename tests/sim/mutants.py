@@ -75,6 +75,12 @@ MUTANTS = (
         "key in self._drivers",
         "key in self._drivers or target.since < self._started_at",
     ),
+    Mutant(
+        "stage-begun-on-too-many-nodes",
+        preparing._free_places,
+        "stage.max_parallel",
+        "stage.max_parallel + 1",
+    ),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
     Mutant(
         "restored-node-taken-for-confirmed",

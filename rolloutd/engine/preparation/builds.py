@@ -10,8 +10,7 @@ from typing import Any
 from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
-from rolloutd.engine.preparation.run_ids import run_id
+from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal, run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound

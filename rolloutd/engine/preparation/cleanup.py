@@ -7,9 +7,8 @@ from dataclasses import replace
 from machines.model.preparation import PreparationState
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal, run_id
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
-from rolloutd.engine.preparation.run_ids import run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.ports import Failed, Ok, StepResult, Unknown, without_rollout

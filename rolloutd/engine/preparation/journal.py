@@ -16,8 +16,16 @@ from rolloutd.engine.state import State
 from rolloutd.plugin.templates import render
 from rolloutd.ports import Checkpoint, Host
 
+LOCALHOST = "localhost"
+"""The daemon's machine, as the node of a build."""
+
 NODE_TIMEOUT_S = 60.0
 """Limit of one command on a node: a checkpoint or a snapshot is some hundred kilobytes."""
+
+
+def run_id(row: Preparation) -> str:
+    """Return the id of a stage's run; the same after a restart."""
+    return f"{row.rollout}.{row.node or LOCALHOST}.prepare.{row.stage}.{row.attempt}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.builds import built_directory
-from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal, run_id
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
 from rolloutd.engine.preparation.rate_limit import RateLimits
-from rolloutd.engine.preparation.run_ids import run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.ports import (

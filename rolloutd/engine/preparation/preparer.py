@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,9 +19,8 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.builds import Builder
 from rolloutd.engine.preparation.cleanup import Cleanup
-from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
+from rolloutd.engine.preparation.journal import LOCALHOST, NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.node_stages import NodeStages
-from rolloutd.engine.preparation.run_ids import LOCALHOST
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
@@ -46,7 +44,6 @@ class Preparer:
         self._cleanup = Cleanup(state, adapters, self._journal, runs)
         self._node_stages = NodeStages(state, adapters, self._journal, runs)
         self._running: set[tuple[str, str]] = set()
-        self._active: Counter[tuple[str, str]] = Counter()
 
     def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[Prepare]) -> None:
         """Start the stages that are not under way yet, of nodes that are ready for them."""
@@ -56,12 +53,7 @@ class Preparer:
             if node and (node in self._state.nodes_being_cleaned or self._state.awaited_sources(node)):
                 continue
             key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
-            stage = self._stage(each.rollout, each.stage)
-            if key in self._running or stage is None:
-                continue
-            # A decision does not know the stages that were begun and are not recorded yet.
-            if self._active[each.rollout, each.stage] < stage.max_parallel:
-                self._active[each.rollout, each.stage] += 1
+            if key not in self._running:
                 self._running.add(key)
                 tasks.create_task(self._prepare(each), name=name)
 
@@ -81,7 +73,6 @@ class Preparer:
             self._state.last_write_error = str(failure)
             await self._state.clock.sleep(STORE_RETRY_S)
         finally:
-            self._active[wanted.rollout, wanted.stage] -= 1
             self._running.discard((wanted.rollout, wanted.node))
             self._state.wake_up()
 

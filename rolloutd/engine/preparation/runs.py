@@ -9,7 +9,7 @@ from machines.model.events import PreparationRecorded
 from machines.model.preparation import Preparation
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.run_ids import LOCALHOST, run_id
+from rolloutd.engine.preparation.journal import LOCALHOST, run_id
 from rolloutd.engine.state import State
 from rolloutd.ports import Failed, Host, RunRequest, RunState, StepResult, Unknown, wait_for_end
 
