@@ -199,36 +199,39 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[str, No
     return name, None, kind, target
 
 
-BAD = {
-    "absolute": archive(regular("/etc/passwd")),
-    "upwards": archive(regular("a/../../b")),
-    "link out": archive(regular("a"), link("b", "../x")),
-    "absolute link": archive(regular("a"), link("b", "/etc/passwd")),
-    "link by link": archive(regular("d/a"), link("self", "."), link("out", "self/../x"), link("e", "out/y")),
-    "hard link": archive(regular("a"), link("b", "a", tarfile.LNKTYPE)),
-    "device": archive(("null", None, tarfile.CHRTYPE, "")),
-    "fifo": archive(("pipe", None, tarfile.FIFOTYPE, "")),
-    "twice": archive(regular("a"), regular("./a")),
-    "below a file": archive(regular("a"), regular("a/b")),
-    "below a link": archive(link("a", "b"), regular("a/c")),
-    "a link to itself": archive(regular("x"), link("a", "a")),
-    "nothing": archive(),
-    "no tar": b"hello" * 1000,
-    "empty": b"",
-    "cut gzip": gzip.compress(archive(regular("a")))[:-20],
-    "bomb": gzip.compress(bytes(MAX_TREE_BYTES * 2)),
-    "name too long": archive(regular("a/" + "n" * 256)),
-    "path too long": archive(regular("a/" * 1100 + "x")),
-    "too large": archive(regular("a", bytes(MAX_TREE_BYTES + 1))),
-    "too many": archive(*(regular(f"f{n}", b"") for n in range(20_001))),
+BAD: dict[str, Callable[[], bytes]] = {
+    "absolute": lambda: archive(regular("/etc/passwd")),
+    "upwards": lambda: archive(regular("a/../../b")),
+    "link out": lambda: archive(regular("a"), link("b", "../x")),
+    "absolute link": lambda: archive(regular("a"), link("b", "/etc/passwd")),
+    "link by link": lambda: archive(
+        regular("d/a"), link("self", "."), link("out", "self/../x"), link("e", "out/y")
+    ),
+    "hard link": lambda: archive(regular("a"), link("b", "a", tarfile.LNKTYPE)),
+    "device": lambda: archive(("null", None, tarfile.CHRTYPE, "")),
+    "fifo": lambda: archive(("pipe", None, tarfile.FIFOTYPE, "")),
+    "twice": lambda: archive(regular("a"), regular("./a")),
+    "below a file": lambda: archive(regular("a"), regular("a/b")),
+    "below a link": lambda: archive(link("a", "b"), regular("a/c")),
+    "a link to itself": lambda: archive(regular("x"), link("a", "a")),
+    "nothing": lambda: archive(),
+    "no tar": lambda: b"hello" * 1000,
+    "empty": lambda: b"",
+    "cut gzip": lambda: gzip.compress(archive(regular("a")))[:-20],
+    "bomb": lambda: gzip.compress(bytes(MAX_TREE_BYTES * 2)),
+    "name too long": lambda: archive(regular("a/" + "n" * 256)),
+    "path too long": lambda: archive(regular("a/" * 1100 + "x")),
+    "too large": lambda: archive(regular("a", bytes(MAX_TREE_BYTES + 1))),
+    "too many": lambda: archive(*(regular(f"f{n}", b"") for n in range(20_001))),
 }
+"""Functions, because some archives are large and every worker collects every test."""
 
 
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_upload_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     sources = TreeStore(tmp_path / "state")
     with pytest.raises(Refused):
-        await sources.store_upload(BAD[name])
+        await sources.store_upload(BAD[name]())
     assert not [
         path for path in (tmp_path / "state").glob("trees/*") if path.is_file() or any(path.iterdir())
     ]
