@@ -1,4 +1,4 @@
-"""A command on this machine, bounded in time and output, and ended with its children."""
+"""A command on this machine, bounded in time and output; one that is stopped ends with its children."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ async def run_command(
                 _read(process.stdout, max_output_bytes), _read(process.stderr, max_output_bytes)
             )
             status = await process.wait()
-    finally:
+    except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        raise
     return CommandResult(status, stdout, stderr)
 
 
