@@ -166,7 +166,7 @@ def describe_validation_error(exc: ValidationError) -> str:
 
 def _describe_problem(problem: Mapping[str, Any]) -> str:
     path = ".".join(str(part) for part in problem["loc"])[:MAX_ECHO_CHARS]
-    message = problem["msg"]
+    message = problem["msg"].removeprefix("Value error, ")  # pydantic's words before a validator's own
     if problem["type"] == "extra_forbidden":
         return f"{path} is unknown"
     if problem["type"] == "string_too_short" and not str(problem.get("input", "")).strip():

@@ -99,5 +99,7 @@ def _resolve_paths(root: Value) -> None:
         is_command = path == ("ansible", "bin") and isinstance(text, str) and "/" not in text
         if isinstance(text, str) and text.strip() and not is_command:
             directory = Path(value.location.file).absolute().parent
-            with contextlib.suppress(RuntimeError):  # no such user, which the type of a path reports
+            with contextlib.suppress(
+                RuntimeError, ValueError
+            ):  # no such user, or NUL: the path's type reports it
                 value.data = parent.data[path[-1]] = str(directory / Path(text).expanduser())

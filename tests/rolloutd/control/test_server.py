@@ -224,6 +224,11 @@ def test_a_body_says_nothing_twice() -> None:
         border._parse_body(requests.ReasonBody, b'{"reason": " "}')
 
 
+def test_broken_rule_of_a_body_is_named_without_pydantics_words() -> None:
+    with pytest.raises(BadRequest, match=r"windows\.0\.days: no day is named"):
+        border._parse_body(requests.SetTeamRules, b'{"reason": "one", "windows": [{"days": []}]}')
+
+
 async def test_a_store_that_cannot_write_is_a_503(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
