@@ -30,7 +30,13 @@ CALM = ("media", "payments", "platform")
 def node_states(fleet: ReplayedFleet) -> list[NodeState]:
     return [
         NodeState(
-            each["node"], each["team"], tuple(each["pools"]), each["wave"], each["phase"], each["outcome"]
+            node=each["node"],
+            seq=fleet.seq,
+            team=each["team"],
+            pools=tuple(each["pools"]),
+            wave=each["wave"],
+            phase=each["phase"],
+            outcome=each["outcome"],
         )
         for each in fleet.nodes.values()
     ]
