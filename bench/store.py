@@ -29,7 +29,7 @@ from machines.model.plan import Digest, Plan
 from machines.model.rollout import DAEMON, Target
 from machines.model.selector import Selector
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.store import DatabaseEngine, open_store
+from rolloutd.store import DatabaseBackend, open_store
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.schema import TABLES
 from rolloutd.store.sqlite import database
@@ -83,7 +83,7 @@ async def through_the_store(state_dir: Path, nodes: int, callers: int) -> float:
             group.create_task(drive())
     seconds = time.perf_counter() - began
     await store.close()
-    verdict = DatabaseEngine(state_dir / database.FILE_NAME).verify_chain()
+    verdict = DatabaseBackend(state_dir / database.FILE_NAME).verify_chain()
     assert verdict.ok, verdict.message
     assert verdict.entries >= nodes * len(EDGES), verdict.message
     return nodes * len(EDGES) / seconds

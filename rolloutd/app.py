@@ -103,6 +103,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
     leadership = leadership or StateLock(settings.store)
     service.set_status("Waiting for leadership.")
     if not await _acquire_unless_stopped(leadership, stopping):
+        await leadership.release()
         return
     try:
         service.set_status("Opening the database.")
@@ -135,6 +136,7 @@ async def _acquire_unless_stopped(leadership: Leadership, stopping: asyncio.Even
     finally:
         acquiring.cancel()
         stop.cancel()
+        await asyncio.wait((acquiring, stop))
 
 
 async def _keep_leadership(leadership: Leadership) -> None:

@@ -62,7 +62,7 @@ def verify_entries(
     visit: Callable[[str], object] | None = None,
     unreadable: tuple[type[Exception], ...] = (),
 ) -> ChainVerification:
-    """Check a chain of numbers, texts and hashes; the latter are bytes, because they may be no text.
+    """Check a chain of numbers, texts and hashes; both are bytes, because damaged ones may not be text.
 
     `head` is a hash noted earlier; a chain without it is bad too: its tail was cut, or it was rewritten.
     `visit` gets the text of each good entry, also of those after a bad one: an entry is good if its hash

@@ -84,7 +84,7 @@ class HostKeyChanged(NodeUnreachable):
 
 
 class StoreFailed(RolloutdError):
-    """The store could not write (a full disk, a lost term); nothing was changed."""
+    """The store could not write (a full disk, a lost term); the text says so if a change may be written."""
 
 
 class Conflict(StoreFailed):

@@ -133,7 +133,7 @@ def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:
 
 
 def claimed_by_other_rollout(facts: FleetFacts, node: str, rollout: str) -> Unavailability | None:
-    """Return by which other rollout the node is out of service."""
+    """Return the other rollout that keeps the node out of service."""
     others = (other for other in facts.targets_on(node) if other.rollout != rollout)
     claims = (other for other in others if other.phase in IN_FLIGHT_PHASES or other.isolated)
     return next((target_unavailability(facts, other) for other in claims), None)

@@ -1,9 +1,9 @@
 """Pending nodes in groups: those of one wave that share their team and all their pools.
 
-They mostly share their fate, as pods with equal requirements do in a scheduler, so a decision asks about a
-group and not about each of its nodes.  `take_changed()` names the groups of which a node may have become able
-to start: one of its pools changed, a node in it, its rollout, or everything.  Naming too many costs time, and
-naming too few leaves a node waiting for nothing.  When in doubt, name.
+Usually all nodes of a group can start or none can, so a decision examines the group and not each node.
+`take_changed()` names the groups of which a node may have become able to start: one of its pools changed, a
+node in it, its rollout, or everything.  Naming too many groups costs time; naming too few leaves a node
+waiting although it could start.  In doubt, a group is named.
 
 The sets of groups are dicts without values: they keep their order, so that a decision does not depend on
 hashes.

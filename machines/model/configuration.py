@@ -1,4 +1,4 @@
-"""The configuration of a node: what runs gave to it, what a failure says of it, and what check mode reports.
+"""The configuration of a node: contents of runs, verdicts after failures, reports of check mode.
 
 A configuration is known here by the hash of its document only; the shell keeps the document.
 """
@@ -76,7 +76,7 @@ class NodeConfiguration:
 def new_verdict(
     target: Target, moved: PhaseMoved, change: str, labels: Mapping[str, str], class_keys: Iterable[str]
 ) -> Verdict | None:
-    """Return what a transition of this target, as it was before, says of its content; None for nothing."""
+    """Return the verdict on the content of a target, as it was before the transition; None for no verdict."""
     failure = moved.failure
     if failure is None or not failure.blames_change or not target.content or target.rolling_back:
         return None

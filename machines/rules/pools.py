@@ -124,7 +124,7 @@ def over_budget_reason(index: Index, pool: Pool, without: str) -> Reason:
 
 @dataclass(slots=True)
 class Capacity:
-    """What a decision that is not carried out yet has given away: starts and slots."""
+    """Starts and slots that a decision, not applied yet, has reserved."""
 
     nodes: set[str] = field(default_factory=set)
     admitted_by_rollout: Counter[str] = field(default_factory=Counter)

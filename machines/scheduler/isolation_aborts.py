@@ -46,7 +46,7 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
 
 
 def _hold_reason(index: Index, target: Target) -> Reason | None:
-    """Return who has taken a hold of the node, or cordoned it, meanwhile."""
+    """Return the user or tool that has held or cordoned the node since its isolation began."""
     code, taken = ReasonCode.HELD, active_hold(index, target.node)
     if taken is None:
         code, taken = ReasonCode.FOREIGN_CORDON, observed_unavailability(index, target.node)

@@ -52,7 +52,7 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
         if opens_at is not None:
             builder.wake_by(opens_at)
         return
-    walk = _Walk(index, rollout, known, now, builder, only_failed=blocker is not None)
+    walk = _StageCollector(index, rollout, known, now, builder, only_failed=blocker is not None)
     for stage in rollout.prepare_stages:
         if stage.kind is not PrepareKind.BUILD:
             walk.collect_nodes(stage)
@@ -124,7 +124,7 @@ def _collect_cleanups(
     index: Index, rollout: Rollout, known: RolloutPreparations, now: float, builder: DecisionBuilder
 ) -> None:
     """Collect the nodes without the change that still have what this rollout brought."""
-    walk = _Walk(index, rollout, known, now, builder)
+    walk = _StageCollector(index, rollout, known, now, builder)
     busy = {node for node, _ in known.active}
     free = DEFAULT_PREPARE_PARALLEL - sum(name == CLEANUP for _, name in known.active)
     for node in dict.fromkeys(node for node, _ in known.rows):
@@ -139,7 +139,7 @@ def _collect_cleanups(
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _StageCollector:
     """The stages of one rollout in one decision."""
 
     index: Index

@@ -1,4 +1,4 @@
-"""The daemon's queue: which groups of pending nodes are worth a decision now.
+"""The daemon's queue: the groups of pending nodes in which one may be able to start.
 
 A decision must cost what changed, not the size of the fleet.  A group is active while one of its nodes may be
 able to start; decide() examines active groups only.  A group in which nothing can start backs off: it is

@@ -71,20 +71,20 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
 def _run_verify(file: Path, head: str | None) -> int:
     """Print the verification of a database file as JSON."""
     from rolloutd.control.serializers import audit_report
-    from rolloutd.store import DatabaseEngine, compare_with_audit
+    from rolloutd.store import DatabaseBackend, compare_with_audit
 
-    report = compare_with_audit(DatabaseEngine(file), head)
+    report = compare_with_audit(DatabaseBackend(file), head)
     sys.stdout.write(json.dumps(audit_report(report)) + "\n")
     return EXIT_OK if report.ok else EXIT_PROBLEMS
 
 
 def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
     """Print the verification of a file's chain alone, and the hashes of these entries, as JSON."""
-    from rolloutd.store import DatabaseEngine
+    from rolloutd.store import DatabaseBackend
 
-    engine = DatabaseEngine(file)
-    verification = engine.verify_chain(head)
-    hashes = engine.read_hashes(entries) if verification.ok else {}
+    backend = DatabaseBackend(file)
+    verification = backend.verify_chain(head)
+    hashes = backend.read_hashes(entries) if verification.ok else {}
     sys.stdout.write(json.dumps({**asdict(verification), "hashes": hashes}) + "\n")
     return EXIT_OK if verification.ok else EXIT_PROBLEMS
 

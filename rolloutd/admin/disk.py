@@ -16,7 +16,7 @@ from pathlib import Path
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import AuditReport
 from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.store import compare_with_audit, engine_of
+from rolloutd.store import backend_of, compare_with_audit
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
@@ -64,9 +64,9 @@ def check_state_dir(path: Path) -> Iterator[CheckResult]:
 
 def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
     """Check the database and its audit; return also whether this version can load it."""
-    engine = engine_of(state_dir)
+    backend = backend_of(state_dir)
     try:
-        found = engine.examine()
+        found = backend.examine()
         if not found.exists:
             return [_report_missing_database(state_dir, found.text)], False
         if found.inaccessible:
@@ -75,7 +75,7 @@ def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
                 f"owner of {state_dir}"
             )
             return [CheckResult("database", False, text)], False
-        report = compare_with_audit(engine)
+        report = compare_with_audit(backend)
     except RolloutdError as error:
         return [CheckResult("database", False, str(error))], False
     if found.damage:

@@ -187,8 +187,8 @@ async def _check_invariants(settings: Settings, store: Store, compiler: TeamPlan
             else ""
         )
         raise _CheckFailed(
-            f"{'; '.join(violations[:MAX_LISTED_VIOLATIONS])}{more}: pause the rollouts and look "
-            "at these nodes"
+            f"{'; '.join(violations[:MAX_LISTED_VIOLATIONS])}{more}; pause the rollouts and "
+            "inspect these nodes"
         )
     rollouts, targets = (
         pluralize(len(snapshot.rollouts), "live rollout"),
@@ -208,8 +208,8 @@ async def _check_playbooks(settings: Settings, store: Store) -> str:
     missing = [rollout for rollout, place in places.items() if not await asyncio.to_thread(place.is_dir)]
     if missing:
         raise _CheckFailed(
-            f"those of {', '.join(missing)} are not in {settings.state_dir}/trees: copy them from where the"
-            " database comes from, or submit the same plans again, which go on where they are"
+            f"those of {', '.join(missing)} are missing in {settings.state_dir}/trees; copy them from the"
+            " original machine, or submit the same plans again: their rollouts continue"
         )
     return f"those of {pluralize(len(live), 'live rollout')} are kept"
 

@@ -180,7 +180,7 @@ def with_reconnect(
             for line in connect():
                 has_connected = True
                 if lost_since is not None:
-                    print_message("the daemon is back")
+                    print_message("daemon: reconnected")
                     lost_since = None
                 yield line
             if is_finite:
@@ -197,7 +197,7 @@ def with_reconnect(
         has_connected = True
         if lost_since is None:
             lost_since = time.monotonic()
-            print_message("the daemon is away; waiting for it")
+            print_message("daemon: not reachable; reconnecting")
         if time.monotonic() - lost_since > RECONNECT_TIMEOUT_S:
             raise last_error
         stop.wait(RECONNECT_INTERVAL_S)

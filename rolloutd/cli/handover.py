@@ -24,7 +24,7 @@ from rolloutd.cli.output import (
     print_table,
     sanitize,
 )
-from rolloutd.control import answer_text, event_text
+from rolloutd.control import event_text, response_text
 from rolloutd.control.client import api_path
 from rolloutd.control.user_time import LastLook
 
@@ -83,7 +83,7 @@ def compare(call: Invocation) -> None:
     found: Comparison = call.get(api_path("rollouts", call.args.rollout, "comparison"))
     if call.print_data(found):
         return
-    print_line(answer_text.describe_canaries(found))
+    print_line(response_text.describe_canaries(found))
     nodes = [*found["nodes"], *found["canaries"]]
     if nodes:
         print_line()
@@ -99,8 +99,8 @@ def _rollout_row(rollout: HandoverRollout) -> tuple[str, ...]:
         rollout["rollout"],
         rollout["state"],
         format_percent(rollout["percent"]),
-        answer_text.describe_change(rollout),
-        answer_text.describe_wait(rollout),
+        response_text.describe_change(rollout),
+        response_text.describe_wait(rollout),
     )
 
 
@@ -112,5 +112,5 @@ def _row(node: ComparedNode) -> tuple[str, ...]:
         node["phase"],
         format_duration(node["seconds"], AGE_UNITS),
         "no log" if tasks is None else str(len(tasks)),
-        answer_text.describe_outlier(node),
+        response_text.describe_outlier(node),
     )

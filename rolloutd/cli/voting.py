@@ -28,7 +28,7 @@ from rolloutd.cli.command_group import (
 )
 from rolloutd.cli.output import colorize, print_line, sanitize
 from rolloutd.cli.queries import SHORT_DIGEST_CHARS, format_gate, print_gates, print_traffic_probes
-from rolloutd.control import answer_text
+from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
@@ -141,12 +141,12 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
     asked = [gate for gate in rollout["gates"] if gate["gate"] == call.args.gate and gate["state"] != "open"]
     gate = next((each for each in asked if call.args.wave in (None, each["wave"])), None)
-    found = None if gate is None else answer_text.find_gate(review, gate)
+    found = None if gate is None else response_text.find_gate(review, gate)
     if gate is None or found is None:
         return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it"
     body.setdefault("digest", gate["digest"])
-    radius = answer_text.describe_blast_radius(found["blast_radius"])
-    effect = answer_text.describe_approval(found["your_approval"], rollout["owner"])
+    radius = response_text.describe_blast_radius(found["blast_radius"])
+    effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
     name, digest = rollout["rollout"], gate["digest"][:SHORT_DIGEST_CHARS]
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
     return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}"
@@ -240,7 +240,7 @@ def _print_review(rollout: Rollout, review: Review) -> None:
     """Print the change, the targets, the checks, what is not probed, the digest, then the plan."""
     if review["previous"] is not None:
         _print_section(f"CHANGE since {review['previous']}")
-        _print_lines(answer_text.difference_lines(review), "none: the same plan and the same source")
+        _print_lines(response_text.difference_lines(review), "none: the same plan and the same source")
     for playbook in review["playbooks"]:
         _print_section(f"PLAYBOOK {playbook['path']}")
         _print_lines((playbook["text"] or playbook["note"] or "").splitlines())
@@ -249,10 +249,12 @@ def _print_review(rollout: Rollout, review: Review) -> None:
         _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])
     _print_section("TARGETS")
     for gate in rollout["gates"]:
-        found = answer_text.find_gate(review, gate)
+        found = response_text.find_gate(review, gate)
         if found is not None and gate["state"] in ("waiting", "rejected"):
-            print_line(f"  {gate['gate']} starts {answer_text.describe_blast_radius(found['blast_radius'])}")
-            print_line(f"  {answer_text.describe_approval(found['your_approval'], rollout['owner'])}")
+            print_line(
+                f"  {gate['gate']} starts {response_text.describe_blast_radius(found['blast_radius'])}"
+            )
+            print_line(f"  {response_text.describe_approval(found['your_approval'], rollout['owner'])}")
     for pool in rollout["pools"]:
         nodes = pluralize(pool["total"], "node")
         print_line(sanitize(f"  {pool['pool']}: {nodes}, {pool['max_unavailable']} at a time"))

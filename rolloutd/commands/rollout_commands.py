@@ -182,7 +182,7 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     if any(each.node == target.node for each in due_rollbacks(state.index, rollout).targets):
         raise Refused(
             "rollback-due",
-            f"{target.node}: the plan rolls it back next; approve proceed first, which ends the rollbacks",
+            f"{target.node}: its rollback is due; approve proceed, which ends the rollbacks, then retry",
         )
     return (transition(target, Trigger.RETRIED, state.now(), text=reason),)
 

@@ -121,8 +121,6 @@ def from_error(exc: RolloutdError) -> web.Response:
             return error_response(429 if isinstance(exc, TooMany) else 409, exc.code, exc.text)
         case Conflict():
             text = f"{text}; another change came first, check and repeat"
-        case StoreFailed():
-            text = f"{text}; nothing was changed"
     status, code = next(
         (found for kind, found in _STATUSES.items() if isinstance(exc, kind)), (409, "refused")
     )

@@ -1,4 +1,4 @@
-"""Models of the API's answers, as pydantic reads them: what clients may rely on.
+"""Models of the API's responses, as pydantic reads them: what clients may rely on.
 
 Instants are RFC 3339 in UTC, absent is null, and a percentage is 0 to 100.  The
 docstrings are the descriptions in the OpenAPI document.

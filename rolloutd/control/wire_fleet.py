@@ -1,4 +1,4 @@
-"""Models of the API's answers about slots, nodes, changes, teams, the audit and the daemon."""
+"""Models of the API's responses about slots, nodes, changes, teams, the audit and the daemon."""
 
 from __future__ import annotations
 

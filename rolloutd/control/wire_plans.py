@@ -1,4 +1,4 @@
-"""Models of the API's answers about plans and configurations."""
+"""Models of the API's responses about plans and configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error means as an outcome of a step, and a failure as a verdict on the change."""
+"""Errors as outcomes of steps, and failures as verdicts on contents."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ class State:
         if not events:
             return ()
         if self.leadership_lost.is_set():
-            raise LeadershipLost("nothing was written: another daemon leads; this one ends")
+            raise LeadershipLost("leadership: another daemon leads; this one wrote nothing and ends")
         now = self.now() if at is None else at
         for number, event in enumerate(events):
             broken = violation(self.index, event, now, events[:number])

@@ -1,7 +1,7 @@
 """The store: one database, one writer task, an audit entry for every change.
 
 No SQL exists above this package, and no rule inside it: machines/facts/apply.py says what an event means.
-Only this file chooses the engine.
+Only this file chooses the backend.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.sql_store import SqlStore
+from rolloutd.store.sqlite.backend import SqliteBackend as DatabaseBackend
 from rolloutd.store.sqlite.backup import backup, restore
 from rolloutd.store.sqlite.database import FILE_NAME
-from rolloutd.store.sqlite.engine import SqliteEngine as DatabaseEngine
 from rolloutd.store.sqlite.lock import StateLock
 from rolloutd.store.writer import CommitCallback
 
 __all__ = [
     "FILE_NAME",
-    "DatabaseEngine",
+    "DatabaseBackend",
     "SqlStore",
     "StateLock",
+    "backend_of",
     "backup",
     "compare_with_audit",
-    "engine_of",
     "open_store",
     "restore",
 ]
 
 
-def engine_of(state_dir: Path, *, inline: bool = False) -> DatabaseEngine:
-    return DatabaseEngine(state_dir / FILE_NAME, inline=inline)
+def backend_of(state_dir: Path, *, inline: bool = False) -> DatabaseBackend:
+    return DatabaseBackend(state_dir / FILE_NAME, inline=inline)
 
 
 async def open_store(
@@ -50,7 +50,7 @@ async def open_store(
     `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
     runs the SQL in the caller, for simulations.
     """
-    engine = engine_of(state_dir, inline=inline)
+    backend = backend_of(state_dir, inline=inline)
     if read_only:
-        return SqlStore(engine, await engine.open_reader(), compile_plan)
-    return await SqlStore.open(engine, compile_plan, on_commit=on_commit, now=now)
+        return SqlStore(backend, await backend.open_reader(), compile_plan)
+    return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now)

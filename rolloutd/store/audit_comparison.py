@@ -16,7 +16,7 @@ from machines.model.rows import AuditMismatch, MismatchKind
 from rolloutd.audit_chain import canonical_json, verify_entries
 from rolloutd.ports import AuditReport, RowMismatch
 from rolloutd.store.audit_replay import AuditReplay, hashed_content
-from rolloutd.store.engine import Connection, Engine
+from rolloutd.store.backend import Backend, Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
 
 Row = Mapping[str, Any]
@@ -25,27 +25,27 @@ MAX_MISMATCHES = 1000
 """Rows of one table that are named; a person settles them one by one or all at once."""
 
 
-def compare_with_audit(engine: Engine, head: str | None = None) -> AuditReport:
+def compare_with_audit(backend: Backend, head: str | None = None) -> AuditReport:
     """Verify the chain of a database and compare its tables with the audit, read-only.
 
     Raises NotFound, StoreFailed; a broken chain and a damaged database are results.
     """
     try:
-        with engine.open_comparison(_audited) as connection:
+        with backend.open_comparison(_audited) as connection:
             if connection is not None:
-                return _compare(engine, connection, head)
-    except engine.errors as error:
-        chain = engine.verify_chain(head)
+                return _compare(backend, connection, head)
+    except backend.errors as error:
+        chain = backend.verify_chain(head)
         if chain.ok:
-            raise engine.explain(error) from error
+            raise backend.explain(error) from error
         return AuditReport(chain, compared=False)
-    return AuditReport(engine.verify_chain(head), compared=False)
+    return AuditReport(backend.verify_chain(head), compared=False)
 
 
-def _compare(engine: Engine, connection: Connection, head: str | None) -> AuditReport:
+def _compare(backend: Backend, connection: Connection, head: str | None) -> AuditReport:
     connection.execute("BEGIN")
     replay = AuditReplay(connection)
-    with closing(engine.read_chain(connection, "stored.audit")) as entries:
+    with closing(backend.read_chain(connection, "stored.audit")) as entries:
         chain = verify_entries(entries, head, replay.add)
     replay.finish()
     _adopt_unrecorded(connection, replay)

@@ -21,8 +21,8 @@ from machines.model.windows import DAYS, Window
 from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
+from rolloutd.store.backend import Connection
 from rolloutd.store.codec import from_json
-from rolloutd.store.engine import Connection
 from rolloutd.store.rows import StoredRows, execute_writes, settle_row
 
 Entry = Mapping[str, Any]

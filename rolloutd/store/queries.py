@@ -32,8 +32,8 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
 )
+from rolloutd.store.backend import Connection
 from rolloutd.store.codec import decode_actor
-from rolloutd.store.engine import Connection
 from rolloutd.store.rows import StoredRows
 from rolloutd.store.schema import decode_interruption
 

@@ -11,7 +11,7 @@ from machines.model.events import MismatchSettled
 from machines.model.rollout import Verdict
 from machines.model.rows import Delete, Expected, UsedToken, Write
 from rolloutd.errors import Conflict, TokenAlreadyUsed
-from rolloutd.store.engine import Connection
+from rolloutd.store.backend import Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, TABLES
 
 R = TypeVar("R")
@@ -84,7 +84,7 @@ def _replace_surrogates(value: Any) -> Any:
 
 
 def settle_row(connection: Connection, event: MismatchSettled, *, hashed: bool = False) -> None:
-    """Make a row what the event says; raises Conflict when it cannot be that.
+    """Restore a row to the values in the event; raises Conflict if the database refuses them.
 
     `hashed` writes hashed columns too: a replay keeps their hashes, a real row keeps its values.
     """

@@ -72,8 +72,8 @@ def _encode_prior(prior: Any) -> tuple[str]:
     text = canonical_json(prior)
     if len(text) > MAX_PRIOR_CHARS:
         raise StoreFailed(
-            f"what a step found has {len(text)} characters; more than {MAX_PRIOR_CHARS} are not kept,"
-            " and what is not kept could not be restored: the step was not begun"
+            f"isolator: the state to restore has {len(text)} characters, at most {MAX_PRIOR_CHARS} are"
+            " stored; the step was not begun"
         )
     return (text,)
 

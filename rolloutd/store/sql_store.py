@@ -23,7 +23,7 @@ from rolloutd.ports import (
 )
 from rolloutd.store import queries
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.engine import Connection, Engine, Executor
+from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.writer import BatchWriter, CommitCallback, Writer, write_source_answer
 
@@ -46,9 +46,9 @@ class SqlStore:
     """The port Store on one database; without a writer it is read-only."""
 
     def __init__(
-        self, engine: Engine, reader: Executor, compile_plan: PlanCompiler, writer: Writer | None = None
+        self, backend: Backend, reader: Executor, compile_plan: PlanCompiler, writer: Writer | None = None
     ) -> None:
-        self.engine = engine
+        self.backend = backend
         self._reader = reader
         self._compile_plan = compile_plan
         self._writer = writer
@@ -56,20 +56,20 @@ class SqlStore:
     @classmethod
     async def open(
         cls,
-        engine: Engine,
+        backend: Backend,
         compile_plan: PlanCompiler,
         *,
         on_commit: CommitCallback | None = None,
         now: Callable[[], float] = time.time,
     ) -> SqlStore:
         """Open a database for writing and begin a term."""
-        writing = await engine.open_writer()
+        writing = await backend.open_writer()
         try:
             holder = f"pid {os.getpid()} on {os.uname().nodename}"
             batch_writer = await writing.run(
-                lambda connection: BatchWriter(connection, engine, holder=holder, since=now())
+                lambda connection: BatchWriter(connection, backend, holder=holder, since=now())
             )
-            store = cls(engine, await engine.open_reader(), compile_plan)
+            store = cls(backend, await backend.open_reader(), compile_plan)
             try:
                 digests = await store._read(queries.load_digests)
             except BaseException:
@@ -99,7 +99,7 @@ class SqlStore:
 
     def _require_writer(self) -> Writer:
         if self._writer is None:
-            raise StoreFailed(f"{self.engine.name} was opened for reading only")
+            raise StoreFailed(f"{self.backend.name}: opened for reading only; write through the daemon")
         return self._writer
 
     async def close(self) -> None:
@@ -142,19 +142,21 @@ class SqlStore:
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
         try:
-            return await asyncio.to_thread(compare_with_audit, self.engine, head)
+            return await asyncio.to_thread(compare_with_audit, self.backend, head)
         except NotFound as error:
-            raise StoreFailed(f"{self.engine.name} is gone: stop the daemon and restore a backup") from error
+            raise StoreFailed(
+                f"{self.backend.name}: the file is gone; stop the daemon and restore a backup"
+            ) from error
 
     async def _read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         try:
             return await self._reader.run(lambda connection: query(connection, *args, **kwargs))
-        except self.engine.errors as error:
-            raise self.engine.explain(error) from error
+        except self.backend.errors as error:
+            raise self.backend.explain(error) from error
         except (KeyError, TypeError, ValueError) as error:
             raise StoreFailed(
-                f"{self.engine.name} holds something that this version cannot read ({error!r}): start the"
-                " version that wrote it, or restore a backup"
+                f"{self.backend.name}: this version cannot read a value ({error!r}); start the version that"
+                " wrote it, or restore a backup"
             ) from error

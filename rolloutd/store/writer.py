@@ -24,7 +24,7 @@ from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
-from rolloutd.store.engine import Connection, Engine, Executor
+from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.rows import StoredRows, execute_rows, execute_writes, settle_row
 from rolloutd.store.schema import TABLES
 
@@ -57,22 +57,22 @@ class Transaction:
 class BatchWriter:
     """Writes batches until another daemon begins a term."""
 
-    def __init__(self, connection: Connection, engine: Engine, *, holder: str, since: float) -> None:
+    def __init__(self, connection: Connection, backend: Backend, *, holder: str, since: float) -> None:
         """Begin a term, which ends that of any other daemon.  Raises StoreFailed."""
         self._connection = connection
-        self._engine = engine
-        self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *engine.errors)
+        self._backend = backend
+        self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *backend.errors)
         sql = "UPDATE term SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
         try:
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
-        except engine.errors as error:
-            raise engine.explain(error) from error
-        engine.record_commit(self.epoch, self._head().seq)
+        except backend.errors as error:
+            raise backend.explain(error) from error
+        backend.record_commit(self.epoch, self._head().seq)
 
     def write(self, batch: Sequence[Transaction]) -> list[TransactionResult]:
         """Write the transactions and return one result for each; database errors are results."""
         try:
-            self._engine.check_writable()
+            self._backend.check_writable()
             with self._begin_transaction():
                 head = self._head()
                 results: list[TransactionResult] = []
@@ -81,18 +81,18 @@ class BatchWriter:
                     if isinstance(result, tuple):
                         head = result[-1] if result else head
                     results.append(result)
-            self._engine.record_commit(self.epoch, head.seq)
+            self._backend.record_commit(self.epoch, head.seq)
             return results
         except StoreFailed as error:
             # One exception for each caller: a shared one would collect the tracebacks of all callers.
             return [type(error)(*error.args) for _ in batch]
-        except self._engine.errors as error:
-            return [self._engine.explain(error) for _ in batch]
+        except self._backend.errors as error:
+            return [self._backend.explain(error) for _ in batch]
 
     @contextmanager
     def _begin_transaction(self) -> Iterator[None]:
         execute = self._connection.execute
-        execute(self._engine.begin_write)
+        execute(self._backend.begin_write)
         try:
             yield
             execute("COMMIT")
@@ -106,8 +106,8 @@ class BatchWriter:
         epoch, holder = self._connection.execute("SELECT epoch, holder FROM term").fetchone()
         if epoch != self.epoch:
             raise LeadershipLost(
-                f"nothing was written: this daemon's term (epoch {self.epoch}) ended when {holder} opened"
-                f" {self._engine.name} (epoch {epoch}); only one may continue: end this one"
+                f"{self._backend.name}: {holder} has begun term {epoch}, this daemon's term {self.epoch} is"
+                " over; nothing was written, stop one of the two daemons"
             )
         row = self._connection.execute("SELECT seq, '', hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
         return AuditEntry(*row) if row else AuditEntry(0, "", GENESIS_HASH)
@@ -126,7 +126,7 @@ class BatchWriter:
                 raise
             execute("ROLLBACK TO one")
             execute("RELEASE one")
-            return error if isinstance(error, StoreFailed) else self._engine.explain(error)
+            return error if isinstance(error, StoreFailed) else self._backend.explain(error)
         execute("RELEASE one")
         return entries
 
@@ -152,11 +152,17 @@ def write_events(connection: Connection, events: Iterable[Event], at: float) -> 
             else:
                 execute_writes(connection, writes(event, rows, at))
         except UnexpectedRow as error:
-            raise Conflict(f"{error}: another change came first") from error
+            raise Conflict(str(error)) from error
         except UnicodeError:
-            raise  # a damaged file: see Engine.errors
+            raise  # a damaged file: see Backend.errors
         except (LookupError, TypeError, ValueError) as error:
-            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
+            raise _make_unstorable_error(error) from error
+
+
+def _make_unstorable_error(error: Exception) -> StoreFailed:
+    return StoreFailed(
+        f"database: the event cannot be stored ({error}); nothing was written, report this as a bug"
+    )
 
 
 def write_source_answer(connection: Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
@@ -242,7 +248,7 @@ class Writer:
                 digest = opened.get(rollout) or self._digests.get(rollout) if rollout else None
                 drafts.extend(draft_entries(event, actor=actor, cause=cause, at=at, digest=digest))
         except (TypeError, ValueError) as error:
-            raise StoreFailed(f"nothing was written: what happened cannot be kept ({error})") from error
+            raise _make_unstorable_error(error) from error
         return Transaction(tuple(events), tuple(drafts), at), opened
 
     async def _run(self) -> None:
@@ -259,12 +265,10 @@ class Writer:
                     batch = []
         finally:
             # Something is left only after a cancellation or a bug; its callers must not wait forever.
-            self._resolve(
-                batch, [_make_stopped_error("it may have been written: look at the audit") for _ in batch]
-            )
+            self._resolve(batch, [_make_stopped_error("during", "check the audit for it") for _ in batch])
             left = list(self._queue)
             self._queue.clear()
-            self._resolve(left, [_make_stopped_error("it was not written") for _ in left])
+            self._resolve(left, [_make_stopped_error("before", "repeat the command") for _ in left])
 
     def _write_batch(self, batch: Sequence[Transaction], _: Connection) -> list[TransactionResult]:
         return self._batch_writer.write(batch)
@@ -283,5 +287,5 @@ class Writer:
                 write.future.set_result(result)
 
 
-def _make_stopped_error(what: str) -> StoreFailed:
-    return StoreFailed(f"the store was stopped before it could answer; {what}")
+def _make_stopped_error(when: str, action: str) -> StoreFailed:
+    return StoreFailed(f"database: the writer stopped {when} the commit; {action}")

@@ -141,11 +141,18 @@ async def test_a_lost_run_whose_processes_go_on_stays(tmp_path: Path) -> None:
 
 async def test_run_names_its_rollout(tmp_path: Path) -> None:
     run(tmp_path, "net.v2-x.n1.1.configure.1")  # as rolloutd 0.1 left it
+    built = run(tmp_path, "net.v2-z.localhost.prepare.build.1")
+    built.write_metadata({**built.read_metadata(), "node": "builder1"})
     run(tmp_path, "other").write_metadata({"rollout": "net.v2-y", "node": "n1"})
     RunDirectory(tmp_path / "empty").create()  # the daemon was killed before it wrote the file
     shelf = RunArtifactStore(tmp_path)
     found = {each.name: each.rollout for each in await shelf.list_artifacts()}
-    assert found == {"net.v2-x.n1.1.configure.1": "net.v2-x", "other": "net.v2-y", "empty": ""}
+    assert found == {
+        "net.v2-x.n1.1.configure.1": "net.v2-x",
+        "net.v2-z.localhost.prepare.build.1": "net.v2-z",
+        "other": "net.v2-y",
+        "empty": "",
+    }
 
 
 async def test_interrupted_removal_completed_by_next_scan(tmp_path: Path) -> None:

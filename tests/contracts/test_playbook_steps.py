@@ -83,7 +83,7 @@ class TestPlaybookIsolator(IsolatorContract):
             await ansible.close()
 
 
-async def test_playbooks_isolate_and_put_back_once_per_key() -> None:
+async def test_playbooks_isolate_and_return_once_per_key() -> None:
     backend = FakeRunHost({"isolate.yml": Script.OK, "deisolate.yml": Script.OK})
     ctx = replace(step_context(Host("n1"), PLAYBOOKS), source=SOURCE)
     assert not (await playbook_isolator(backend).inspect(ctx)).is_isolated

@@ -54,7 +54,7 @@ async def test_a_run_that_did_its_work_is_ok(backend: RunnerBackend) -> None:
         ("fail.yml", 'task "install package" failed on n0: no such package', FailureCode.FAILED),
         ("unreachable.yml", "n0 was unreachable: ", FailureCode.UNREACHABLE),
         ("nobody.yml", "no play of this playbook runs on n0", FailureCode.NEVER_STARTED),
-        ("missing.yml", "there is no playbook missing.yml", FailureCode.NEVER_STARTED),
+        ("missing.yml", "playbook missing.yml: the source does not have it", FailureCode.NEVER_STARTED),
         ("broken.yml", "ansible-playbook could not run broken.yml", FailureCode.NEVER_STARTED),
     ],
 )

@@ -182,7 +182,7 @@ class FaultyStore:
         """Report that all is well unless rows were forged: time is short, and the end verifies once more."""
         self._maybe_raise()
         if self._world.is_forged:
-            return compare_with_audit(self._inner.engine, head)
+            return compare_with_audit(self._inner.backend, head)
         return AuditReport(ChainVerification(True, 0, GENESIS_HASH, None, "not read"))
 
     async def load_steps(self, *args: Any, **named: Any) -> Any:

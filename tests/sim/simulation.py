@@ -18,7 +18,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.ports import GuardState
 from rolloutd.settings import Settings
-from rolloutd.store import DatabaseEngine
+from rolloutd.store import DatabaseBackend
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.sqlite import database
 from tests.sim import plans, suggested_commands
@@ -390,7 +390,7 @@ class Simulation:
             self.coverage.count("pilot:evidence")
         life.store.check_last_commit()
         await life.run(life.store.compare_with_disk())
-        report = compare_with_audit(DatabaseEngine(self.state_dir / database.FILE_NAME))
+        report = compare_with_audit(DatabaseBackend(self.state_dir / database.FILE_NAME))
         if not report.chain.ok:
             checker.report_violation(f"the audit is broken: {report.chain.message}")
         for (rollout, node, attempt), guard in self.world.guards.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import answer_text, event_text, user_time, wire
+from rolloutd.control import event_text, response_text, user_time, wire
 from rolloutd.control.client import api_path
 from tui.formatting import formatting
 from tui.operations.confirm import (
@@ -226,12 +226,12 @@ def _vote_effect(gate: wire.Gate, *, yes: bool) -> str:
 def _review_lines(selection: Selection) -> list[str]:
     """Return what an approval starts, and which missing votes it gives."""
     pending, review = _gate(selection), selection.review
-    found = None if review is None else answer_text.find_gate(review, pending.gate)
+    found = None if review is None else response_text.find_gate(review, pending.gate)
     if found is None:
         return []
     owner = pending.rollout.status["owner"]
-    radius = answer_text.describe_blast_radius(found["blast_radius"])
-    approval = answer_text.describe_approval(found["your_approval"], owner)
+    radius = response_text.describe_blast_radius(found["blast_radius"])
+    approval = response_text.describe_approval(found["your_approval"], owner)
     return [f"Starts: {radius}.", f"{approval[0].upper()}{approval[1:]}."]
 
 

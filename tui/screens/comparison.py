@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import answer_text, wire
+from rolloutd.control import response_text, wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
@@ -44,14 +44,14 @@ class ComparisonPage(RolloutScreen):
         if found is None:
             yield note_row(lines.sanitize(self._error) or "loading")
             return
-        outliers = sum(bool(answer_text.describe_outlier(each)) for each in found["nodes"])
+        outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
         count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
         yield heading("NODES OF NOW", count)
         for each in found["nodes"]:
             yield _node_row(each)
         if not found["nodes"]:
             yield note_row("no other node is in flight or changed")
-        yield heading("CANARIES", answer_text.describe_canaries(found))
+        yield heading("CANARIES", response_text.describe_canaries(found))
         for each in found["canaries"]:
             yield _node_row(each)
         if found["omitted"]:
@@ -64,7 +64,7 @@ class ComparisonPage(RolloutScreen):
 
 def _node_row(node: wire.ComparedNode) -> Item:
     glyph, role = PHASE_GLYPHS.get(node["phase"], ("?", "warn"))
-    outlier = answer_text.describe_outlier(node)
+    outlier = response_text.describe_outlier(node)
     tasks = node["changed_tasks"]
     changed = "no log" if tasks is None else f"{len(tasks)} changed"
     line: Line = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import answer_text, event_text, wire_plans
+from rolloutd.control import event_text, response_text, wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, fit
@@ -99,7 +99,7 @@ class GatesPage(TwoPanes):
         if not content.has_focus or review is None:
             return super().full_text()
         if kind == "differences":
-            return f"differences to {review['previous']}", "\n".join(answer_text.difference_lines(review))
+            return f"differences to {review['previous']}", "\n".join(response_text.difference_lines(review))
         if kind == "playbook":
             path = name.partition(":")[0]
             text = next((each["text"] for each in review["playbooks"] if each["path"] == path), None)
@@ -305,7 +305,7 @@ def _change_items(review: wire_plans.Review) -> Iterator[Item]:
         yield heading("CHANGE", "no earlier rollout of this plan")
     else:
         yield heading("CHANGE", f"differences to {review['previous']}, the previous rollout")
-        differences = list(answer_text.difference_lines(review))
+        differences = list(response_text.difference_lines(review))
         if not differences:
             yield note_row("none: the same plan and the same source as before")
         yield from _text_items("differences", differences, _diff_role)
@@ -337,9 +337,9 @@ def _diff_role(line: str) -> str:
 def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:
     rollout = pending.rollout
     yield heading("TARGETS", formatting.pluralize(rollout.counts["total"], "node"))
-    found = None if review is None else answer_text.find_gate(review, pending.gate)
+    found = None if review is None else response_text.find_gate(review, pending.gate)
     if found is not None:
-        radius = answer_text.describe_blast_radius(found["blast_radius"])
+        radius = response_text.describe_blast_radius(found["blast_radius"])
         yield fixed_row("blast-radius", [("  this gate starts: ", "dim"), (radius, "bold")])
     for pool in rollout.pools.values():
         nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"

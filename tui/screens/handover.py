@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import answer_text, event_text, wire_fleet
+from rolloutd.control import event_text, response_text, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Item, Page, heading, note_row, static_line
@@ -45,13 +45,13 @@ class HandoverPage(Page):
             return
         since = parse_timestamp(found["since"]) or 0.0
         age = formatting.format_age(since, self.console.now())
-        waiting = [each for each in found["rollouts"] if answer_text.describe_wait(each)]
+        waiting = [each for each in found["rollouts"] if response_text.describe_wait(each)]
         yield heading("WAITS", "nothing" if not waiting else str(len(waiting)))
         for each in waiting:
-            yield _rollout_row(f"wait:{each['rollout']}", each, answer_text.describe_wait(each))
+            yield _rollout_row(f"wait:{each['rollout']}", each, response_text.describe_wait(each))
         yield heading("CHANGED", f"since {formatting.format_datetime(since)}, {age}")
         for each in found["rollouts"]:
-            yield _rollout_row(f"change:{each['rollout']}", each, answer_text.describe_change(each))
+            yield _rollout_row(f"change:{each['rollout']}", each, response_text.describe_change(each))
         if not found["rollouts"]:
             yield note_row("no rollout is live, and none was closed since then")
         yield heading("DECISIONS", str(len(found["decisions"])) if found["decisions"] else "none")

@@ -61,12 +61,18 @@ class RunArtifactStore:
 
 
 def _rollout_of(directory: RunDirectory) -> str:
-    """Return the rollout of a run; up to rolloutd 0.1 only the run's name had it, before the node's."""
+    """Return the rollout of a run; up to rolloutd 0.1 only the run's name had it.
+
+    There it stands before the node's name, or before `localhost` for a build on another host.
+    """
     facts = directory.read_metadata()
     if (rollout := facts.get("rollout")) is not None:
         return str(rollout)
-    rollout, _, rest = directory.path.name.partition(f".{facts.get('node', '')}.")
-    return rollout if rest else ""
+    for node in (facts.get("node", ""), "localhost"):
+        rollout, _, rest = directory.path.name.partition(f".{node}.")
+        if rest:
+            return rollout
+    return ""
 
 
 def _is_over(directory: RunDirectory) -> bool:

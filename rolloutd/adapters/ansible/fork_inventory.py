@@ -28,6 +28,7 @@ class PreparedInventory:
         self._data.reconcile_inventory()
         self._data.get_groups_dict()  # fills a cache, as the next line does
         self._data.groups["all"].get_hosts()
+        self._manager: Any = None
 
     def install(self) -> None:
         """Make Ansible's inventory manager begin with it; call it in a fork."""
@@ -47,14 +48,19 @@ class PreparedInventory:
         from ansible.utils.display import Display
         from ansible.vars import plugins
 
+        # A plugin of the tree may make managers of its own, with sources of its own.
+        if self._manager not in (None, manager) or not manager._sources:
+            return False
         first, *others = manager._sources
+        if os.path.dirname(os.path.abspath(first)) != os.environ.get("ROLLOUTD_RUN_DIR"):  # noqa: PTH100, PTH120
+            return False
         if Display().verbosity or inventory_loader.find_plugin(self._plugin.NAME) != self._path:
             return False
         if plugins.vars_loader._paths is None:
             plugins._prime_vars_loader()
         if set(plugins.vars_loader._plugin_instance_cache) != VARS_PLUGINS:
             return False
-        manager._inventory = self._data
+        self._manager, manager._inventory = manager, self._data
         self._plugin.adopt(manager._loader, os.path.abspath(first))  # noqa: PTH100
         for source in others:
             manager.parse_source(source)

@@ -85,7 +85,8 @@ class _Server:
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Return whether it can start one more run, which has its inventory."""
         has_inventory = self.generation == environment.get(GENERATION_ENV, "")
-        return has_inventory and not self.exit.has_exited and self.runs < RUNS_PER_SERVER
+        # One that is not ready was left by a cancelled start, with an answer that nothing has read.
+        return self.is_ready and has_inventory and not self.exit.has_exited and self.runs < RUNS_PER_SERVER
 
     async def ask(self, message: bytes, timeout_s: float) -> str:
         """Send a message unless it is empty, and return the answer; raises NotForked."""
@@ -148,7 +149,8 @@ class ForkServers:
             server.runs += 1
             try:
                 return int(await server.ask(os.fsencode(directory.path), FORK_TIMEOUT_S))
-            except NotForked:
+            except BaseException:
+                # Also when it is cancelled: the next run would read the answer as its own.
                 if self._servers.get(key) is server:
                     self._end(key)
                 raise

@@ -37,8 +37,11 @@ class InventoryCache:
 
         Returns a name of the content, empty without a generation; a hash could betray passwords in it.
         """
+        if generation is None:
+            _write(path, _encode(build()))
+            return ""
         with self._lock:
-            if generation is None or generation != self._generation:
+            if generation != self._generation:
                 self._generation = generation
                 self._latest.clear()
                 self._contents.clear()
@@ -48,7 +51,7 @@ class InventoryCache:
                     self._contents[variant] = secrets.token_hex(8), _encode(build())
                 _write(path, self._contents[variant][1])
             self._latest[variant] = path
-            return "" if generation is None else self._contents[variant][0]
+            return self._contents[variant][0]
 
 
 def _link(existing: Path, path: Path) -> bool:

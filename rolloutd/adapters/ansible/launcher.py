@@ -21,6 +21,10 @@ from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.ports import JSON, ConnectionDefaults, Failed, Host, InventorySnapshot, RunRequest
 
 
+def _is_local(connection: Mapping[str, JSON]) -> bool:
+    return connection.get("ansible_connection") == "local"
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """A run, and what its request names on this machine: the tree of its source, and the inventory."""
@@ -31,9 +35,13 @@ class LocalRun:
 
     @classmethod
     def resolve(cls, request: RunRequest, tree: Path, inventory: InventorySnapshot) -> Self:
-        """Return the run; a host that the inventory does not have, such as this machine, is added to it."""
-        if request.node not in inventory.hosts:
-            hosts = {**inventory.hosts, request.node: request.host.connection}
+        """Return the run; a host that the inventory does not have is added to it.
+
+        A request for this machine stays here, also if the inventory knows another host by its name.
+        """
+        known, own = inventory.hosts.get(request.node), request.host.connection
+        if known is None or (_is_local(own) and not _is_local(known)):
+            hosts = {**inventory.hosts, request.node: own}
             inventory = InventorySnapshot(hosts, inventory.groups)
         return cls(request, tree, inventory)
 
@@ -51,9 +59,9 @@ def validate_playbook(tree: Path, playbook: str) -> Failed | None:
     """Return why a playbook cannot run, or None."""
     path = Path(os.path.normpath(tree / playbook))
     if not path.is_relative_to(tree):
-        problem = f"playbook {playbook} is outside its source; name one inside it"
+        problem = f"playbook {playbook}: it is outside the source; name one inside it"
     elif not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-        problem = f"there is no playbook {playbook} in the source; check its path and its commit"
+        problem = f"playbook {playbook}: the source does not have it; check its path and the commit"
     else:
         return None
     return Failed(problem, code=FailureCode.NEVER_STARTED)

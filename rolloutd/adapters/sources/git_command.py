@@ -47,7 +47,7 @@ async def run_git(
     except TimeoutError:
         raise SourceFailed(f"git {command} did not end within {GIT_TIMEOUT_S:g}s") from None
     except OSError as error:
-        raise SourceFailed(f"git cannot be started: {error}; is it installed?") from error
+        raise SourceFailed(f"git: cannot be started ({error}); install it") from error
     if ended.status != 0:
         message = ended.stderr.decode(errors="replace").strip()[-MAX_MESSAGE_LENGTH:]
         raise SourceFailed(f"git {command} failed: {message or f'exit status {ended.status}'}")

@@ -92,7 +92,7 @@ async def log(services: Services, request: Request[LogQuery]) -> AsyncGenerator[
     target = resolved.target(node)
     if (query.attempt or 0) > target.attempt:
         had = pluralize(target.attempt, "attempt")
-        raise NotFound(f"{target.node}: no attempt {query.attempt}; it has had {had}")
+        raise NotFound(f"{target.node}: attempt {query.attempt} does not exist; it has {had}")
     return _node_log(services, request, (target.rollout, target.node), follow=follow)
 
 

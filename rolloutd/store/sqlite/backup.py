@@ -22,7 +22,7 @@ from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.secret_variables import storable_variables
 from rolloutd.store.sqlite import commit_mark, database, lock
-from rolloutd.store.sqlite.engine import SqliteEngine
+from rolloutd.store.sqlite.backend import SqliteBackend
 
 PAGES_PER_STEP = 4096
 """Pages (16 MiB) copied per step; the daemon's commits do not wait for the steps."""
@@ -54,7 +54,7 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
     with closing(source), _temporary_database(target) as temporary:
         _copy_database(source, temporary)
         _remove_secrets(temporary)
-        verdict = SqliteEngine(temporary).verify_chain()
+        verdict = SqliteBackend(temporary).verify_chain()
         _move_into_place(temporary, target)
     return verdict
 
@@ -78,7 +78,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         source = _open_backup(backup_file)
         with closing(source), _temporary_database(target) as temporary:
             _copy_database(source, temporary)
-            verdict = SqliteEngine(temporary).verify_chain()
+            verdict = SqliteBackend(temporary).verify_chain()
             if not verdict.ok:
                 raise StoreFailed(
                     f"{backup_file} is not restored, its audit chain is broken: {verdict.message}"

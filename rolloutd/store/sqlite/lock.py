@@ -45,7 +45,7 @@ class StateLock:
             file = os.fdopen(os.open(self._path, _FLAGS, 0o600), "a+", encoding="utf-8")
         except OSError as error:
             raise StoreFailed(
-                f"{self._path} cannot be opened: check owner and mode of its directory ({error})"
+                f"{self._path}: cannot be opened ({error}); check owner and mode of its directory"
             ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,16 +130,16 @@ def prepare_directory(state_dir: Path) -> None:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreFailed(
-            f"the state directory {state_dir} cannot be made ({error}): name another one"
+            f"state directory {state_dir}: cannot be created ({error}); name another one"
         ) from error
     status = state_dir.stat()
     if status.st_mode & 0o022:
         mode = f"{status.st_mode & 0o777:o}"
         raise StoreFailed(
-            f"others may write to the state directory {state_dir} (mode {mode}): chmod 700 {state_dir}"
+            f"state directory {state_dir}: other users may write to it (mode {mode}); chmod 700 {state_dir}"
         )
     if status.st_uid not in (os.geteuid(), 0):
         raise StoreFailed(
-            f"the state directory {state_dir} belongs to uid {status.st_uid} and we are uid {os.geteuid()}:"
-            " start rolloutd as its owner, or name another one"
+            f"state directory {state_dir}: belongs to uid {status.st_uid}, the daemon runs as uid"
+            f" {os.geteuid()}; start it as the owner, or name another directory"
         )

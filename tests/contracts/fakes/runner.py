@@ -68,7 +68,9 @@ _ENDINGS: Mapping[Script, Callable[[RunRequest], Ok | Failed]] = {
         f"{request.node} was unreachable: connection refused", code=FailureCode.UNREACHABLE
     ),
     Script.NO_HOSTS: lambda request: _never_started(f"no play of this playbook runs on {request.node}"),
-    Script.MISSING: lambda request: _never_started(f"there is no playbook {request.playbook} in the source"),
+    Script.MISSING: lambda request: _never_started(
+        f"playbook {request.playbook}: the source does not have it"
+    ),
     Script.BROKEN: lambda request: _never_started(
         f"ansible-playbook could not run {request.playbook}: line 3"
     ),

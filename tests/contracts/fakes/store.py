@@ -75,7 +75,7 @@ class MemoryStore:
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
     ) -> tuple[AuditEntry, ...]:
         if self._closed or self._epoch != self.memory.epoch:
-            raise StoreFailed("nothing was written: the store is closed, or this tenure has ended")
+            raise StoreFailed("nothing was written: the store is closed, or its term has ended")
         draft = self.memory.copy()
         try:
             for event in events:

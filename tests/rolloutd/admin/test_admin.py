@@ -20,7 +20,7 @@ import yaml
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
 from rolloutd.service.reload import TeamPlanCompiler
-from rolloutd.store import DatabaseEngine, StateLock, open_store
+from rolloutd.store import DatabaseBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, database
 from rolloutd.store.sqlite.backup import EPOCH_INCREMENT
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -245,7 +245,7 @@ async def test_a_backup_is_whole_while_a_daemon_writes(state_root: Path, ctl: Ct
         await store.close()
     assert done.returncode == 0, done.stderr
     assert "trees" in done.stderr
-    verdict = DatabaseEngine(state_root / "copy.sqlite").verify_chain()
+    verdict = DatabaseBackend(state_root / "copy.sqlite").verify_chain()
     assert (verdict.ok, verdict.entries) == (True, 1)
     assert verdict.head in done.stdout
     assert (state_root / "copy.sqlite").stat().st_mode & 0o777 == 0o600
@@ -286,7 +286,7 @@ async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
     monkeypatch.setattr(backup, "_move_into_place", end)
     with pytest.raises(KeyboardInterrupt):
         backup.restore(state_root / "state", state_root / "copy.sqlite")
-    assert DatabaseEngine(state_root / "state" / DATABASE).verify_chain().entries == 2
+    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 2
 
 
 async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, ctl: Ctl) -> None:
@@ -296,7 +296,7 @@ async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, 
         backup.restore(state_root / "state", state_root / "copy.sqlite").previous_database for _ in range(3)
     }
     assert len(kept) == 3
-    assert all(path is not None and DatabaseEngine(path).verify_chain().ok for path in kept)
+    assert all(path is not None and DatabaseBackend(path).verify_chain().ok for path in kept)
 
 
 async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path, ctl: Ctl) -> None:
@@ -310,10 +310,10 @@ async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path,
     assert done.returncode == 0, done.stderr
     assert epoch_of(state_root) == newest
     told = json.loads(done.stdout)
-    assert DatabaseEngine(Path(told["kept"])).verify_chain().entries == 3
-    assert DatabaseEngine(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert DatabaseBackend(Path(told["kept"])).verify_chain().entries == 3
+    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
     await write(state_root, "four")
-    assert DatabaseEngine(state_root / "state" / DATABASE).verify_chain().ok
+    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().ok
 
 
 async def test_a_restore_over_a_lost_database_leaps(state_root: Path, ctl: Ctl) -> None:
@@ -337,7 +337,7 @@ async def test_a_restore_is_refused_under_a_daemon(state_root: Path, ctl: Ctl) -
         await lock.release()
     assert done.returncode == 1
     assert f"pid {os.getpid()}" in done.stderr
-    assert DatabaseEngine(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
 
 
 async def test_a_broken_chain_is_copied_loudly_and_never_restored(state_root: Path, ctl: Ctl) -> None:
@@ -361,7 +361,7 @@ async def test_what_is_no_copy_is_not_restored(state_root: Path, ctl: Ctl, conte
     done = ctl("restore", str(state_root / "copy.sqlite"))
     assert done.returncode == 1
     assert "stop the daemon" not in done.stderr
-    assert DatabaseEngine(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from machines.model.events import GateOpened, StepAction, StepRecorded
 from machines.model.plan import GateName
 from machines.model.timefmt import format_rfc3339
 from machines.states import Outcome, Trigger
-from rolloutd.control.answer_text import describe_change
+from rolloutd.control.response_text import describe_change
 from rolloutd.ports import Ok
 from tests.contracts.fakes.runner import FakeRun
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment

@@ -168,7 +168,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_every_routes_answer_validates_against_its_model(tmp_path: Path, kind: str) -> None:
+async def test_response_of_each_route_matches_its_model(tmp_path: Path, kind: str) -> None:
     async def sqlite(compiled: Any) -> Any:
         return await open_store(tmp_path, compile_plan=compiled)
 

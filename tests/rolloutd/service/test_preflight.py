@@ -34,7 +34,7 @@ def test_a_second_daemon_is_told_who_was_first(service_manager: FakeServiceManag
 
 
 def test_a_start_that_cannot_listen_deposes_nobody(service_manager: FakeServiceManager) -> None:
-    """Without the lock's file too, a second daemon leaves the first one its tenure, and spends none."""
+    """Without the lock's file too, a second daemon leaves the first one its term, and begins none."""
     service_manager.start()
     service_manager.wait_for_message(lambda message: "READY=1" in message)
     (service_manager.directory / "state" / "lock").unlink()

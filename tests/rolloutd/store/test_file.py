@@ -18,7 +18,7 @@ import pytest
 from machines.model.events import HoldTaken
 from machines.model.rollout import Hold
 from rolloutd.errors import StoreFailed
-from rolloutd.store import DatabaseEngine, StateLock, open_store
+from rolloutd.store import DatabaseBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, commit_mark, database
 from tests.contracts.store_backends import ALICE, plan_of, rollout_opened, write
 
@@ -32,8 +32,8 @@ def raw(path: Path) -> closing[sqlite3.Connection]:
 async def test_a_new_file_is_ours_private_and_durable(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "deep" / "state", compile_plan=plan_of)
     await write(store, HELD)
-    assert stat.S_IMODE(store.engine.path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(store.engine.path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(store.backend.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.backend.path.parent.stat().st_mode) == 0o700
     assert store._writer is not None
     pragmas = ("journal_mode", "synchronous", "foreign_keys", "application_id", "user_version")
 
@@ -48,7 +48,7 @@ async def test_a_new_file_is_ours_private_and_durable(tmp_path: Path) -> None:
 async def test_every_table_is_strict(tmp_path: Path) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await store.close()
-    with raw(store.engine.path) as connection:
+    with raw(store.backend.path) as connection:
         lax = connection.execute(
             "SELECT name FROM pragma_table_list WHERE NOT strict AND name NOT GLOB 'sqlite*'"
         )
@@ -68,13 +68,13 @@ async def test_a_file_of_a_newer_version_or_another_program_is_refused(
 ) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await store.close()
-    with raw(store.engine.path) as connection:
+    with raw(store.backend.path) as connection:
         connection.execute(sql)
-    before = store.engine.path.read_bytes()
+    before = store.backend.path.read_bytes()
     for read_only in (False, True):
         with pytest.raises(StoreFailed, match=says):
             await open_store(tmp_path, compile_plan=plan_of, read_only=read_only)
-    assert store.engine.path.read_bytes() == before
+    assert store.backend.path.read_bytes() == before
 
 
 async def test_what_is_no_database_is_named(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ async def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> 
     state = tmp_path / "state"
     state.mkdir()
     os.chown(state, 65534, 65534)
-    with pytest.raises(StoreFailed, match="belongs to uid 65534 and we are uid 0"):
+    with pytest.raises(StoreFailed, match="belongs to uid 65534, the daemon runs as uid 0"):
         await open_store(state, compile_plan=plan_of)
 
 
@@ -178,7 +178,7 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
         await lock.release()
 
     asyncio.run(after())
-    assert DatabaseEngine(tmp_path / database.FILE_NAME).verify_chain().entries == 1
+    assert DatabaseBackend(tmp_path / database.FILE_NAME).verify_chain().entries == 1
 
 
 # -- files that lose their names -------------------------------------------------------------
@@ -188,16 +188,16 @@ async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: 
     """SQLite would write on and answer, and all would be gone; put back, it goes on by itself."""
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    store.engine.path.rename(tmp_path / "moved")
+    store.backend.path.rename(tmp_path / "moved")
     for replacing in (False, True):
         if replacing:
-            store.engine.path.write_bytes((tmp_path / "moved").read_bytes())
+            store.backend.path.write_bytes((tmp_path / "moved").read_bytes())
         with pytest.raises(StoreFailed, match=r"moved, removed or replaced; restore it"):
             await write(store, HELD)
-    (tmp_path / "moved").rename(store.engine.path)
+    (tmp_path / "moved").rename(store.backend.path)
     await write(store, HELD)
     await store.close()
-    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
+    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
 
 
 async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_pa
     away.rename(home)
     await write(store, HELD)
     await store.close()
-    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
+    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
@@ -225,15 +225,15 @@ async def test_what_a_removed_log_held_is_saved_by_a_stop(tmp_path: Path, suffix
     """Somebody takes the log for rubbish while the disk is full: no more is put into it."""
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    Path(f"{store.engine.path}{suffix}").unlink()
+    Path(f"{store.backend.path}{suffix}").unlink()
     with pytest.raises(StoreFailed, match="stop the daemon, which saves what they held"):
         await write(store, HELD)
     await store.close()
-    assert DatabaseEngine(store.engine.path).verify_chain().entries == 1
+    assert DatabaseBackend(store.backend.path).verify_chain().entries == 1
     again = await open_store(tmp_path, compile_plan=plan_of)
     await write(again, HELD)
     await again.close()
-    assert DatabaseEngine(store.engine.path).verify_chain().entries == 2
+    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
 
 
 async def test_a_log_without_its_database_is_not_overwritten(tmp_path: Path) -> None:
@@ -289,9 +289,9 @@ async def test_killed_daemon_leaves_a_database_that_opens(tmp_path: Path) -> Non
     await store.close()
     again = await open_store(killed, compile_plan=plan_of)
     await again.close()
-    commit_mark.mark_path(again.engine.path).write_text("no mark\n")
+    commit_mark.mark_path(again.backend.path).write_text("no mark\n")
     await (await open_store(killed, compile_plan=plan_of)).close()
-    assert commit_mark.read_mark(again.engine.path) == (3, 1)
+    assert commit_mark.read_mark(again.backend.path) == (3, 1)
 
 
 # -- reading only ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ async def test_snapshot_is_written_once(tmp_path: Path) -> None:
     await write(store, rollout_opened(nodes=["n0"], at=0.0))
     row = replace(ROW, before=SNAPSHOT)
     await write(store, PreparationRecorded(row))
-    log = Path(f"{store.engine.path}-wal")
+    log = Path(f"{store.backend.path}-wal")
     size = log.stat().st_size
     for sent in range(1, 5):
         await write(store, PreparationRecorded(replace(row, bytes=sent)))
@@ -48,7 +48,7 @@ async def test_question_for_lost_runs_reads_no_other_rows(tmp_path: Path) -> Non
         steps += 1
         return 0
 
-    with closing(sqlite3.connect(store.engine.path)) as connection:
+    with closing(sqlite3.connect(store.backend.path)) as connection:
         connection.set_progress_handler(count, 1)
         assert has_unfinished_run(connection, "n0")
         assert not has_unfinished_run(connection, "n1")

@@ -1,4 +1,4 @@
-"""The writing half of the store under stress: concurrency, cancellation, full disks, lost tenures."""
+"""The writing half of the store under stress: concurrency, cancellation, full disks, ended terms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import DatabaseEngine, SqlStore, open_store, writer
+from rolloutd.store import DatabaseBackend, SqlStore, open_store, writer
 from rolloutd.store.sqlite import database
 from rolloutd.store.writer import BatchWriter, Transaction
 from tests.contracts.store_backends import (
@@ -53,7 +53,7 @@ def freeze(number: int) -> FreezeStarted:
 
 def bare(store: SqlStore) -> closing[sqlite3.Connection]:
     """Open the store's file beside it, as somebody's shell would."""
-    return closing(sqlite3.connect(store.engine.path, isolation_level=None, timeout=0))
+    return closing(sqlite3.connect(store.backend.path, isolation_level=None, timeout=0))
 
 
 # -- all or nothing, whoever is cancelled ------------------------------------------
@@ -96,7 +96,7 @@ async def test_thousands_of_callers_some_in_conflict_some_cancelled(tmp_path: Pa
     for first, second in zip(entries[::2], entries[1::2], strict=True):
         assert [json.loads(each.text)["event"] for each in (first, second)] == ["HoldTaken", "FreezeStarted"]
     assert told == list(entries)
-    assert DatabaseEngine(store.engine.path).verify_chain().ok
+    assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
 async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: SqlStore) -> None:
@@ -133,7 +133,7 @@ async def test_close_writes_what_was_handed_in_and_refuses_the_rest(tmp_path: Pa
     assert [len(entries) for entries in await asyncio.gather(*callers)] == [1] * 20
     with pytest.raises(StoreFailed, match="closed"):
         await write(store, hold(99))
-    assert DatabaseEngine(store.engine.path).verify_chain().entries == 20
+    assert DatabaseBackend(store.backend.path).verify_chain().entries == 20
     await store.close()  # closing what is closed is fine
 
 
@@ -151,8 +151,8 @@ async def test_nobody_waits_for_ever_when_the_writer_is_stopped(tmp_path: Path) 
         answers = await asyncio.gather(*callers, return_exceptions=True)
         other.execute("COMMIT")
     assert all(isinstance(answer, StoreFailed) for answer in answers)
-    assert "may have been written" in str(answers[0])
-    assert "was not written" in str(answers[3])
+    assert "during the commit" in str(answers[0])
+    assert "before the commit" in str(answers[3])
     with pytest.raises(StoreFailed):
         await write(store, hold(10))
     await store.close()
@@ -181,10 +181,10 @@ async def test_full_disk_changes_nothing_and_recovers(tmp_path: Path) -> None:
     assert head is not None
     assert entry.seq == head.seq + 2
     await store.close()
-    assert DatabaseEngine(store.engine.path).verify_chain().ok
+    assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
-async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: SqlStore) -> None:
+async def test_full_disk_keeps_small_transactions_of_batch(store: SqlStore) -> None:
     assert store._writer is not None
     ledger = store._writer._batch_writer
     await write(store, rollout_opened())
@@ -204,7 +204,7 @@ async def test_a_full_disk_spares_the_small_ones_of_the_same_batch(store: SqlSto
     held = {int(kept.id) for kept in (await store.load_snapshot()).holds}
     assert held == {n for n, answer in ((1, answers[0]), (2, answers[2])) if isinstance(answer, tuple)}
     assert ledger.epoch == 1
-    assert DatabaseEngine(store.engine.path).verify_chain().ok
+    assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
 async def test_a_locked_database_is_named_and_survived(
@@ -236,7 +236,7 @@ async def test_a_damaged_file_is_named(store: SqlStore) -> None:
         await store.load_snapshot()
 
 
-async def test_a_row_that_nobody_can_read_is_an_error_with_words(store: SqlStore) -> None:
+async def test_unreadable_row_is_an_error_with_a_remedy(store: SqlStore) -> None:
     await write(store, rollout_opened(), hold(1))
     with bare(store) as other:
         other.execute("UPDATE hold SET actor = '{}'")
@@ -244,7 +244,7 @@ async def test_a_row_that_nobody_can_read_is_an_error_with_words(store: SqlStore
         await store.load_snapshot()
 
 
-async def test_a_plan_that_nobody_can_compile_names_its_rollout(store: SqlStore) -> None:
+async def test_uncompilable_plan_error_names_its_rollout(store: SqlStore) -> None:
     await write(store, rollout_opened())
     with bare(store) as other:
         other.execute("UPDATE rollout SET content = '{}'")
@@ -255,12 +255,12 @@ async def test_a_plan_that_nobody_can_compile_names_its_rollout(store: SqlStore)
 # -- one writer ------------------------------------------------------------------------
 
 
-async def test_a_writer_whose_tenure_has_ended_writes_nothing(store: SqlStore) -> None:
+async def test_writer_after_its_term_writes_nothing(store: SqlStore) -> None:
     await write(store, rollout_opened())
     head = await store.latest_audit_entry()
     with bare(store) as other:
-        BatchWriter(other, DatabaseEngine(store.engine.path), holder="pid 7 on elsewhere", since=1.0)
-    with pytest.raises(StoreFailed, match=r"term .* ended when pid 7 on elsewhere"):
+        BatchWriter(other, DatabaseBackend(store.backend.path), holder="pid 7 on elsewhere", since=1.0)
+    with pytest.raises(StoreFailed, match="pid 7 on elsewhere has begun term"):
         await write(store, ADMITTED)
     assert await store.latest_audit_entry() == head
     assert (await store.load_targets("r1"))[0].phase is Phase.PENDING
@@ -269,7 +269,7 @@ async def test_a_writer_whose_tenure_has_ended_writes_nothing(store: SqlStore) -
 def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with closing(database.open_writer(path)) as connection:
-        ledger = BatchWriter(connection, DatabaseEngine(path), holder="me", since=0.0)
+        ledger = BatchWriter(connection, DatabaseBackend(path), holder="me", since=0.0)
         first = Transaction((rollout_opened(),), ('{"a":1', '{"a":2'))
         twice = replace(first, audit_drafts=('{"a":3',))
         last = Transaction((hold(1),), ('{"a":4',))
@@ -278,7 +278,7 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
         assert isinstance(refused, Conflict)
         assert isinstance(after, tuple)
         assert [entry.seq for entry in (*written, *after)] == [1, 2, 3]
-        assert DatabaseEngine(path).verify_chain().ok
+        assert DatabaseBackend(path).verify_chain().ok
 
 
 # -- limits ------------------------------------------------------------------------------
@@ -294,15 +294,15 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     assert len(kept.text) == MAX_STEP_TEXT_CHARS
     await write(store, hold(1, "half \ud800 a character"))
     assert (await store.load_snapshot()).holds[0].reason == "half ? a character"
-    assert DatabaseEngine(store.engine.path).verify_chain().ok
+    assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
-async def test_what_cannot_be_kept_whole_is_refused_before_the_act(store: SqlStore) -> None:
+async def test_oversized_prior_state_refuses_the_step(store: SqlStore) -> None:
     await write(store, rollout_opened(), ADMITTED)
-    with pytest.raises(StoreFailed, match="could not be restored"):
+    with pytest.raises(StoreFailed, match="the step was not begun"):
         await write(store, StepRecorded(step(StepState.INTENDED, prior="x" * 2_000_000)))
     for prior in (object(), float("nan")):
-        with pytest.raises(StoreFailed, match="cannot be kept"):
+        with pytest.raises(StoreFailed, match="cannot be stored"):
             await write(store, StepRecorded(step(StepState.INTENDED, prior=prior)))
     with pytest.raises(StoreFailed):
         await write(store, StepRecorded(step(StepState.INTENDED, number=2**70)))

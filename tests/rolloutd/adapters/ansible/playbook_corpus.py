@@ -59,6 +59,9 @@ PLAYBOOKS = {
         "- add_host: {name: late, groups: [new], own: 3}\n"
         "- debug: {msg: '{{ groups }} {{ hostvars.late.own }} {{ inventory_dir == hostvars.db1.inventory_dir }}'}"
     ),
+    "inventory-of-plugin": _tasks(
+        "- debug: {msg: \"{{ lookup('hosts_of', 'x1,x2,') }} {{ hidden | default('') }} {{ groups.all }}\"}"
+    ),
     "inventory-own": _tasks("- debug: {msg: 'own is {{ own }}'}"),
     "other-group": "- hosts: web:!db\n  gather_facts: false\n  tasks: [{debug: {var: groups}}]\n",
     "facts": "- hosts: all\n  gather_facts: true\n  gather_subset: [min]\n  tasks:\n"
@@ -152,6 +155,10 @@ _FILES = {
     "test_plugins/core.py": "class TestModule:\n    def tests(self):\n        return {'tiny': lambda n: n < 9}\n",
     "lookup_plugins/fixed.py": "from ansible.plugins.lookup import LookupBase\n"
     "class LookupModule(LookupBase):\n    def run(self, terms, variables=None, **kwargs):\n        return ['fixed']\n",
+    "lookup_plugins/hosts_of.py": "from ansible.inventory.manager import InventoryManager\n"
+    "from ansible.parsing.dataloader import DataLoader\nfrom ansible.plugins.lookup import LookupBase\n"
+    "class LookupModule(LookupBase):\n    def run(self, terms, variables=None, **kwargs):\n"
+    "        return [sorted(InventoryManager(DataLoader(), sources=terms).hosts)]\n",
     # Of the same name as Ansible's own, which the fork server has imported.
     "action_plugins/template.py": "from ansible.plugins.action import ActionBase\n"
     "class ActionModule(ActionBase):\n    def run(self, tmp=None, task_vars=None):\n"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rolloutd.adapters.ansible import fork_servers, wrapper
+from rolloutd.adapters.ansible.launcher import LocalRun
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.errors import AdapterFailed
@@ -248,6 +249,26 @@ async def test_new_generation_of_inventory_replaces_server(tmp_path: Path, tree:
     assert servers[0] == servers[1]
     assert not servers[0] & runner.status.servers
     await runner.close()
+
+
+async def test_run_after_cancelled_start_gets_its_own_answer(runner: AnsibleRunner, tree: Path) -> None:
+    (tree / "own.yml").write_text(playbook_corpus.PLAYBOOKS["inventory-own"])
+    starting = asyncio.create_task(runner.start(request(tree, "own", "r1")))
+    await wait_until(lambda: runner.status.servers)
+    starting.cancel()
+    await asyncio.wait((starting,))
+    for run in ("r2", "r3"):
+        assert way(await finish(runner, request(tree, "own", run))) == FORKED
+        assert isinstance((await runner.get_state(run)).result, Ok)
+
+
+def test_run_of_this_machine_stays_here_despite_inventory() -> None:
+    here = replace(request(Path("tree"), "build", "r1"), host=Host("localhost", connection=LOCAL))
+    fleet = InventorySnapshot({"localhost": {"ansible_host": "10.0.0.1"}}, generation=1)
+    run = LocalRun.resolve(here, Path("tree"), fleet)
+    assert (run.variables, run.inventory.generation) == (LOCAL, None)
+    known = replace(fleet, hosts={"localhost": LOCAL})
+    assert LocalRun.resolve(here, Path("tree"), known).inventory is known
 
 
 async def test_foreign_command_is_not_forked(tmp_path: Path, tree: Path) -> None:

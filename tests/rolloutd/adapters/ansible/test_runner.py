@@ -320,7 +320,7 @@ async def test_a_playbook_outside_its_tree_is_refused(real: AnsibleBackend, play
     runner = real.runner()
     state, _ = await ended(runner, await runner.start(real.request(playbook)))
     assert isinstance(state.result, Failed)
-    assert "outside its source" in state.result.text
+    assert "outside the source" in state.result.text
 
 
 @pytest.mark.parametrize("run", ["", "../r1", "a b", "a/b", ".hidden", "x" * 200])

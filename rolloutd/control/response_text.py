@@ -1,4 +1,4 @@
-"""Sentences of reviews, handovers and comparisons, in the same words for the command line and the console."""
+"""Sentences for reviews, handovers and comparisons, shared by the command line and the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on one SQLite file.
+"""The backend on one SQLite file.
 
 The daemon runs its SQL in aiosqlite's thread; a simulation under virtual time runs it inline, because a
 thread runs in real time.
@@ -19,7 +19,7 @@ import aiosqlite
 from rolloutd import audit_chain
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.store.engine import ChainRow, Connection, Examination, Executor
+from rolloutd.store.backend import ChainRow, Connection, Examination, Executor
 from rolloutd.store.sqlite import commit_mark, database, lock
 
 T = TypeVar("T")
@@ -28,8 +28,8 @@ _FileIdentities = tuple[tuple[int, int] | None, ...]
 """Device and inode of each of a database's files; None for a missing one."""
 
 
-class SqliteEngine:
-    """One SQLite file (store.engine.Engine); `inline` runs the SQL in the caller."""
+class SqliteBackend:
+    """One SQLite file (store.backend.Backend); `inline` runs the SQL in the caller."""
 
     errors = database.DATABASE_ERRORS
     # IMMEDIATE takes the write lock now: no other daemon can begin a term before COMMIT.

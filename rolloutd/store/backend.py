@@ -1,4 +1,4 @@
-"""What the store needs of a database, so that another one is a folder.
+"""Port of the database under the store; each database has its own folder.
 
 The connection is that of DB-API 2.0 with the exceptions as its attributes; parameters are `?` and `?1`.
 """
@@ -61,7 +61,7 @@ class Examination:
     exists: bool = True
 
 
-class Engine(Protocol):
+class Backend(Protocol):
     """One database."""
 
     @property
@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Open for reading while another connection writes; raises StoreFailed."""
 
     def check_writable(self) -> None:
-        """Raise StoreFailed where a commit would be lost though it succeeds."""
+        """Raise StoreFailed if the files were removed or replaced: a commit would succeed and be lost."""
 
     def record_commit(self, epoch: int, seq: int) -> None:
         """Note the term and the last audit entry of a commit, outside the database."""
