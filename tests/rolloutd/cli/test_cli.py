@@ -295,7 +295,7 @@ def test_log_resumes_after_the_daemon_returns(
     code, out, err = run(capsys, "logs", "r", "n1", "-f")
     assert code == 0
     assert [text.split()[-1] for text in out.splitlines()] == ["first", "second"]
-    assert "waiting for it" in err
+    assert "reconnecting" in err
     assert [asked[2]["offset"] for asked in daemon.requests[1:]] == ["0", "10"]
 
 
