@@ -22,6 +22,6 @@ async def test_runs_that_are_over_are_read_again_when_asked_for(tmp_path: Path) 
     assert len(runner._tracked) == MAX_FINISHED_RUNS
     first = await runner.get_state("r0")
     assert isinstance(first.result, Failed)
-    assert "no playbook none.yml" in first.result.text
+    assert "playbook none.yml: the source does not have it" in first.result.text
     assert await runner.start(requests[0]) == "r0"
     await runner.close()

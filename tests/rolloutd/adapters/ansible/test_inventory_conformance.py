@@ -128,7 +128,7 @@ async def test_variables_and_groups_are_those_of_a_bare_run(tmp_path: Path, name
 
 
 COMPARE = """
-import json, sys
+import json, os, sys
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import inventory_loader, init_plugin_loader
@@ -169,6 +169,7 @@ try:
 except ValueError:
     assert "in-valid" in ours["hosts"]["n2"]
 else:
+    os.environ["ROLLOUTD_RUN_DIR"] = os.path.dirname(sys.argv[2])
     prepared.install()
     adopted = read("rolloutd_inventory")
     assert managers[-1]._inventory is prepared._data
