@@ -28,6 +28,8 @@ class SimRunner:
     async def start(self, request: RunRequest) -> str:
         """Start the run, or find it by its claim; without a claim it is begun under another handle."""
         world = self._access.world
+        if "~" in request.run_id:
+            raise ValueError(f"{request.run_id!r} is a handle and not a run id")
         for number in itertools.count(1):
             handle = request.run_id if number == 1 else f"{request.run_id}~{number}"
             run = world.runs.get(handle)

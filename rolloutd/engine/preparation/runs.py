@@ -28,7 +28,7 @@ class PrepareRuns:
     ) -> RunRequest:
         is_local = node == LOCALHOST
         return RunRequest(
-            run_id=row.handle or run_id(row),
+            run_id=run_id(row),  # not its handle: start() returns that of the run that has begun
             host=Host(node, connection=LOCAL_CONNECTION) if is_local else self._state.host(node),
             source=await self._adapters.source(row.rollout),
             playbook=playbook,
