@@ -105,7 +105,7 @@ class Backend(Protocol):
     def open_comparison(
         self, audited: Callable[[str, str], str]
     ) -> AbstractContextManager[Connection | None]:
-        """Open empty tables as schema `main` beside the database, read-only, as schema `stored`.
+        """Open empty tables as schema `main`, and the database read-only as schema `stored`.
 
         `audited` is made a function of SQL.  Yields None for a database with an older schema.
         """

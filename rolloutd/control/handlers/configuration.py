@@ -1,4 +1,4 @@
-"""Handlers of configurations: the records of a node, what a plan would change for whom, and verdicts."""
+"""Handlers of configurations: the records of a node, what a plan would change on each node, and verdicts."""
 
 from __future__ import annotations
 
