@@ -187,7 +187,7 @@ async def test_the_doctor_says_what_to_do(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give the directory away")
 def test_the_doctor_examines_a_state_directory_of_nobody(state_root: Path, ctl: Ctl) -> None:
-    """Unpacked on another machine, perhaps: whose it is has no name here, and all else is still told."""
+    """It may come from another machine: an owner without a name here is shown by number."""
     os.chown(state_root / "state", 4242, 4242)
     done = ctl("doctor")
     assert done.returncode == 1
@@ -309,8 +309,8 @@ async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path,
     done = ctl("restore", str(state_root / "copy.sqlite"), "--json")
     assert done.returncode == 0, done.stderr
     assert epoch_of(state_root) == newest
-    told = json.loads(done.stdout)
-    assert DatabaseBackend(Path(told["kept"])).verify_chain().entries == 3
+    restored = json.loads(done.stdout)
+    assert DatabaseBackend(Path(restored["kept"])).verify_chain().entries == 3
     assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
     await write(state_root, "four")
     assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().ok
