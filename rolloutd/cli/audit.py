@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_rfc3339
+from rolloutd import event_text
 from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
@@ -30,7 +31,6 @@ from rolloutd.cli.output import (
     print_now,
     sanitize,
 )
-from rolloutd.control import event_text
 from rolloutd.control.client import Client, api_path
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rolloutd import event_text
 from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
 from rolloutd.cli.queries import format_fraction, format_reason
-from rolloutd.control import event_text
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, api_path
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
+from rolloutd import event_text
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -24,7 +25,7 @@ from rolloutd.cli.output import (
     print_table,
     sanitize,
 )
-from rolloutd.control import event_text, response_text
+from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.control.user_time import LastLook
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from rolloutd import event_text
 from rolloutd.audit_names import with_current_names
 from rolloutd.cli.follow import read_entries
 from rolloutd.cli.output import format_local, print_message
 from rolloutd.cli.queries import format_gate, format_remaining
-from rolloutd.control import event_text
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from rolloutd.audit_names import with_current_names
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.event_text import failed_step
 from rolloutd.ports import Notifier
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.vote_text import describe_missing_votes
@@ -206,12 +207,10 @@ class NotificationDispatcher:
         rollout, fields = entry["rollout"], entry["fields"]
         match entry["event"]:
             case "PhaseMoved" if fields["trigger"] == Trigger.DISTURBED and DISTURBED in self._events:
-                failure = fields["failure"]
-                text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
+                text = f"{failed_step(fields['failure'])}\nrolloutctl status {rollout}"
                 yield Notification(f"{entry['node']} was disturbed in service by {rollout}", text)
             case "PhaseMoved" if fields["target"] == "failed" and NODE_FAILED in self._events:
-                failure = fields["failure"]
-                text = f"{failure['step']}: {failure['message']}\nrolloutctl status {rollout}"
+                text = f"{failed_step(fields['failure'])}\nrolloutctl status {rollout}"
                 what = "the rollback of " if fields.get("rolling_back") else ""
                 yield Notification(f"{what}{entry['node']} failed in {rollout}", text)
             case "RolloutEnded" if ROLLOUT_ENDED in self._events:

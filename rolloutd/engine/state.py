@@ -26,7 +26,7 @@ from machines.model.rollout import DAEMON
 from machines.scheduler.queue import SchedulingQueue
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
-from rolloutd.engine.transition_log import log_events
+from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     DEFAULT_STALE_AFTER_S,
@@ -327,7 +327,7 @@ class State:
         if any(isinstance(event, MismatchSettled) for event in events):
             self.index = self.index.rebuilt(await self.store.load_snapshot())
         self.changes.notify_committed(entries)
-        log_events(events, actor, cause)
+        log_entries(entries)
         self.wake_up()
         return entries
 

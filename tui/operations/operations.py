@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import event_text, response_text, user_time, wire
+from rolloutd import event_text
+from rolloutd.control import response_text, user_time, wire
 from rolloutd.control.client import api_path
 from tui.formatting import formatting
 from tui.operations.confirm import (

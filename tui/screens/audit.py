@@ -9,7 +9,7 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import event_text
+from rolloutd import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Page

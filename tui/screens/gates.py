@@ -8,7 +8,8 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import event_text, response_text, wire_plans
+from rolloutd import event_text
+from rolloutd.control import response_text, wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, fit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import event_text, response_text, wire_fleet
+from rolloutd import event_text
+from rolloutd.control import response_text, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.screens.page import Item, Page, heading, note_row, static_line

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from rolloutd.control import event_text, user_time
+from rolloutd import event_text
+from rolloutd.control import user_time
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph

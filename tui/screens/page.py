@@ -17,7 +17,8 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
-from rolloutd.control import event_text, wire
+from rolloutd import event_text
+from rolloutd.control import wire
 from tui.formatting import formatting
 from tui.formatting.lines import Line, justify, line_text, line_width, sanitize, wrap_text
 from tui.operations import actions

@@ -9,7 +9,7 @@ from typing import Any
 from textual.geometry import Size
 from textual.widget import Widget
 
-from rolloutd.control import event_text
+from rolloutd import event_text
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import event_text, wire, wire_fleet
+from rolloutd import event_text
+from rolloutd.control import wire, wire_fleet
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting
 from tui.state import permissions

@@ -15,8 +15,8 @@ from machines.scheduler.decide import decide
 from machines.scheduler.membership import membership_events
 from machines.states import Phase
 from rolloutd.control.client import ApiError
-from rolloutd.control.event_text import describe_event
 from rolloutd.control.identity import Account
+from rolloutd.event_text import describe_event
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, URL, ControlEnvironment, control_environment
 

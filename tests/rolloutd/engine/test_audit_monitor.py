@@ -181,7 +181,7 @@ async def test_transition_logged_once_with_its_cause(
         daemon = daemon_of(env, adapters_of(env, tmp_path))
         async with running(daemon):
             await until(env, lambda: env.phase(rollout, "p1") is Phase.DONE)
-        moves = [each for each in caplog.records if " -> " in each.getMessage()]
+        moves = [each for each in caplog.records if " \u2192 " in each.getMessage()]
         entries = await env.state.store.read_audit(event="PhaseMoved")
         assert len(moves) == len(entries) >= 4
         assert all(each.cause for each in moves)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from machines.model.rollout import DAEMON
 from machines.states import Phase
 from rolloutd.audit_names import with_current_names
 from rolloutd.compile import compile_plan
-from rolloutd.control.event_text import describe_entry
+from rolloutd.event_text import describe_entry
 from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database

@@ -1,7 +1,7 @@
-"""Sentences for audit entries, one line each.
+"""Sentences for events, all in one place: for the daemon's log, the command line, the console and reports.
 
-The entries are the record; `--json` shows them whole.  An event that this
-version does not know is shown by its name, because the daemon may be newer.
+They are made from audit entries, which are the record; `--json` shows those whole.  An event that this version
+does not know is shown by its name, because the daemon may be newer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from machines.model.timefmt import format_duration
+from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.audit_names import with_current_names
 from rolloutd.text import describe_source, join_limited, pluralize
 
@@ -48,9 +48,12 @@ def step_label(step: str) -> str:
     return ": ".join((parts[0], ".".join(parts[1:]))) if len(parts) > 1 else step
 
 
+def failed_step(failure: Mapping[str, Any]) -> str:
+    return f"{failure['step']}: {failure['message']}"
+
+
 def _describe_phase_move(fields: Fields) -> str:
-    failure = fields.get("failure") or {}
-    what = f"{failure['step']}: {failure['message']}" if failure else fields.get("text") or ""
+    what = failed_step(fields["failure"]) if fields.get("failure") else fields.get("text") or ""
     is_rollback = fields.get("rolling_back") and fields.get("outcome") != "rolled-back"
     outcome = f" ({fields['outcome']})" if fields.get("outcome") else " (rollback)" if is_rollback else ""
     attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
@@ -78,7 +81,8 @@ def _join_names(nodes: list[Any]) -> str:
 
 
 def _describe_submission(fields: Fields) -> str:
-    targets = pluralize(len(fields["targets"]), "target")
+    # A long submit has several entries, each with some of the targets.
+    targets = pluralize(len(fields["targets"]), "more target" if fields.get("part") else "target")
     source = fields.get("source")  # only the first part of a long entry has it
     return f"submitted {fields['name']}, {targets}" + (f", from {describe_source(source)}" if source else "")
 
@@ -90,6 +94,9 @@ def _with_reason(verb: str) -> Callable[[Fields], str]:
 def _describe_preparation(content: Fields) -> str:
     row = content["preparation"]
     text = f"prepare stage {row['stage']} {row['state']}"
+    if row["state"] == "failed":
+        next_try = format_rfc3339(row["not_before"])
+        return f"{text} in try {row['attempt']}: {row['text']}; next try at {next_try}"
     return f"{text}: {row['text']}" if row["text"] else text
 
 
@@ -147,12 +154,14 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (
-        f"removed the output of {pluralize(f['runs'], 'run')}, after `keep` of the settings"
+        f"removed the output of {pluralize(f['runs'], 'run')}, {format_duration(f['keep_s'])} after the end"
     ),
     "ConfigurationPruned": lambda f: (
         f"removed the configuration records, {format_duration(f['keep_s'])} after it left the inventory"
     ),
-    "NodeCleaned": lambda f: f"removed {pluralize(len(f['removed']), 'thing')} that ended rollouts had left",
+    "NodeCleaned": lambda f: (
+        f"removed what ended rollouts had left: {_join_names(f['removed']) or 'nothing'}"
+    ),
     "IsolationReleased": lambda f: f"returned to service by {f['kind']}: no hold is left",
     "MismatchSettled": lambda f: f"settled {f['subject']} by the {f['kept']}: {f['reason']}",
     "SettingsChanged": lambda f: f"settings changed: {', '.join(f['changed'])}",

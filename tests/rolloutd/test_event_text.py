@@ -1,0 +1,122 @@
+"""Sentences for events, in the daemon's log and under the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from machines.model.events import (
+    ChangeNeeded,
+    Event,
+    FreezeStarted,
+    NodesRemoved,
+    PhaseMoved,
+    PreparationRecorded,
+    RunOutputPruned,
+)
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.rollout import DAEMON, Actor, ActorKind
+from machines.model.windows import Freeze
+from machines.states import Phase, Trigger
+from rolloutd import event_text
+from rolloutd.engine import transition_log
+from rolloutd.ports import AuditEntry
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.text import format_exceptions, pluralize
+
+ANA = Actor(ActorKind.PERSON, "ana", 1000)
+
+
+def logged_lines(
+    caplog: pytest.LogCaptureFixture, event: Event, actor: Actor = DAEMON
+) -> list[tuple[str, str]]:
+    """Return the level and the text of the lines that the log has of an event."""
+    caplog.set_level("INFO", "rolloutd.transition")
+    drafts = draft_entries(event, actor=actor, cause="test", at=0.0, digest=None)
+    texts = [add_sequence_number(draft, number) for number, draft in enumerate(drafts, 1)]
+    transition_log.log_entries(AuditEntry(number, text, "") for number, text in enumerate(texts, 1))
+    return [(each.levelname, each.getMessage()) for each in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("event", "actor", "line"),
+    [
+        (NodesRemoved(("n1",)), DAEMON, "the inventory no longer has n1"),
+        (
+            RunOutputPruned("r", 1, 86_400.0, 0.0),
+            DAEMON,
+            "r: removed the output of 1 run, 1d after the end",
+        ),
+        (FreezeStarted(Freeze("f1", "all", "sale", "ana", 0.0)), ANA, "ana froze all: sale"),
+        (
+            PhaseMoved("r", "n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, 1, 0.0),
+            DAEMON,
+            "r/n1: pending \u2192 isolating",
+        ),
+    ],
+)
+def test_log_line_is_the_sentence_of_the_audit(
+    event: Event, actor: Actor, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert logged_lines(caplog, event, actor) == [("INFO", f"{line} [test]")]
+
+
+def test_log_leaves_steps_to_the_audit(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged_lines(caplog, ChangeNeeded("r", "n1", 0.0, "text")) == []
+
+
+FAILED_STAGE = "prepare stage one failed in try 2: text; next try at 1970-01-01T00:01:00Z"
+
+
+@pytest.mark.parametrize(
+    ("state", "node", "lines"),
+    [
+        ("running", "n1", []),
+        ("skipped", "n1", [("INFO", "r/n1: prepare stage one skipped: text [test]")]),
+        ("disturbed", "n1", []),  # its transition to failed is logged
+        ("done", "", []),  # the manifest of the build is logged
+        ("failed", "", [("WARNING", f"r: {FAILED_STAGE} [test]")]),
+        ("failed", "n1", [("WARNING", f"r/n1: {FAILED_STAGE} [test]")]),
+    ],
+)
+def test_end_of_stage_is_logged(
+    state: str, node: str, lines: list[tuple[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    row = Preparation(
+        "r", node, "one", 2, PreparationState(state), "", 0.0, 0.0, text="text", not_before=60.0
+    )
+    assert logged_lines(caplog, PreparationRecorded(row)) == lines
+    assert all(getattr(each, "rollout", "") == "r" for each in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"targets": [{}]}, "1 target"),
+        ({"targets": [{}] * 3, "part": 0}, "3 targets"),
+        ({"targets": [{}] * 500, "part": 1}, "500 more targets"),
+    ],
+)
+def test_submit_counts_the_targets_of_its_part(fields: dict[str, Any], text: str) -> None:
+    entry = {"event": "RolloutOpened", "fields": {"name": "somaxconn", **fields}}
+    assert event_text.describe_event(entry) == f"submitted somaxconn, {text}"
+
+
+def test_rollback_in_the_audit_says_so() -> None:
+    fields = {"source": "failed", "target": "isolating", "attempt": 2, "rolling_back": True, "text": "bad"}
+    text = event_text.describe_event({"event": "PhaseMoved", "fields": fields})
+    assert text == "failed \u2192 isolating (rollback), attempt 2: bad"
+
+
+def test_a_plural_of_its_own() -> None:
+    assert pluralize(2, "process", "processes") == "2 processes"
+
+
+def test_rolled_back_nodes_are_not_named_skipped() -> None:
+    assert [format_exceptions(*counts) for counts in ((3, 1), (1, 1), (2, 0), (0, 0))] == [
+        "2 skipped, 1 rolled back",
+        "1 rolled back",
+        "2 skipped",
+        "",
+    ]
