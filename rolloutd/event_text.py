@@ -1,7 +1,7 @@
 """Sentences for events, all in one place: for the daemon's log, the command line, the console and reports.
 
-They are made from audit entries, which are the record; `--json` shows those whole.  An event that this version
-does not know is shown by its name, because the daemon may be newer.
+They are made from audit entries, which are the record; `--json` shows those whole.
+An event that this version does not know is shown by its name, because the daemon may be newer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One log line per event, with its cause.
 
-The message says who did what; actor, cause, rollout and node are fields for searches of the journal.  Like the
-audit, it contains no connection, no output and no variable.
+The message says who did what; actor, cause, rollout and node are fields for searches of the journal.
+Like the audit, it contains no connection, no output and no variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_TEXT_CHARS = 500
 """Characters of a cause in a log line; the audit has all of it."""
 
 AUDIT_ONLY = frozenset({"StepRecorded", "ChangeNeeded", "DeadlineExtended", "DriftRecorded", "TargetChanged"})
-"""Events of single nodes that are too many for the log; the transitions that follow from them are in it."""
+"""Events of single nodes that are too many for the log: the transitions that follow from them are in it."""
 
 
 def log_entries(entries: Iterable[AuditEntry]) -> None:
