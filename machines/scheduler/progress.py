@@ -8,12 +8,12 @@ Nodes that left are not in the total.  `skipped` counts all nodes that are done 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from machines.facts.availability import is_kept_down
-from machines.facts.counters import TYPICAL_PERCENTILE, RolloutCounters, percent_done
+from machines.facts.counters import TYPICAL_PERCENTILE, PoolCounters, RolloutCounters, percent_done
 from machines.facts.index import Index
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
@@ -229,7 +229,8 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
     return tuple(
         PoolProgress(
             pool=pool.id,
-            **asdict(each),
+            # Not asdict(): it copies deeply, which at 500 pools took most of a status.
+            **{name: getattr(each, name) for name in PoolCounters.__slots__},
             down=len(pool.down) + len(pool.unknown),
             unobserved=len(pool.unknown),
             max_unavailable=index.budget(pool),
