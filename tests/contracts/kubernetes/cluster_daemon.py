@@ -9,6 +9,7 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import VoteCast
+from machines.model.node import NodeHealth
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Target, Vote
@@ -42,6 +43,9 @@ ROLLOUT = "r-1"
 DRAIN_PASS_S = 7.0
 """Longer than a permanent blocker takes to be confirmed, shorter than in a daemon."""
 
+LONG_PASS_S = 600.0
+"""Outlasts a test: the daemon aborts no isolation between two passes."""
+
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
 SETTINGS: dict[str, JSON] = {
     "teams": {"infra": {"members": ["olga"]}},
@@ -72,6 +76,7 @@ class ClusterDaemon:
         self._store = MemoryStore(compile=self._compile)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.runs = FakeRunHost({"site.yml": Script.OK})
+        self.drain_pass_s = DRAIN_PASS_S
         self.state: State
 
     async def start(self) -> None:
@@ -83,7 +88,7 @@ class ClusterDaemon:
         state.update_connections(await self._store.load_connections())
         watch = NodeWatch(self._cluster, clock, report_interval_s=1.0)
         clusters = ClusterRegistry([self._cluster])
-        isolators = {"kubernetes": KubernetesIsolator(clusters, clock, drain_pass_s=DRAIN_PASS_S)}
+        isolators = {"kubernetes": KubernetesIsolator(clusters, clock, drain_pass_s=self.drain_pass_s)}
         adapters = AdapterSet(FakeRunner(self.runs), isolators, {"reachable": FakeCheck()}, find_source)
         daemon = Daemon(
             state,
@@ -118,6 +123,11 @@ class ClusterDaemon:
 
     def target(self, node: str) -> Target:
         return self.state.index.target(ROLLOUT, node)
+
+    def is_up(self, node: str) -> bool:
+        """Return whether the daemon has observed the node to be up."""
+        observation = self.state.index.observation(node)
+        return observation is not None and observation.sight is NodeHealth.UP
 
     async def why(self, node: str) -> Reason | None:
         """Return why the node does not move, as `rolloutctl why` has it."""

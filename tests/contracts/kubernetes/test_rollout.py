@@ -18,7 +18,7 @@ from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION
 from rolloutd.ports import Ok
 from tests.contracts.fakes.runner import Script
-from tests.contracts.kubernetes.cluster_daemon import ROLLOUT, ClusterDaemon
+from tests.contracts.kubernetes.cluster_daemon import LONG_PASS_S, ROLLOUT, ClusterDaemon
 from tests.support.cluster_sandbox import ClusterSandbox
 
 JSON = Any
@@ -74,6 +74,8 @@ async def test_drained_node_is_finished_when_peer_leaves(
     node, peer = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
     await sandbox.workload("api", [node], grace_s=3600)
     [pod] = await sandbox.pods_on(node)
+    # A pass that ends between the outage and the pod's end would abort the isolation, which was not complete.
+    daemon.drain_pass_s = LONG_PASS_S
     await daemon.start()
     await daemon.submit("10m", [node, peer])
     await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
@@ -83,6 +85,8 @@ async def test_drained_node_is_finished_when_peer_leaves(
         await sandbox.post_heartbeat(peer, ready="False")
     else:
         await sandbox.api.delete(f"/api/v1/nodes/{peer}")
+    # Only an outage that the daemon knows before the drain is complete makes the node wait.
+    await sandbox.wait_until(lambda: _async(not daemon.is_up(peer)))
     await sandbox.api.delete(f"{sandbox.pods_path}/{pod}", gracePeriodSeconds=0)
     if outage == "kubelet":
 

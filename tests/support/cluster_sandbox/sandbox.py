@@ -50,6 +50,7 @@ class ClusterSandbox:
         self._started: set[str] = set()
         self._ended: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._heartbeat_lock = asyncio.Lock()
 
     async def __aenter__(self) -> ClusterSandbox:
         await self.api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
@@ -94,6 +95,11 @@ class ClusterSandbox:
 
     async def post_heartbeat(self, name: str, *, ready: str = "True") -> None:
         """Say, as its kubelet, how a node is."""
+        # On two connections a heartbeat of before could reach the server after this one.
+        async with self._heartbeat_lock:
+            await self._patch_status(name, ready)
+
+    async def _patch_status(self, name: str, ready: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         condition = {
             "type": "Ready",
@@ -238,9 +244,10 @@ class ClusterSandbox:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for node in self._nodes:
-                if node not in self.silent_nodes:
-                    with contextlib.suppress(OSError, aiohttp.ClientError, ApiError):
-                        await self.post_heartbeat(node)
+                async with self._heartbeat_lock:
+                    if node not in self.silent_nodes:
+                        with contextlib.suppress(OSError, aiohttp.ClientError, ApiError):
+                            await self._patch_status(node, "True")
 
     async def _follow_pods(self) -> None:
         while True:
