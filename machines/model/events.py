@@ -69,7 +69,7 @@ class TargetsJoined:
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """Amendment: a target's team or pools changed in the inventory, or its team voted."""
+    """Amendment: a target's team or pools changed in the inventory."""
 
     rollout: str
     node: str

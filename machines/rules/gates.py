@@ -189,13 +189,16 @@ def _team_vote_reason(
 
 def _has_voted_since_join(rollout: Rollout, team: str, target: Target) -> bool:
     """Return whether the team voted after the node joined; a proceed vote is about failures only."""
+    # Only a node that was never admitted entered its phase by joining.  Later a retry or an aborted isolation
+    # moves `since`, and the vote that admitted the node must still count.
+    joined_at = 0.0 if target.attempt else target.since
     return any(
         vote.yes
         and vote.gate not in NOT_FOR_JOINERS
         and vote.digest == rollout.digest_at(vote.gate)
         and vote.withdrawn_at is None
         and team in vote.teams
-        and vote.at >= target.since
+        and vote.at >= joined_at
         for vote in rollout.votes
     )
 

@@ -71,7 +71,9 @@ def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
             continue
         needs_vote_of = target.needs_vote_of
         if node.team != target.team:
-            needs_vote_of = _team_without_vote(rollout, node.team)
+            # A joiner that was not admitted yet still waits for its own team, whichever that is now.
+            is_waiting = needs_vote_of is not None and not target.attempt
+            needs_vote_of = _asked_team(rollout, node.team, is_waiting)
         yield TargetChanged(rollout.id, target.node, node.team, pools, needs_vote_of, now)
 
 
@@ -97,9 +99,6 @@ def _new_target(
     index: Index, rollout: Rollout, node: Node, position: int, now: float, needs_vote: bool
 ) -> Target:
     """Return the target of a node that joins: last, and waiting for its team's vote where one is needed."""
-    needs_vote_of = (
-        (node.team or rollout.plan.owner) if needs_vote else _team_without_vote(rollout, node.team)
-    )
     return Target(
         rollout=rollout.id,
         node=node.name,
@@ -109,13 +108,18 @@ def _new_target(
         position=position,
         since=now,
         joined=True,
-        needs_vote_of=needs_vote_of,
+        needs_vote_of=_asked_team(rollout, node.team, needs_vote),
         maybe_current=rollout.plan.skip_compliant,
     )
 
 
-def _team_without_vote(rollout: Rollout, team: str | None) -> str | None:
-    """Return the team if an opened gate asks every team and this one has not voted."""
+def _asked_team(rollout: Rollout, team: str | None, needs_vote: bool) -> str | None:
+    """Return the team that a node waits for: always one if it `needs_vote`, the owner for no team.
+
+    Otherwise its team if an opened gate asks every team and this one has not voted.
+    """
+    if needs_vote:
+        return team or rollout.plan.owner
     if team is None:
         return None
     for each in rollout.opened:
@@ -132,7 +136,8 @@ def _team_without_vote(rollout: Rollout, team: str | None) -> str | None:
 
 def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
     """Return the node's transitions in rollouts that supersede the one in which it is now done."""
-    if event.outcome is not Outcome.CHANGED:
+    # Only a node that has just passed: one whose rollback was aborted is changed too, but will lose it.
+    if event.trigger is not Trigger.VERIFIED or event.outcome is not Outcome.CHANGED:
         return []
     change = index.rollout(event.rollout).digest.change
     found = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from machines.facts.projection import Projection
 from machines.model.events import (
     GateOpened,
@@ -17,8 +19,8 @@ from machines.model.plan import EnrolPolicy, GateName, VoteRequirement
 from machines.model.rollout import Target
 from machines.rules.gates import gate_view
 from machines.scheduler.decide import decide, explain_node
-from machines.scheduler.membership import membership_events
-from machines.states import Outcome, Phase
+from machines.scheduler.membership import carry_over, membership_events
+from machines.states import Outcome, Phase, Trigger
 from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
     ALICE,
@@ -31,7 +33,10 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    plan_of,
+    rollout_opened,
     submit,
+    transition,
     vote,
 )
 
@@ -143,3 +148,37 @@ def test_changed_team_updates_target() -> None:
     index.apply(changed)
     admit(index, "n3")
     assert explain_node(index, "R", "n2", T0).code == "pool-full"
+
+
+def test_retried_joiner_needs_no_second_vote() -> None:
+    index = index_of(NODES)
+    submit(index, enrol=EnrolPolicy.ASK)
+    discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 2.0)
+    admit(index, "n9", at=T0 + 3.0)
+    transition(index, "n9", Trigger.ISOLATION_ABORTED, at=T0 + 4.0)
+    assert explain_node(index, "R", "n9", T0 + 4.0).code == "starting"
+
+
+def test_joiner_of_other_team_still_waits_for_vote() -> None:
+    index = index_of(NODES)
+    submit(index, enrol=EnrolPolicy.ASK)
+    discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    discover_nodes(index, *nodes_of_team("d", "n9"), at=T0 + 2.0)
+    assert index.target("R", "n9").needs_vote_of == "d"
+
+
+def test_carry_over_leaves_out_aborted_rollback() -> None:
+    index = index_of(NODES)
+    submit(index)
+    finish(index, "n1", at=T0 + 1.0)
+    opened = rollout_opened("R2", plan_of(), index, T0 + 2.0)
+    index.apply(replace(opened, digest=index.rollout("R").digest, supersedes="R"))
+    aborted, passed = (
+        PhaseMoved("R", "n1", trigger, source, Phase.DONE, 2, T0 + 3.0, Outcome.CHANGED)
+        for trigger, source in (
+            (Trigger.ISOLATION_ABORTED, Phase.ISOLATING),
+            (Trigger.VERIFIED, Phase.VERIFYING),
+        )
+    )
+    assert [carry_over(index, aborted), len(carry_over(index, passed))] == [[], 1]
