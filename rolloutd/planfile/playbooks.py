@@ -19,7 +19,7 @@ import yaml
 
 from rolloutd.errors import Diagnostic
 from rolloutd.planfile import PlanFile
-from rolloutd.planfile.document import LOADER
+from rolloutd.planfile.document import LOADER, MAX_VALUES
 
 MAX_PLAYBOOK_BYTES = 1024 * 1024
 """A larger playbook is left to Ansible, so that its parsing delays no user."""
@@ -42,7 +42,7 @@ def playbook_diagnostics(plan: PlanFile, tree: Path) -> tuple[Diagnostic, ...]:
     diagnostics = []
     for path, name in plan.named_playbooks():
         playbook = tree / name
-        if not _is_inside(tree, playbook):
+        if not is_inside(tree, playbook):
             diagnostics.append(
                 plan.diagnostic(
                     path,
@@ -70,7 +70,8 @@ def _is_directory(tree: Path) -> bool:
         return False
 
 
-def _is_inside(tree: Path, path: Path) -> bool:
+def is_inside(tree: Path, path: Path) -> bool:
+    """Return whether a path is a file of the source, also after its links are followed."""
     try:
         real = path.resolve()
         return real.is_file() and real.is_relative_to(tree.resolve())
@@ -81,8 +82,7 @@ def _is_inside(tree: Path, path: Path) -> bool:
 def _playbook_error(path: Path) -> str | None:
     """Return the first mistake as `LINE:COLUMN: TEXT`, None if there is none."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_PLAYBOOK_BYTES + 1)
+        text = _read_start(path)
     except OSError as error:
         return f"1:1: {error.strerror}"
     if len(text) > MAX_PLAYBOOK_BYTES or text.startswith(_VAULT_HEADER):
@@ -93,6 +93,12 @@ def _playbook_error(path: Path) -> str | None:
         return _error_at(error.problem_mark or error.context_mark, error.problem or "no YAML")
     except yaml.YAMLError as error:
         return f"1:1: {str(error).splitlines()[0]}"
+
+
+def _read_start(path: Path) -> bytes:
+    """Return a file, or one byte more than a playbook may have."""
+    with path.open("rb") as file:
+        return file.read(MAX_PLAYBOOK_BYTES + 1)
 
 
 def _structure_error(events: Iterable[yaml.Event]) -> str | None:
@@ -130,6 +136,9 @@ def _error_at(mark: Any, text: str) -> str:
 MAX_FILES = 10_000
 """Files of one digest; a source is at most 64 MiB."""
 
+MAX_NESTING = 100
+"""Levels of a followed file: libyaml's loader recurses in C, and some 100,000 levels end the process."""
+
 _YAML = frozenset({".yml", ".yaml"})
 _IMPORTS = frozenset(
     {
@@ -159,8 +168,9 @@ def playbook_digest(tree: Path, playbook: str) -> str:
     """Return the digest of a playbook inside a source, with all that it imports."""
     try:
         files = sorted(_Closure(tree).of_playbook(tree / playbook))
-    except (OSError, yaml.YAMLError, _AnyFile):
-        files = sorted(_files_below(tree))
+    except (OSError, ValueError, yaml.YAMLError, _AnyFile):  # ValueError: a date such as 2026-13-45
+        # A link may lead out of the source; what a client names there is not read.
+        files = sorted(path for path in _files_below(tree) if not path.is_symlink() or is_inside(tree, path))
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(tree)}\0".encode("utf-8", "surrogateescape"))
@@ -183,7 +193,7 @@ class _Closure:
             for name in _ALWAYS:
                 self._add_all(place / name)
             config = place / "ansible.cfg"
-            if config.is_file() and b"roles_path" in config.read_bytes():
+            if is_inside(self._root, config) and b"roles_path" in config.read_bytes():
                 raise _AnyFile
         self._add(playbook)
         return self._found
@@ -196,7 +206,8 @@ class _Closure:
         if len(self._found) > MAX_FILES:
             raise _AnyFile
         if path.suffix in _YAML:
-            for key, text in _texts(yaml.load(path.read_bytes(), Loader=LOADER)):  # noqa: S506  # a safe loader
+            # A set, because each text costs some thirty file lookups, and an alias repeats it for free.
+            for key, text in set(_texts(_load(path))):
                 self._follow(path, key, text)
 
     def _follow(self, path: Path, key: str, text: str) -> None:
@@ -223,24 +234,41 @@ class _Closure:
         return path.resolve().is_relative_to(self._tree)
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def _load(path: Path) -> Any:
+    """Return a YAML document; raises _AnyFile for one that is too large or too deep to be followed."""
+    text = _read_start(path)
+    if len(text) > MAX_PLAYBOOK_BYTES:
+        raise _AnyFile
+    depth = 0
+    for event in yaml.parse(text, Loader=LOADER):  # events do not recurse
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_NESTING:
+            raise _AnyFile
+    return yaml.load(text, Loader=LOADER)  # noqa: S506  # a safe loader
+
+
+def _texts(document: Any) -> Iterator[tuple[str, str]]:
     """Yield every text of a document, with the nearest key that names files."""
-    match value:
-        case dict():
-            for name, inner in value.items():
-                short = str(name).rpartition(".")[2]
-                if short.startswith(_LOOPS):
-                    raise _AnyFile
-                if short == "src" and value.get("remote_src") in (True, "yes", "true"):
-                    continue  # a file of the node
-                yield from _texts(inner, short if short in _IMPORTS else key)
-        case list():
-            for inner in value:
-                yield from _texts(inner, key)
-        case str():
-            yield key, value
-        case _:
-            pass
+    pending: list[tuple[str, Any]] = [("", document)]
+    # Bounded, because by its aliases a document may hold itself, or a billion copies of a text.
+    for _ in range(MAX_VALUES):
+        if not pending:
+            return
+        key, value = pending.pop()
+        match value:
+            case dict():
+                for name, inner in value.items():
+                    short = str(name).rpartition(".")[2]
+                    if short.startswith(_LOOPS):
+                        raise _AnyFile
+                    if short == "src" and value.get("remote_src") in (True, "yes", "true"):
+                        continue  # a file of the node
+                    pending.append((short if short in _IMPORTS else key, inner))
+            case list():
+                pending += ((key, inner) for inner in value)
+            case str():
+                yield key, value
+    raise _AnyFile
 
 
 def _files_below(directory: Path) -> Iterator[Path]:

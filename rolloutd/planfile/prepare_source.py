@@ -5,15 +5,16 @@ It becomes part of the plan's content, so people vote for it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rolloutd.errors import Diagnostic, InvalidFile
+from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.document import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
-from rolloutd.planfile.playbooks import playbook_digest
+from rolloutd.planfile.playbooks import is_inside, playbook_digest
 
 JSON = Any
 
@@ -45,11 +46,10 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
             found: dict[str, JSON] = {}
             if stage["playbook"]:
                 found["playbook"] = playbook_digest(tree, stage["playbook"])
-            manifest = tree / stage["manifest"] if kind == "stage" else None
             # A manifest that a build of this plan makes is known only then.
-            if manifest is not None and stage["manifest"] not in built:
+            if kind == "stage" and stage["manifest"] not in built:
                 path = ("spec", "prepare", "stages", number, kind, "manifest")
-                found["artifacts"] = _read(plan, path, manifest, stage["manifest"])
+                found["artifacts"] = _read_manifest(plan, path, tree, stage["manifest"])
             if kind == "build":
                 built.add(stage["manifest"])
             resolved[stage["name"]] = found
@@ -60,19 +60,21 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
     return replace(plan, content={**plan.content, "spec": spec})
 
 
-def _read(plan: PlanFile, path: KeyPath, manifest: Path, name: str) -> list[JSON]:
-    try:
-        with manifest.open("rb") as file:
+def _read_manifest(plan: PlanFile, path: KeyPath, tree: Path, name: str) -> list[JSON]:
+    text, manifest = None, tree / name
+    # A link in a git source may lead to any file of this machine, and a mistake quotes what it finds.
+    if is_inside(tree, manifest):
+        with suppress(OSError), manifest.open("rb") as file:
             text = file.read(MAX_MANIFEST_BYTES + 1)
-    except OSError as error:
+    if text is None:
         allowed = (
             "a manifest in the source (rolloutctl artifacts manifest DIR), or a `build` before this stage"
         )
-        message = f"there is no such manifest in the source: {error.strerror}"
-        raise InvalidFile((_mistake(plan, path, name, allowed, message),)) from None
+        message = "there is no such manifest in the source"
+        raise InvalidFile((plan.diagnostic(path, found=name, allowed=allowed, message=message),))
     if len(text) > MAX_MANIFEST_BYTES:
         message = "the manifest is too large"
-        raise InvalidFile((_mistake(plan, path, name, "at most 4 MiB", message),))
+        raise InvalidFile((plan.diagnostic(path, found=name, allowed="at most 4 MiB", message=message),))
     return read_manifest(text, name)
 
 
@@ -83,8 +85,5 @@ def _require_known_stages(plan: PlanFile, prepare: JSON, force: tuple[str, ...])
         if name not in known:
             allowed = f"one of: {', '.join(known)}" if known else "nothing: the plan has no prepare stages"
             message = "there is no such stage to force"
-            raise InvalidFile((_mistake(plan, ("spec", "prepare"), name, allowed, message),))
-
-
-def _mistake(plan: PlanFile, path: KeyPath, found: str, allowed: str, message: str) -> Diagnostic:
-    return plan.diagnostic(path, found=found, allowed=allowed, message=message)
+            path = ("spec", "prepare")
+            raise InvalidFile((plan.diagnostic(path, found=name, allowed=allowed, message=message),))

@@ -85,6 +85,34 @@ def test_role_of_roles_path_changes_digest(tree: Path) -> None:
     assert playbook_digest(tree, "install.yml") != before
 
 
+BOMB = "- &b0 [x, x]\n" + "".join(f"- &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 60))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000 + "]" * 100_000, "- hosts: &a [*a]\n", BOMB, "- when: 2026-13-45\n"],
+    ids=["deep", "holds-itself", "alias-bomb", "no-such-date"],
+)
+def test_file_that_cannot_be_followed_makes_every_file_count(tree: Path, text: str) -> None:
+    (tree / "more.yml").write_text(text)
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") != before
+
+
+def test_links_out_of_the_source_are_not_read(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "secret.yml"
+    outside.write_text("roles_path: top-secret\n")
+    for name in ("ansible.cfg", "linked.yml"):
+        (tree / name).symlink_to(outside)
+    before = playbook_digest(tree, "install.yml")
+    (tree / "configure.yml").write_text("- hosts: none\n")
+    assert playbook_digest(tree, "install.yml") == before
+    with pytest.raises(InvalidFile, match="no such manifest") as refused:
+        resolve_prepare(plan_with("[{stage: {manifest: linked.yml}}]"), tree)
+    assert "top-secret" not in str(refused.value)
+
+
 def test_manifest_of_source_is_part_of_change(tree: Path) -> None:
     plan = resolve_prepare(plan_with("[{stage: {}}]"), tree)
     (stage,) = compile_plan(plan.content, teams={}).prepare
