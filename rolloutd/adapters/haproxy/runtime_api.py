@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.haproxy.registration import BalancerParams
 from rolloutd.errors import NodeUnreachable, RolloutdError
 from rolloutd.ports import JSON, AdapterContext, Host, InventorySnapshot, Shell
@@ -141,11 +142,9 @@ class Balancer:
         try:
             writer.write(line.encode() + b"\n")
             await writer.drain()
-            answer = b""
-            while part := await reader.read(65536):
-                answer += part
-                if len(answer) > MAX_RESPONSE_BYTES:
-                    raise ConnectionError(f"the answer to `{line}` exceeds {MAX_RESPONSE_BYTES} bytes")
+            answer = await read_start(reader, MAX_RESPONSE_BYTES + 1)
+            if len(answer) > MAX_RESPONSE_BYTES:
+                raise ConnectionError(f"the answer to `{line}` exceeds {MAX_RESPONSE_BYTES} bytes")
         finally:
             writer.close()
         return _complete(answer.decode(errors="replace"))

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import aiohttp
 
+from rolloutd.adapters.bounded_read import read_start
 from rolloutd.patterns import MAX_SEARCHED_CHARS, InvalidPattern, is_found
 from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Ok, StepContext, Unknown
 
@@ -75,10 +76,8 @@ async def _get(url: str, tls: Mapping[str, JSON]) -> tuple[int, str]:
             server_hostname=tls.get("server_name"),
         ) as response,
     ):
-        body = bytearray()
-        while len(body) < MAX_SEARCHED_CHARS and (part := await response.content.read(MAX_SEARCHED_CHARS)):
-            body += part
-        return response.status, body[:MAX_SEARCHED_CHARS].decode("utf-8", "replace")
+        body = await read_start(response.content, MAX_SEARCHED_CHARS)
+        return response.status, body.decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=2)

@@ -18,6 +18,9 @@ JSON = Any
 MAX_MESSAGE_LENGTH = 300
 """Limit of a quoted message: the API server includes whole objects in some messages."""
 
+MAX_RETRY_AFTER_S = 30.0
+"""Longest wait that a server may ask for: a proxy may ask for hours, in which no node is seen."""
+
 DOCTOR_HINT = "rolloutctl doctor names the rights that are missing"
 
 
@@ -60,7 +63,7 @@ def malformed_answers() -> Iterator[None]:
     """Turn the errors of reading an object of an unexpected shape into ApiError; also a decorator."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         what = f"an object has an unexpected shape ({type(error).__name__}: {error})"
         raise ApiError(502, "Malformed", what) from error
 
@@ -129,6 +132,6 @@ def _parse_causes(details: Mapping[str, JSON]) -> dict[str, str]:
 
 
 def _parse_retry_after(*values: JSON) -> float | None:
-    """Return the longest requested wait; dates and invalid values are ignored."""
+    """Return the longest requested wait, within our limit; dates and invalid values are ignored."""
     waits = [float(text) for text in values if str(text).isdecimal() and float(text) > 0]
-    return max(waits, default=None)
+    return min(max(waits), MAX_RETRY_AFTER_S) if waits else None

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import yaml
 
+from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.kubernetes.api_errors import (
     ApiError,
     ClusterUnreachable,
@@ -52,6 +53,15 @@ CREDENTIALS_TIMEOUT_S = 15.0
 
 PAGE_SIZE = 500
 """Objects per page, as in kubectl: at most about ten megabytes of nodes."""
+
+MAX_PAGES = 2000
+"""Pages of one list: a million objects, more than a cluster holds; a server may name a next page for ever."""
+
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+"""Limit of one answer: twenty times a page of nodes."""
+
+MAX_ERROR_BYTES = 64 * 1024
+"""Limit of an error's body, which a proxy in between may write."""
 
 MAX_FLOW_CONTROL_ATTEMPTS = 4
 """Tries of a request that flow control rejects; the server asks for a pause of one second each time."""
@@ -181,7 +191,10 @@ class Cluster:
             self._request_slots,
             self._open_response(method, path, query, body, content_type, timeout) as answer,
         ):
-            return check_object(json.loads(await answer.read()))
+            body = await read_start(answer.content, MAX_RESPONSE_BYTES + 1)
+            if len(body) > MAX_RESPONSE_BYTES:
+                raise ValueError(f"the answer is longer than {MAX_RESPONSE_BYTES // 1024**2} MiB")
+            return check_object(json.loads(body))
 
     @asynccontextmanager
     async def watch(
@@ -203,7 +216,7 @@ class Cluster:
     async def _list(self, path: str, query: dict[str, str]) -> ObjectList:
         page = ObjectList()
         query["limit"] = str(PAGE_SIZE)
-        while True:
+        for _ in range(MAX_PAGES):
             chunk = await self.get(path, query)
             page.items += chunk.get("items") or ()
             with malformed_answers():
@@ -212,6 +225,7 @@ class Cluster:
             if not token:
                 return page
             query["continue"] = token
+        raise ClusterUnreachable(f"cluster {self.name}: the list of {path} has more than {MAX_PAGES} pages")
 
     @asynccontextmanager
     async def _open_response(
@@ -242,7 +256,7 @@ class Cluster:
             raise ClusterUnreachable(f"cluster {self.name} does not answer: {_error_text(error)}") from error
 
     async def _raise_api_error(self, api: ApiClient, response: aiohttp.ClientResponse) -> None:
-        body = (await response.read()).decode(errors="replace")
+        body = (await read_start(response.content, MAX_ERROR_BYTES)).decode(errors="replace")
         error = parse_error(response.status, response.reason or "", body, response.headers)
         if response.status == 401:
             await self._refresh_credentials(api)

@@ -268,7 +268,8 @@ def parse_isolation_record(text: JSON) -> IsolationRecord | None:
             str(fields["since"]),
             bool(fields.get("unschedulable", False)),
         )
-    except (TypeError, ValueError, KeyError):
+    # Anyone who may annotate a node writes this text: `Infinity` is a number to json, and brackets nest.
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
         return None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.prometheus.registration import ServerParams
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import JSON, AdapterContext
@@ -88,16 +89,14 @@ async def _post(url: str, query: str, token: str) -> bytes:
         aiohttp.ClientSession(headers=headers, auto_decompress=False) as session,
         session.post(url, data=form, allow_redirects=False) as response,
     ):
-        body = bytearray()
-        while len(body) <= MAX_RESPONSE_BYTES and (part := await response.content.read(MAX_RESPONSE_BYTES)):
-            body += part
+        body = await read_start(response.content, MAX_RESPONSE_BYTES + 1)
         if len(body) > MAX_RESPONSE_BYTES:
             raise QueryFailed("the response is too long; aggregate the query to one result")
         if response.status in (401, 403):
             raise QueryFailed(f"HTTP status {response.status}; set token_file to a valid token")
         if response.content_type != "application/json":
             raise QueryFailed(f"HTTP status {response.status} without JSON; check the url of the settings")
-        return bytes(body)
+        return body
 
 
 def _read_number(body: bytes) -> float:

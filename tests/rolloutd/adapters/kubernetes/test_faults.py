@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.kubernetes import cluster as cluster_module
 from rolloutd.adapters.kubernetes import list_watch
-from rolloutd.adapters.kubernetes.api_errors import ApiError
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, parse_error
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import MAX_CONNECTIONS, Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
@@ -27,6 +28,7 @@ from rolloutd.adapters.kubernetes.eviction import EvictionBlocked, evict
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.errors import SourceFailed
@@ -447,3 +449,33 @@ async def test_reopened_budget_watch_knows_the_budgets(fake: FakeKubernetes, clu
         assert budgets.covering(labelled)
         budgets.on_connected()
         assert budgets.is_synced
+
+
+@pytest.mark.parametrize(
+    "record", ['{"rollout": "r", "attempt": Infinity, "since": "s"}', "[" * 20_000], ids=["infinity", "deep"]
+)
+async def test_hostile_annotation_hides_no_other_node(
+    fake: FakeKubernetes, cluster: Cluster, record: str
+) -> None:
+    add_node(fake, "n1")
+    metadata = {"name": "n2", "labels": {}, "annotations": {ISOLATED_BY_ANNOTATION: record}}
+    fake.objects.create("nodes", {"metadata": metadata, "spec": {"unschedulable": True}, "status": {}})
+    async with watching(NodeWatch(cluster, SystemClock())) as seen:
+        await wait_until(lambda: seen.sight("n1") is NodeHealth.UP)
+        assert seen.last["n2"].cordoned_by_other
+
+
+def test_requested_wait_is_limited() -> None:
+    assert parse_error(429, "", "", {"Retry-After": "86400"}).retry_after_s == 30.0
+
+
+async def test_answer_without_end_is_an_unreachable_cluster(
+    fake: FakeKubernetes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_node(fake, "n1")
+    monkeypatch.setattr(cluster_module, "MAX_PAGES", 0)
+    with pytest.raises(ClusterUnreachable, match="more than 0 pages"):
+        await cluster.list("/api/v1/nodes")
+    monkeypatch.setattr(cluster_module, "MAX_RESPONSE_BYTES", 100)
+    with pytest.raises(ClusterUnreachable, match="the answer is longer"):
+        await cluster.get("/api/v1/nodes")
