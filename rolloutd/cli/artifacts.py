@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import format_age, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import format_size, pluralize
@@ -41,28 +41,22 @@ _PACKAGE = re.compile(r".*\.(?:deb|rpm)")
 def register(commands: CommandGroup) -> None:
     group = commands.add_group("artifacts", "write and verify manifests of artifacts, and compare nodes")
     parser = group.add_command("manifest", manifest, "write the manifest of a directory's files")
-    parser.add_argument("directory", metavar="DIR", type=Path, help=f"the directory; writes DIR/{MANIFEST}")
+    parser.argument("directory", metavar="DIR", text=f"the directory; writes DIR/{MANIFEST}", type=Path)
     parser = group.add_command("verify", verify, "compare the files of a manifest with it")
     parser.usage = (
         "rolloutctl artifacts verify [--json] FILE\n       rolloutctl artifacts verify [--json] DIR"
     )
-    parser.add_argument(
-        "file", metavar="FILE | DIR", type=Path, help=f"the manifest, or its directory ({MANIFEST})"
-    )
-
-    parser = group.add_command(
-        "report", report, "compare the artifacts of a rollout's nodes with its manifest"
-    )
-    add_rollout_argument(parser)
-    parser.add_argument(
-        "--by", metavar="LABEL", default="site", help="label whose values are the sites (site)"
-    )
-    parser = commands.add_command("prepare", prepare, "show the prepare stages of a rollout on each node")
-    add_rollout_argument(parser)
-    parser.add_argument("--node", metavar="NODE", help="only this node")
+    file = f"the manifest, or its directory ({MANIFEST})"
+    parser.argument("file", metavar="FILE | DIR", text=file, type=Path)
+    summary = "compare the artifacts of a rollout's nodes with its manifest"
+    parser = group.add_command("report", report, summary).rollout()
+    parser.argument("--by", metavar="LABEL", text="label whose values are the sites (site)", default="site")
+    summary = "show the prepare stages of a rollout on each node"
+    parser = commands.add_command("prepare", prepare, summary).rollout()
+    parser.argument("--node", metavar="NODE", text="only this node")
     parser = commands.add_command("checkpoints", checkpoints, "show the prepare stages that nodes remember")
     parser.usage = "rolloutctl checkpoints [--json] ROLLOUT\n       rolloutctl checkpoints [--json] NODE"
-    parser.add_argument("what", metavar="ROLLOUT | NODE", help="a rollout, or a node")
+    parser.argument("what", metavar="ROLLOUT | NODE", text="a rollout, or a node")
 
 
 def manifest(call: Invocation) -> int:

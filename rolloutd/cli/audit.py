@@ -66,58 +66,32 @@ def register(commands: CommandGroup) -> None:
         "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
-    parser.add_argument(
-        "target",
-        metavar="ROLLOUT",
-        nargs="?",
-        help="only this rollout; or an action: verify, head, settle or export",
-    )
-    parser.add_argument(
-        "exported",
-        metavar="SUBJECT",
-        nargs="?",
-        help="for export: the rollout; for settle: a mismatch, or all",
-    )
-    parser.add_argument(
-        "--keep",
-        choices=("audit", "database"),
-        help="for settle: restore rows from the audit, or keep those of the database",
-    )
-    parser.add_argument("--reason", metavar="TEXT", help="for settle: reason, kept in the audit")
-    parser.add_argument(
-        "--rollout", metavar="ROLLOUT", help=f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
-    )
-    parser.add_argument("--node", metavar="NODE", help="only this node")
-    parser.add_argument("--actor", metavar="NAME", help="only this person")
-    parser.add_argument("--kind", metavar="EVENT", help="only this kind of event, such as VoteCast")
-    parser.add_argument(
-        "--after", metavar="SEQ", type=int_argument(0), default=0, help="only entries after this number"
-    )
+    target = "only this rollout; or an action: verify, head, settle or export"
+    parser.argument("target", metavar="ROLLOUT", text=target, nargs="?")
+    subject = "for export: the rollout; for settle: a mismatch, or all"
+    parser.argument("exported", metavar="SUBJECT", text=subject, nargs="?")
+    keep = "for settle: restore rows from the audit, or keep those of the database"
+    parser.add_argument("--keep", choices=("audit", "database"), help=keep)
+    parser.argument("--reason", metavar="TEXT", text="for settle: reason, kept in the audit")
+    rollout = f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
+    parser.argument("--rollout", metavar="ROLLOUT", text=rollout)
+    parser.argument("--node", metavar="NODE", text="only this node")
+    parser.argument("--actor", metavar="NAME", text="only this person")
+    parser.argument("--kind", metavar="EVENT", text="only this kind of event, such as VoteCast")
+    after = "only entries after this number"
+    parser.argument("--after", metavar="SEQ", text=after, type=int_argument(0), default=0)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--limit", metavar="N", type=int_argument(1), help="only the first N entries")
     size.add_argument("-n", "--last", metavar="N", type=int_argument(1), help="only the last N entries")
-    parser.add_argument("-f", "--follow", action="store_true", help="show new entries until interrupted")
-    parser.add_argument(
-        "--database", metavar="FILE", type=Path, help="for verify and head: read this file, without a daemon"
-    )
-    parser.add_argument(
-        "--anchor",
-        metavar="FILE",
-        type=Path,
-        help="for verify: copy of the anchors' lines, which the audit must agree with",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="for export: archive to write (ROLLOUT.tar.gz); - is stdout",
-    )
-    parser.add_argument(
-        "--head",
-        metavar="HASH",
-        type=_hash_argument,
-        help="for verify: a hash noted earlier, which the chain must contain",
-    )
+    parser.flag("-f", "--follow", text="show new entries until interrupted")
+    database = "for verify and head: read this file, without a daemon"
+    parser.argument("--database", metavar="FILE", text=database, type=Path)
+    anchor = "for verify: copy of the anchors' lines, which the audit must agree with"
+    parser.argument("--anchor", metavar="FILE", text=anchor, type=Path)
+    output = "for export: archive to write (ROLLOUT.tar.gz); - is stdout"
+    parser.argument("--output", metavar="FILE", text=output, type=Path)
+    head = "for verify: a hash noted earlier, which the chain must contain"
+    parser.argument("--head", metavar="HASH", text=head, type=_hash_argument)
 
 
 def audit(call: Invocation) -> int:

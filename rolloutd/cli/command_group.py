@@ -59,11 +59,46 @@ Handler = Callable[[Invocation], int | None]
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that suggests the nearest known word for a mistyped one."""
+    """An argument parser that suggests the nearest known word for a mistyped one.
+
+    The methods that add arguments return the parser.
+    """
 
     def __init__(self, **settings: Any) -> None:
+        # A script's abbreviation would get another meaning once an option with the same beginning is added.
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
+
+    def argument(self, *names: str, metavar: str, text: str, **settings: Any) -> Parser:
+        """Add an argument with a value; `text` is its help."""
+        self.add_argument(*names, metavar=metavar, help=text, **settings)
+        return self
+
+    def flag(self, *names: str, text: str) -> Parser:
+        self.add_argument(*names, action="store_true", help=text)
+        return self
+
+    def rollout(self, *, optional: bool = False) -> Parser:
+        text = "rollout id, its prefix, or its plan's name"
+        return self.argument("rollout", metavar="ROLLOUT", text=text, nargs="?" if optional else None)
+
+    def node(self, *, optional: bool = False) -> Parser:
+        return self.argument("node", metavar="NODE", text="the node's name", nargs="?" if optional else None)
+
+    def watch(self) -> Parser:
+        return self.flag("-w", "--watch", text="print again after each change, until interrupted")
+
+    def reason(self, *, required: bool = True) -> Parser:
+        text = "reason, kept in the audit"
+        return self.argument("--reason", metavar="TEXT", text=text, type=_non_blank, required=required)
+
+    def until(self, meaning: str) -> Parser:
+        """Add --until; `meaning` is a noun phrase."""
+        text = f"{meaning}: RFC 3339, or a duration from now, such as 2h"
+        return self.argument("--until", metavar="TIME", text=text, type=time_argument)
+
+    def yes(self) -> Parser:
+        return self.flag("--yes", text="do not ask for a confirmation on a terminal")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments with the command's own usage; argparse would print rolloutctl's."""
@@ -111,15 +146,13 @@ class CommandGroup:
         self._shared = shared
         self.root_parser = root_parser
 
-    def add_command(
-        self, name: str, handler: Handler, summary: str, *, json: bool = True
-    ) -> argparse.ArgumentParser:
+    def add_command(self, name: str, handler: Handler, summary: str, *, json: bool = True) -> Parser:
         """Add a command and return its parser."""
-        parser: argparse.ArgumentParser = self._subparsers.add_parser(
+        parser: Parser = self._subparsers.add_parser(
             name, help=summary, description=_as_sentence(summary), parents=[self._shared]
         )
         if json:
-            parser.add_argument("--json", action="store_true", help="print JSON, whose keys are stable")
+            parser.flag("--json", text="print JSON, whose keys are stable")
             parser.add_argument(
                 "-o",
                 action=_OutputFormat,
@@ -137,57 +170,14 @@ class CommandGroup:
         return CommandGroup(commands, self._shared, self.root_parser)
 
 
-def shared_options() -> argparse.ArgumentParser:
+def shared_options() -> Parser:
     """Return the options that are allowed before and after a command's name."""
-    shared = Parser(add_help=False)
-    shared.add_argument(
-        "--socket",
-        metavar="PATH",
-        default=argparse.SUPPRESS,
-        help=f"the daemon's socket (default: $ROLLOUTD_SOCKET, else {DEFAULT_SOCKET})",
-    )
-    shared.add_argument(
-        "--host",
-        metavar="HOST",
-        default=argparse.SUPPRESS,
-        help="ssh destination: use that machine's daemon, as your account there",
-    )
-    return shared
-
-
-def add_rollout_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument(
-        "rollout",
-        metavar="ROLLOUT",
-        nargs="?" if optional else None,
-        help="rollout id, its prefix, or its plan's name",
-    )
-
-
-def add_node_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    parser.add_argument("node", metavar="NODE", nargs="?" if optional else None, help="the node's name")
-
-
-def add_watch_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-w", "--watch", action="store_true", help="print again after each change, until interrupted"
-    )
-
-
-def add_reason_option(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    parser.add_argument(
-        "--reason", metavar="TEXT", type=_non_blank, required=required, help="reason, kept in the audit"
-    )
-
-
-def add_until_option(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Add --until; `meaning` is a noun phrase."""
-    parser.add_argument(
-        "--until",
-        metavar="TIME",
-        type=time_argument,
-        help=f"{meaning}: RFC 3339, or a duration from now, such as 2h",
-    )
+    shared, absent = Parser(add_help=False), argparse.SUPPRESS
+    # Absent by default: the default of a subcommand would replace what was given before its name.
+    socket = f"the daemon's socket (default: $ROLLOUTD_SOCKET, else {DEFAULT_SOCKET})"
+    shared.argument("--socket", metavar="PATH", text=socket, default=absent)
+    host = "ssh destination: use that machine's daemon, as your account there"
+    return shared.argument("--host", metavar="HOST", text=host, default=absent)
 
 
 def time_argument(text: str) -> str:
@@ -228,16 +218,16 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def add_yes_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--yes", action="store_true", help="do not ask for a confirmation on a terminal")
-
-
 def confirm(call: Invocation, read_text: Callable[[], str], question: str) -> None:
     """Ask a user at a terminal to confirm what the text says; raises Exit if they decline."""
     if call.args.yes or not is_terminal() or not sys.stdin.isatty():
         return
     print_message(read_text())
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:  # Ctrl-D at the prompt
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
         raise exits.Exit(exits.REFUSED, "nothing was done")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_node_argument, add_rollout_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import format_local, format_percent, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.text import join_limited, pluralize
@@ -35,25 +35,20 @@ MAX_NODES_NAMED = 5
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("config", config, "show what runs gave to a node, without secrets")
-    add_node_argument(parser)
-    parser.add_argument(
-        "--record", choices=RECORDS, help="print the values of this record (all records, without values)"
-    )
-    parser = commands.add_command("diff", diff, "show the values that differ between two records of a node")
-    add_node_argument(parser)
-    parser.add_argument(
-        "before", metavar="A", nargs="?", choices=RECORDS, default="previous", help="a record (previous)"
-    )
-    parser.add_argument(
-        "after", metavar="B", nargs="?", choices=RECORDS, default="current", help="another record (current)"
-    )
+    parser = commands.add_command("config", config, "show what runs gave to a node, without secrets").node()
+    record = "print the values of this record (all records, without values)"
+    parser.add_argument("--record", choices=RECORDS, help=record)
+    summary = "show the values that differ between two records of a node"
+    parser = commands.add_command("diff", diff, summary).node()
+    for name, metavar, default, text in (
+        ("before", "A", "previous", "a record (previous)"),
+        ("after", "B", "current", "another record (current)"),
+    ):
+        parser.argument(name, metavar=metavar, text=text, nargs="?", choices=RECORDS, default=default)
     parser = commands.add_command("changes", changes, "show which node has which change, across rollouts")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="only this plan, with its groups and nodes")
-    parser = commands.add_command(
-        "drift", drift, "run a rollout's playbook on its done nodes in check mode now, to find drift"
-    )
-    add_rollout_argument(parser)
+    parser.argument("plan", metavar="PLAN", text="only this plan, with its groups and nodes", nargs="?")
+    summary = "run a rollout's playbook on its done nodes in check mode now, to find drift"
+    commands.add_command("drift", drift, summary).rollout()
 
 
 def config(call: Invocation) -> int:

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd import event_text
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Invocation,
-    add_rollout_argument,
-    add_watch_option,
-    past_time_argument,
-)
+from rolloutd.cli.command_group import CommandGroup, Invocation, past_time_argument
 from rolloutd.cli.output import (
     AGE_UNITS,
     colorize,
@@ -35,20 +29,12 @@ if TYPE_CHECKING:
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command(
-        "handover", hand_over, "show what changed since you last looked, who decided, and what waits"
-    )
-    parser.add_argument(
-        "--since",
-        metavar="TIME",
-        type=past_time_argument,
-        help="start: RFC 3339, or a duration before now, such as 8h (default: your last handover, else 8h)",
-    )
-    parser = commands.add_command(
-        "compare", compare, "compare nodes with the canaries: times and changed tasks, outliers first"
-    )
-    add_rollout_argument(parser)
-    add_watch_option(parser)
+    summary = "show what changed since you last looked, who decided, and what waits"
+    since = "start: RFC 3339, or a duration before now, such as 8h (default: your last handover, else 8h)"
+    parser = commands.add_command("handover", hand_over, summary)
+    parser.argument("--since", metavar="TIME", text=since, type=past_time_argument)
+    summary = "compare nodes with the canaries: times and changed tasks, outliers first"
+    commands.add_command("compare", compare, summary).rollout().watch()
 
 
 def hand_over(call: Invocation) -> None:

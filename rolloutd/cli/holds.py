@@ -10,16 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Handler,
-    Invocation,
-    add_node_argument,
-    add_reason_option,
-    add_until_option,
-    add_watch_option,
-    without_none,
-)
+from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, without_none
 from rolloutd.cli.output import format_age, format_local, print_line, print_table, sanitize
 from rolloutd.cli.queries import format_down
 from rolloutd.control.client import api_path
@@ -37,56 +28,41 @@ MAX_UNOBSERVED_SHOWN = 8
 
 
 def register(commands: CommandGroup) -> None:
-    locks = commands.add_command(
+    commands.add_command(
         "locks", show_locks, "show every pool's slots and holders, holds and freezes"
-    )
-    add_watch_option(locks)
-    hold = commands.add_command(
-        "hold", take_hold, "reserve a node for other work: no rollout starts it, and it takes its slots"
-    )
+    ).watch()
+    summary = "reserve a node for other work: no rollout starts it, and it takes its slots"
+    hold = commands.add_command("hold", take_hold, summary)
     release = commands.add_command("release", release_hold, "release a hold on a node")
     for parser in (hold, release):
-        add_node_argument(parser)
-        parser.add_argument("--as", dest="id", metavar="ID", help="name of the hold (your user name)")
-    add_until_option(hold, "end of the hold")
-    add_reason_option(hold)
+        parser.node().argument("--as", dest="id", metavar="ID", text="name of the hold (your user name)")
+    hold.until("end of the hold").reason()
     freeze = commands.add_command("freeze", start_freeze, "start no node until the freeze is lifted")
     unfreeze = commands.add_command("unfreeze", lift_freeze, "lift a freeze")
+    scope = "all, team/NAME, node/NAME, or a pool such as rack/r12 (all)"
     for parser in (freeze, unfreeze):
-        parser.add_argument(
-            "--scope", metavar="SCOPE", help="all, team/NAME, node/NAME, or a pool such as rack/r12 (all)"
-        )
-    add_until_option(freeze, "end of the freeze")
-    add_reason_option(freeze)
-    add_reason_option(unfreeze, required=False)
+        parser.argument("--scope", metavar="SCOPE", text=scope)
+    freeze.until("end of the freeze").reason()
+    unfreeze.reason(required=False)
     group = commands.add_group("team", "show or set a team's own rules")
 
-    def add(name: str, handler: Handler, summary: str) -> argparse.ArgumentParser:
-        parser = group.add_command(name, handler, summary)
-        parser.add_argument("team", metavar="TEAM", help="the team's name")
-        return parser
+    def add(name: str, handler: Handler, summary: str) -> Parser:
+        return group.add_command(name, handler, summary).argument(
+            "team", metavar="TEAM", text="the team's name"
+        )
 
     add("show", show_team, "show a team's windows, canaries and freezes")
-    windows = add("windows", set_windows, "set when the team's nodes may start; all other windows apply too")
-    windows.add_argument(
-        "window",
-        metavar="WINDOW",
-        nargs="*",
-        type=_window_argument,
-        help='such as "mon-fri 09:00-16:00 Europe/Amsterdam"',
-    )
-    canaries = add("canaries", set_canaries, "set which of the team's nodes go first")
-    canaries.add_argument(
-        "node", metavar="NODE", nargs="*", help="a canary; give them in the order in which they start"
-    )
-    freeze = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
-    add_until_option(freeze, "end of the freeze")
-    unfreeze = add("unfreeze", unfreeze_team, "lift the team's freezes")
-    for parser, name in ((windows, "windows"), (canaries, "canaries")):
-        parser.add_argument("--none", action="store_true", help=f"remove the team's own {name}")
-    for parser in (windows, canaries, freeze):
-        add_reason_option(parser)
-    add_reason_option(unfreeze, required=False)
+    parser = add("windows", set_windows, "set when the team's nodes may start; all other windows apply too")
+    window = 'such as "mon-fri 09:00-16:00 Europe/Amsterdam"'
+    parser.argument("window", metavar="WINDOW", text=window, nargs="*", type=_window_argument)
+    parser.flag("--none", text="remove the team's own windows").reason()
+    parser = add("canaries", set_canaries, "set which of the team's nodes go first")
+    canary = "a canary; give them in the order in which they start"
+    parser.argument("node", metavar="NODE", text=canary, nargs="*")
+    parser.flag("--none", text="remove the team's own canaries").reason()
+    parser = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
+    parser.until("end of the freeze").reason()
+    add("unfreeze", unfreeze_team, "lift the team's freezes").reason(required=False)
 
 
 def show_locks(call: Invocation) -> None:

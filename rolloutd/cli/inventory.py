@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Invocation,
-    add_reason_option,
-    add_watch_option,
-    add_yes_option,
-    confirm,
-)
+from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
 from rolloutd.cli.output import AGE_UNITS, format_age, print_line, print_message, print_table, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.text import join_limited, pluralize
@@ -43,34 +36,26 @@ MAX_NAMES_SHOWN = 10
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command(
-        "inventory", inventory, "list nodes, what each source reports, and conflicts"
-    )
+    summary = "list nodes, what each source reports, and conflicts"
+    parser = commands.add_command("inventory", inventory, summary)
     parser.usage = (
         "rolloutctl inventory [--refresh] [--json] [NODE]\n"
         "       rolloutctl inventory conflicts [--json]\n"
         "       rolloutctl inventory accept SOURCE --reason TEXT\n"
         "       rolloutctl inventory pin NODE --reason TEXT"
     )
-    parser.add_argument(
-        "what",
-        metavar="NODE | conflicts | accept | pin",
-        nargs="?",
-        help="a node: show what each source reports about it; conflicts: list the quarantined nodes;"
+    what = (
+        "a node: show what each source reports about it; conflicts: list the quarantined nodes;"
         " accept: apply a response of a source that is held back; pin: trust the host key and machine id"
-        " that a node reports now",
+        " that a node reports now"
     )
-    parser.add_argument(
-        "name", metavar="SOURCE | NODE", nargs="?", help="the source to accept, or the node to pin"
-    )
-    parser.add_argument("--refresh", action="store_true", help="read the inventory sources again first")
-    add_reason_option(parser, required=False)
-    add_watch_option(parser)
+    parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
+    name = "the source to accept, or the node to pin"
+    parser.argument("name", metavar="SOURCE | NODE", text=name, nargs="?")
+    parser.flag("--refresh", text="read the inventory sources again first").reason(required=False).watch()
     parser = commands.add_command("clean", clean, "remove from nodes what ended rollouts left there")
-    parser.add_argument("subject", metavar="NODE | ROLLOUT", help="a node, or a rollout for all its nodes")
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be removed")
-    add_reason_option(parser, required=False)
-    add_yes_option(parser)
+    parser.argument("subject", metavar="NODE | ROLLOUT", text="a node, or a rollout for all its nodes")
+    parser.flag("--dry-run", text="only print what would be removed").reason(required=False).yes()
 
 
 def inventory(call: Invocation) -> int:

@@ -16,65 +16,50 @@ from typing import Any, NoReturn
 
 import rolloutd
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, add_rollout_argument, int_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
 from rolloutd.cli.output import print_line
+
+PORT_HELP = "port of 127.0.0.1 (any free one)"
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command(
-        "demo", demo, "run a rollout on a small fleet that this command starts on this machine"
-    )
-    parser.add_argument("--nodes", metavar="N", type=int, help="number of nodes (12)")
-    parser.add_argument(
-        "--fault",
-        metavar="NODE:PHASE",
-        action="append",
-        help="break a node while isolating, maintaining or verifying (repeatable)",
-    )
-    parser.add_argument(
-        "--headless", action="store_true", help="run without a terminal, and answer every question with yes"
-    )
-    parser.add_argument("--plain", action="store_true", help="show bars and questions instead of the console")
-    parser.add_argument("--dir", metavar="DIR", help="keep all files there (a temporary directory)")
+    summary = "run a rollout on a small fleet that this command starts on this machine"
+    parser = commands.add_command("demo", demo, summary)
+    parser.argument("--nodes", metavar="N", text="number of nodes (12)", type=int)
+    fault = "break a node while isolating, maintaining or verifying (repeatable)"
+    parser.argument("--fault", metavar="NODE:PHASE", text=fault, action="append")
+    parser.flag("--headless", text="run without a terminal, and answer every question with yes")
+    parser.flag("--plain", text="show bars and questions instead of the console")
+    parser.argument("--dir", metavar="DIR", text="keep all files there (a temporary directory)")
     for name, summary, file_help in (
         ("doctor", "check dependencies and suggest fixes", ""),
         ("backup", "copy the daemon's database; it may be running", "file to write; replaced if it exists"),
         ("restore", "restore a backup; the daemon must be stopped", "a file that `rolloutctl backup` wrote"),
     ):
         parser = commands.add_command(name, run_admin_command, summary)
-        parser.add_argument(
-            "--config", metavar="FILE", help="the daemon's settings file (/etc/rolloutd/config.yaml)"
-        )
+        config = "the daemon's settings file (/etc/rolloutd/config.yaml)"
+        parser.argument("--config", metavar="FILE", text=config)
         if file_help:
-            parser.add_argument("file", metavar="FILE", help=file_help)
+            parser.argument("file", metavar="FILE", text=file_help)
     _register_console(commands)
-    parser = commands.add_command(
-        "serve-status", serve_status, "serve a read-only page of each rollout on a loopback port", json=False
-    )
-    parser.add_argument(
-        "--port", metavar="N", type=int_argument(0), default=0, help="port of 127.0.0.1 (any free one)"
-    )
-    parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False)
-    add_rollout_argument(parser)
-    parser.add_argument("--html", action="store_true", help="HTML, the only format (default)")
+    summary = "serve a read-only page of each rollout on a loopback port"
+    parser = commands.add_command("serve-status", serve_status, summary, json=False)
+    parser.argument("--port", metavar="N", text=PORT_HELP, type=int_argument(0), default=0)
+    parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False).rollout()
+    parser.flag("--html", text="HTML, the only format (default)")
 
 
 def _register_console(commands: CommandGroup) -> None:
-    tui_parser = commands.add_command(
-        "tui", tui, "open the console in this terminal: watch rollouts, vote and act", json=False
-    )
+    summary = "open the console in this terminal: watch rollouts, vote and act"
+    tui_parser = commands.add_command("tui", tui, summary, json=False)
     tui_parser.set_defaults(opens_own_tunnel=True)
-    web_parser = commands.add_command(
-        "web", web, "serve the console to a browser on this machine", json=False
-    )
+    summary = "serve the console to a browser on this machine"
+    web_parser = commands.add_command("web", web, summary, json=False)
     for parser in (tui_parser, web_parser):
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
-        parser.add_argument("--ascii", action="store_true", help="use only ASCII characters")
-        parser.add_argument("--still", action="store_true", help="disable animations")
-    tui_parser.add_argument("--no-mouse", action="store_true", help="leave the mouse to the terminal")
-    web_parser.add_argument(
-        "--port", metavar="N", type=int, default=0, help="port of 127.0.0.1 (any free one)"
-    )
+        parser.flag("--ascii", text="use only ASCII characters").flag("--still", text="disable animations")
+    tui_parser.flag("--no-mouse", text="leave the mouse to the terminal")
+    web_parser.argument("--port", metavar="N", text=PORT_HELP, type=int, default=0)
 
 
 def demo(call: Invocation) -> NoReturn:

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Invocation,
-    add_reason_option,
-    without_none,
-)
+from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
 from rolloutd.cli.output import print_line, print_message, print_table, sanitize
 from rolloutd.cli.queries import print_traffic_probes
@@ -56,53 +51,31 @@ def register(commands: CommandGroup) -> None:
         ("submit", submit, "open a rollout, which waits at its start gate"),
     ):
         parser = group.add_command(name, handler, summary)
-        parser.add_argument("file", metavar="FILE", help="the plan file; - is stdin")
+        parser.argument("file", metavar="FILE", text="the plan file; - is stdin")
         if name == "preview":
-            parser.add_argument(
-                "--impact", action="store_true", help="list what check mode would change on each node"
-            )
-            parser.add_argument(
-                "--diff", action="store_true", help="list which values would change for which nodes"
-            )
-    parser.add_argument("--again", action="store_true", help="open a new rollout even if this plan has one")
-    parser.add_argument(
-        "--supersede",
-        action="store_true",
-        help="replace the live rollout of the same plan name; its completed nodes stay done",
+            parser.flag("--impact", text="list what check mode would change on each node")
+            parser.flag("--diff", text="list which values would change for which nodes")
+    parser.flag("--again", text="open a new rollout even if this plan has one")
+    parser.flag(
+        "--supersede", text="replace the live rollout of the same plan name; its completed nodes stay done"
     )
-    parser.add_argument(
-        "--force-stage",
-        metavar="STAGE",
-        action="append",
-        default=[],
-        help="run this prepare stage also on nodes where it is done",
-    )
-    parser.add_argument(
-        "--node",
-        metavar="NODE",
-        action="append",
-        default=[],
-        help="with --force-stage: only on this node (all nodes)",
-    )
-    parser.add_argument(
-        "--override-verdict",
-        metavar="VERDICT",
-        action="append",
-        default=[],
-        help="submit although this content failed before; needs the owner's and an admin's vote",
-    )
-    add_reason_option(parser, required=False)
-    parser = group.add_command(
-        "schema", schema, "print the JSON Schema of plan files, without a daemon", json=False
-    )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write (stdout)")
-    parser = commands.add_command(
-        "verdicts", verdicts, "list contents that failed and are not submitted again, or clear one"
-    )
+    verdict = "submit although this content failed before; needs the owner's and an admin's vote"
+    for name, metavar, text in (
+        ("--force-stage", "STAGE", "run this prepare stage also on nodes where it is done"),
+        ("--node", "NODE", "with --force-stage: only on this node (all nodes)"),
+        ("--override-verdict", "VERDICT", verdict),
+    ):
+        parser.argument(name, metavar=metavar, text=text, action="append", default=[])
+    parser.reason(required=False)
+    summary = "print the JSON Schema of plan files, without a daemon"
+    parser = group.add_command("schema", schema, summary, json=False)
+    parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
+    summary = "list contents that failed and are not submitted again, or clear one"
+    parser = commands.add_command("verdicts", verdicts, summary)
     parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
-    parser.add_argument("verb", metavar="clear", nargs="?", choices=("clear",), help="clear a verdict")
-    parser.add_argument("verdict", metavar="VERDICT", nargs="?", help="id of the verdict to clear")
-    add_reason_option(parser, required=False)
+    parser.argument("verb", metavar="clear", text="clear a verdict", nargs="?", choices=("clear",))
+    parser.argument("verdict", metavar="VERDICT", text="id of the verdict to clear", nargs="?")
+    parser.reason(required=False)
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:

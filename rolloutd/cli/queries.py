@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Invocation,
-    add_node_argument,
-    add_rollout_argument,
-    add_watch_option,
-)
+from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import (
     colorize,
     format_age,
@@ -46,30 +40,15 @@ MAX_NAMES_SHOWN = 5
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command("status", status, "show the rollouts' state and progress")
-    add_rollout_argument(parser, optional=True)
-    parser.add_argument("--all", action="store_true", help="include closed rollouts")
-    add_watch_option(parser)
+    parser.rollout(optional=True).flag("--all", text="include closed rollouts").watch()
     parser = commands.add_command("rollouts", rollouts, "list all rollouts, or delete a closed one")
     parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT"
-    parser.add_argument(
-        "verb", metavar="delete", nargs="?", choices=("delete",), help="delete a closed rollout"
-    )
-    parser.add_argument(
-        "rollout",
-        metavar="ROLLOUT",
-        nargs="?",
-        help="the rollout to delete, with the output of its runs; its audit stays",
-    )
-    add_watch_option(parser)
-    parser = commands.add_command("nodes", nodes, "list the nodes of a rollout")
-    add_rollout_argument(parser)
-    add_watch_option(parser)
-    parser = commands.add_command(
-        "why", why, "explain why a rollout or a node waits, and what can change that"
-    )
-    add_rollout_argument(parser)
-    add_node_argument(parser, optional=True)
-    add_watch_option(parser)
+    parser.argument("verb", metavar="delete", text="delete a closed rollout", nargs="?", choices=("delete",))
+    deleted = "the rollout to delete, with the output of its runs; its audit stays"
+    parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch()
+    commands.add_command("nodes", nodes, "list the nodes of a rollout").rollout().watch()
+    summary = "explain why a rollout or a node waits, and what can change that"
+    commands.add_command("why", why, summary).rollout().node(optional=True).watch()
 
 
 def status(call: Invocation) -> None:

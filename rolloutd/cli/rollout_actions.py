@@ -8,16 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import (
-    CommandGroup,
-    Invocation,
-    add_node_argument,
-    add_reason_option,
-    add_rollout_argument,
-    add_yes_option,
-    confirm,
-    without_none,
-)
+from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, without_none
 from rolloutd.cli.queries import format_reason
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
@@ -39,26 +30,20 @@ _NODE_ACTIONS = {
 
 def register(commands: CommandGroup) -> None:
     for action, (summary, _) in _ROLLOUT_ACTIONS.items():
-        parser = commands.add_command(action, run_rollout_action, summary)
-        add_rollout_argument(parser)
-        add_reason_option(parser)
+        parser = commands.add_command(action, run_rollout_action, summary).rollout().reason()
         if action in _ACTIONS_WITH_NOW:
-            parser.add_argument(
-                "--now",
-                action="store_true",
-                help="also stop the runs in progress; their nodes fail and wait for a decision",
+            parser.flag(
+                "--now", text="also stop the runs in progress; their nodes fail and wait for a decision"
             )
         if action == "cancel":
-            add_yes_option(parser)
+            parser.yes()
     node_actions = {action: (run_node_action, summary) for action, (summary, _) in _NODE_ACTIONS.items()}
     for action, (handler, summary) in {
         **node_actions,
         "skip": (skip_node, "leave a node out of a rollout"),
     }.items():
-        parser = commands.add_command(action, handler, summary)
-        add_rollout_argument(parser)
-        add_node_argument(parser, optional=action == "retry")
-        add_reason_option(parser)
+        parser = commands.add_command(action, handler, summary).rollout()
+        parser.node(optional=action == "retry").reason()
     choice = parser.add_mutually_exclusive_group()
     for option, text in (
         ("return", "return an isolated node to service, after the infra checks"),
@@ -66,25 +51,18 @@ def register(commands: CommandGroup) -> None:
     ):
         choice.add_argument(f"--{option}", dest="put_back", action="store_const", const=option, help=text)
     _register_rollback(commands)
-    parser = commands.add_command(
-        "return", return_node, "return an isolated node to service, after its infra checks"
-    )
-    add_node_argument(parser)
-    add_reason_option(parser, required=False)
+    summary = "return an isolated node to service, after its infra checks"
+    commands.add_command("return", return_node, summary).node().reason(required=False)
 
 
 def _register_rollback(commands: CommandGroup) -> None:
-    parser = commands.add_command(
-        "rollback", roll_back, "run the rollback playbook on failed or changed nodes"
-    )
-    add_rollout_argument(parser)
-    parser.add_argument("nodes", nargs="*", metavar="NODE", help="name of a node")
+    summary = "run the rollback playbook on failed or changed nodes"
+    parser = commands.add_command("rollback", roll_back, summary).rollout()
+    parser.argument("nodes", metavar="NODE", text="name of a node", nargs="*")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--wave", metavar="WAVE", help="all changed and failed nodes of a wave")
     choice.add_argument("--all", action="store_true", help="all changed and failed nodes")
-    parser.add_argument("--withdraw", action="store_true", help="take back the orders that have not begun")
-    add_reason_option(parser)
-    add_yes_option(parser)
+    parser.flag("--withdraw", text="take back the orders that have not begun").reason().yes()
 
 
 def run_rollout_action(call: Invocation) -> int:

@@ -17,11 +17,7 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
-    add_reason_option,
-    add_rollout_argument,
-    add_until_option,
-    add_watch_option,
-    add_yes_option,
+    Parser,
     confirm,
     time_argument,
     without_none,
@@ -49,77 +45,44 @@ def register(commands: CommandGroup) -> None:
     withdraw = commands.add_command("withdraw", withdraw_vote, "withdraw your votes at a gate")
     for parser in (approve, reject, withdraw):
         _add_gate_arguments(parser)
-        parser.add_argument("--team", metavar="TEAM", help="team to vote as, if you belong to several")
+        parser.argument("--team", metavar="TEAM", text="team to vote as, if you belong to several")
+    digest = "the digest that you reviewed; the vote is refused if it differs"
     for parser in (approve, reject):
-        parser.add_argument(
-            "--digest",
-            metavar="SHA256",
-            help="the digest that you reviewed; the vote is refused if it differs",
-        )
-    approve.add_argument(
-        "--node",
-        metavar="NODE",
-        action="append",
-        help="at proceed: approve only this failed node (repeatable)",
-    )
-    approve.add_argument(
-        "--more", metavar="K", type=_more_argument, help="at proceed: approve up to K further failures too"
-    )
-    add_until_option(approve, "at proceed: end of --more")
-    add_yes_option(approve)
-    _register_tokens(
-        commands.add_group("token", "sign and use tokens for votes from a ticket system or a chat")
-    )
-    parser = commands.add_command(
-        "gates", gates, "list gates, their votes and the missing votes; for one rollout, also its review"
-    )
-    add_rollout_argument(parser, optional=True)
-    add_watch_option(parser)
-    parser = commands.add_command(
-        "review", review, "show what a vote approves: change, targets, checks, digest, plan"
-    )
-    add_rollout_argument(parser)
+        parser.argument("--digest", metavar="SHA256", text=digest)
+    node = "at proceed: approve only this failed node (repeatable)"
+    approve.argument("--node", metavar="NODE", text=node, action="append")
+    more = "at proceed: approve up to K further failures too"
+    approve.argument("--more", metavar="K", text=more, type=_more_argument)
+    approve.until("at proceed: end of --more").yes()
+    summary = "sign and use tokens for votes from a ticket system or a chat"
+    _register_tokens(commands.add_group("token", summary))
+    summary = "list gates, their votes and the missing votes; for one rollout, also its review"
+    commands.add_command("gates", gates, summary).rollout(optional=True).watch()
+    summary = "show what a vote approves: change, targets, checks, digest, plan"
+    commands.add_command("review", review, summary).rollout()
 
 
 def _register_tokens(group: CommandGroup) -> None:
     parser = group.add_command("sign", sign_token, "sign a token for a person's vote", json=False)
     _add_gate_arguments(parser)
-    parser.add_argument("--service", metavar="NAME", required=True, help="service account from the settings")
-    parser.add_argument(
-        "--key-file",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="file with the HMAC secret of the service",
-    )
-    parser.add_argument("--for", dest="outside", metavar="PERSON", required=True, help="person who votes")
-    parser.add_argument(
-        "--answer", choices=("yes", "no", "withdraw"), default="yes", help="their answer (yes)"
-    )
-    parser.add_argument(
-        "--expires",
-        metavar="TIME",
-        type=time_argument,
-        help="end of validity: RFC 3339, or a duration from now, such as 2h (15m)",
-    )
-    parser.add_argument("--team", metavar="TEAM", help="team to vote as, if the service has several")
-    parser = group.add_command("use", use_token, "cast the vote of a token; a token counts once")
-    add_rollout_argument(parser)
-    parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the token's file (stdin)")
+    parser.argument("--service", metavar="NAME", text="service account from the settings", required=True)
+    key = "file with the HMAC secret of the service"
+    parser.argument("--key-file", metavar="FILE", text=key, type=Path, required=True)
+    parser.argument("--for", dest="outside", metavar="PERSON", text="person who votes", required=True)
+    answers = ("yes", "no", "withdraw")
+    parser.add_argument("--answer", choices=answers, default="yes", help="their answer (yes)")
+    expires = "end of validity: RFC 3339, or a duration from now, such as 2h (15m)"
+    parser.argument("--expires", metavar="TIME", text=expires, type=time_argument)
+    parser.argument("--team", metavar="TEAM", text="team to vote as, if the service has several")
+    parser = group.add_command("use", use_token, "cast the vote of a token; a token counts once").rollout()
+    parser.argument("file", metavar="FILE", text="the token's file (stdin)", nargs="?", type=Path)
 
 
-def _add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    add_rollout_argument(parser)
-    parser.add_argument(
-        "gate",
-        metavar="GATE",
-        choices=GATES,
-        help="pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)",
-    )
-    parser.add_argument(
-        "--wave", metavar="WAVE", help="wave before the gate, if several gates have this name"
-    )
-    add_reason_option(parser)
+def _add_gate_arguments(parser: Parser) -> None:
+    gate = "pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)"
+    parser.rollout().argument("gate", metavar="GATE", text=gate, choices=GATES)
+    wave = "wave before the gate, if several gates have this name"
+    parser.argument("--wave", metavar="WAVE", text=wave).reason()
 
 
 def vote(call: Invocation) -> int:

@@ -20,8 +20,6 @@ from rolloutd.cli.command_group import (
     CommandGroup,
     Handler,
     Invocation,
-    add_node_argument,
-    add_rollout_argument,
     int_argument,
     is_terminal,
 )
@@ -49,20 +47,14 @@ if TYPE_CHECKING:
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command(
-        "watch", watch_rollouts, "watch a rollout until it ends: exit 0 done, 1 cancelled"
-    )
-    add_rollout_argument(parser, optional=True)
-    parser = commands.add_command("logs", show_logs, "show a node's log")
-    add_rollout_argument(parser)
-    add_node_argument(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run has ended")
-    parser.add_argument(
-        "--attempt", metavar="K", type=int_argument(1), help="number of the attempt (the latest)"
-    )
-    parser.add_argument(
-        "--stage", metavar="STAGE", help="log of this prepare stage; NODE is localhost for a build here"
-    )
+    summary = "watch a rollout until it ends: exit 0 done, 1 cancelled"
+    commands.add_command("watch", watch_rollouts, summary).rollout(optional=True)
+    parser = commands.add_command("logs", show_logs, "show a node's log").rollout().node()
+    parser.flag("-f", "--follow", text="follow the log until the run has ended")
+    attempt = "number of the attempt (the latest)"
+    parser.argument("--attempt", metavar="K", text=attempt, type=int_argument(1))
+    stage = "log of this prepare stage; NODE is localhost for a build here"
+    parser.argument("--stage", metavar="STAGE", text=stage)
 
 
 def watch_rollouts(call: Invocation) -> int:
