@@ -12,22 +12,43 @@ from machines.model.timefmt import format_duration
 from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
-from rolloutd.cli.output import format_age, print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import Columns, age_of, print_line, print_list, print_message, sanitize, short_of
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Preparation, Preparations
-    from rolloutd.control.wire_fleet import ArtifactReport, NodeCheckpoints, ReportedArtifact
+    from rolloutd.control.wire import Preparations
+    from rolloutd.control.wire_fleet import ArtifactReport, NodeCheckpoints
 
 MANIFEST = "artifacts.yml"
 
-REPORT_COLUMNS = ("SITE", "ARTIFACT", "SHA256", "STATE", "NODES")
-PREPARE_COLUMNS = ("NODE", "STAGE", "STATE", "SENT", "TIME", "CONTENT", "TEXT")
-CHECKPOINT_COLUMNS = ("NODE", "PLAN", "STAGE", "CONTENT", "AGE", "ROLLOUT", "ARTIFACTS")
-
-SHORT_HASH = 12
-"""Characters of a hash in a table."""
+REPORT_COLUMNS: Columns = {
+    "SITE": "site",
+    "ARTIFACT": "name",
+    "SHA256": short_of("found"),
+    "STATE": lambda each: (
+        "as the manifest" if each["found"] == each["expected"] else "differs" if each["found"] else "missing"
+    ),
+    "NODES": lambda each: len(each["nodes"]),
+}
+PREPARE_COLUMNS: Columns = {
+    "NODE": "node",
+    "STAGE": lambda each: f"{each['stage']} (forced)" if each["forced"] else each["stage"],
+    "STATE": "state",
+    "SENT": lambda each: format_size(each["bytes"]) if each["bytes"] else "",
+    "TIME": lambda each: format_duration(each["seconds"]) if each["attempt"] else "",
+    "CONTENT": short_of("content"),
+    "TEXT": "text",
+}
+CHECKPOINT_COLUMNS: Columns = {
+    "NODE": "node",
+    "PLAN": "plan",
+    "STAGE": "stage",
+    "CONTENT": short_of("content"),
+    "AGE": age_of("at"),
+    "ROLLOUT": "rollout",
+    "ARTIFACTS": lambda each: ", ".join(f"{a['name']} {a['version']}" for a in each["artifacts"]),
+}
 
 MAX_NODES_NAMED = 10
 """Nodes of a difference that are named; --json has all."""
@@ -93,7 +114,7 @@ def report(call: Invocation) -> int:
     answer: ArtifactReport = call.get(api_path("rollouts", call.args.rollout, "artifacts"), by=call.args.by)
     wrong = [each for each in answer["artifacts"] if each["found"] != each["expected"]]
     if not call.print_data(answer):
-        print_table(REPORT_COLUMNS, map(_report_row, answer["artifacts"]))
+        print_list(REPORT_COLUMNS, answer["artifacts"])
     for each in wrong:
         carried = f"carry {each['found']}" if each["found"] else "do not carry it"
         nodes = ", ".join(each["nodes"][:MAX_NODES_NAMED])
@@ -113,7 +134,7 @@ def prepare(call: Invocation) -> None:
     found = [each for each in answer["preparations"] if call.args.node in (None, each["node"])]
     if call.print_data(found):
         return
-    print_table(PREPARE_COLUMNS, map(_prepare_row, found))
+    print_list(PREPARE_COLUMNS, found)
     if not answer["preparations"]:
         print_message(f"{answer['rollout']}: its plan has no prepare stages")
 
@@ -130,38 +151,11 @@ def checkpoints(call: Invocation) -> None:
         nodes = [answer]
     if call.print_data(answer):
         return
-    print_table(CHECKPOINT_COLUMNS, (row for node in nodes for row in _checkpoint_rows(node)))
+    rows = ({"node": node["node"], **each} for node in nodes for each in node["checkpoints"])
+    print_list(CHECKPOINT_COLUMNS, rows)
     for node in nodes:
         if node["text"]:
             print_message(sanitize(f"{node['node']}: {node['text']}"))
-
-
-def _prepare_row(each: Preparation) -> tuple[str, ...]:
-    sent = format_size(each["bytes"]) if each["bytes"] else ""
-    took = format_duration(each["seconds"]) if each["attempt"] else ""
-    stage = f"{each['stage']} (forced)" if each["forced"] else each["stage"]
-    return each["node"], stage, each["state"], sent, took, each["content"][:SHORT_HASH], each["text"]
-
-
-def _report_row(artifact: ReportedArtifact) -> tuple[str, ...]:
-    found = artifact["found"]
-    state = "as the manifest" if found == artifact["expected"] else "differs" if found else "missing"
-    return artifact["site"], artifact["name"], found[:SHORT_HASH], state, str(len(artifact["nodes"]))
-
-
-def _checkpoint_rows(node: NodeCheckpoints) -> Iterator[tuple[str, ...]]:
-    for each in node["checkpoints"]:
-        versions = ", ".join(f"{artifact['name']} {artifact['version']}" for artifact in each["artifacts"])
-        age = format_age(each["at"])
-        yield (
-            node["node"],
-            each["plan"],
-            each["stage"],
-            each["content"][:SHORT_HASH],
-            age,
-            each["rollout"],
-            versions,
-        )
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

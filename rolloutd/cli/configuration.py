@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
-from rolloutd.cli.output import format_local, format_percent, print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import (
+    SHORT_HASH_CHARS,
+    Columns,
+    format_local,
+    percent_of,
+    print_line,
+    print_list,
+    print_message,
+    print_table,
+    sanitize,
+    short_of,
+)
 from rolloutd.control.client import api_path
 from rolloutd.text import join_limited, pluralize
 
@@ -27,11 +38,36 @@ if TYPE_CHECKING:
 
 RECORDS = ("current", "previous", "invalid")
 
-SHORT_HASH = 12
-"""Characters of a content's hash in a table."""
-
 MAX_NODES_NAMED = 5
 """Nodes of a group that are named; the others are counted."""
+
+STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
+
+
+def _count_nodes(state: str, change: Change) -> str:
+    """Return how many nodes have a change in this state; an empty cell for none."""
+    return str(sum(node["state"] == state for node in change["nodes"]) or "")
+
+
+RECORD_COLUMNS: Columns = {
+    "RECORD": "record",
+    "CONTENT": short_of("content"),
+    "CHANGE": short_of("change"),
+    "ROLLOUT": "rollout",
+    "AT": "at",
+    "EVIDENCE": lambda each: each["evidence"] and "{step}: {text}".format_map(each["evidence"]),
+}
+CHANGE_COLUMNS: Columns = {
+    "PLAN": "plan",
+    "CHANGE": short_of("change"),
+    "PERCENT": percent_of("percent"),
+    **{state.upper(): partial(_count_nodes, state) for state in STATES},
+}
+GROUP_COLUMNS: Columns = {
+    "GROUP": "group",
+    "DONE": lambda each: f"{each['done']}/{each['total']}",
+    "PERCENT": percent_of("percent"),
+}
 
 
 def register(commands: CommandGroup) -> None:
@@ -59,14 +95,8 @@ def config(call: Invocation) -> int:
         return _print_record(call, args.record, answer[args.record])
     if call.print_data(answer):
         return exits.OK
-    found = [(name, answer[name]) for name in RECORDS if answer[name] is not None]
-    if not found:
-        print_message(f"{args.node}: no run has reached it")
-        return exits.OK
-    print_table(
-        ("RECORD", "CONTENT", "CHANGE", "ROLLOUT", "AT", "EVIDENCE"),
-        (_record_row(name, record) for name, record in found),
-    )
+    found = [{"record": name, **answer[name]} for name in RECORDS if answer[name] is not None]
+    print_list(RECORD_COLUMNS, found) if found else print_message(f"{args.node}: no run has reached it")
     return exits.OK
 
 
@@ -115,18 +145,6 @@ def sanitize_lines(text: str) -> str:
     return "\n".join(map(sanitize, text.splitlines()))
 
 
-def _record_row(name: str, record: ConfigurationRecord) -> tuple[str, ...]:
-    evidence = record["evidence"]
-    return (
-        name,
-        record["content"][:SHORT_HASH],
-        record["change"][:SHORT_HASH],
-        record["rollout"],
-        record["at"],
-        f"{evidence['step']}: {evidence['text']}" if evidence else "",
-    )
-
-
 def _format_difference(difference: ValueDifference) -> str:
     before, after = _format_value(difference["before"]), _format_value(difference["after"])
     return f"{sanitize(difference['name'])} {before} \u2192 {after}"
@@ -138,41 +156,23 @@ def _format_value(value: Any) -> str:
     return sanitize(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
-
-
 def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
     answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
     if call.print_data(answer):
         return
-    print_table(
-        ("PLAN", "CHANGE", "PERCENT", *(state.upper() for state in STATES)),
-        map(_change_row, answer["changes"]),
-    )
+    print_list(CHANGE_COLUMNS, answer["changes"])
     if call.args.plan is not None:
         for change in answer["changes"]:
             _print_change(change)
 
 
-def _change_row(change: Change) -> tuple[str, ...]:
-    counts = Counter(str(node["state"]) for node in change["nodes"])
-    numbers = (str(counts[state]) if counts[state] else "" for state in STATES)
-    return (change["plan"], change["change"][:SHORT_HASH], format_percent(change["percent"]), *numbers)
-
-
 def _print_change(change: Change) -> None:
     print_line()
-    print_line(f"change {change['change'][:SHORT_HASH]}, rollouts {', '.join(change['rollouts'])}")
-    print_table(
-        ("GROUP", "DONE", "PERCENT"),
-        (
-            (group["group"], f"{group['done']}/{group['total']}", format_percent(group["percent"]))
-            for group in change["groups"]
-        ),
-    )
+    print_line(f"change {change['change'][:SHORT_HASH_CHARS]}, rollouts {', '.join(change['rollouts'])}")
+    print_list(GROUP_COLUMNS, change["groups"])
     print_line()
-    print_table(("NODE", "STATE"), ((node["node"], node["state"]) for node in change["nodes"]))
+    print_list({"NODE": "node", "STATE": "state"}, change["nodes"])
 
 
 def read_impact(call: Invocation, path: str, body: Mapping[str, Any], nodes: Sequence[str]) -> Impact:

@@ -10,13 +10,14 @@ from rolloutd import event_text
 from rolloutd.cli.command_group import CommandGroup, Invocation, past_time_argument
 from rolloutd.cli.output import (
     AGE_UNITS,
+    Columns,
     colorize,
     format_age,
     format_local,
-    format_percent,
     parse_rfc3339,
+    percent_of,
     print_line,
-    print_table,
+    print_list,
     sanitize,
 )
 from rolloutd.control import response_text
@@ -24,8 +25,25 @@ from rolloutd.control.client import api_path
 from rolloutd.control.user_time import LastLook
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import ComparedNode, Comparison
-    from rolloutd.control.wire_fleet import Handover, HandoverRollout
+    from rolloutd.control.wire import Comparison
+    from rolloutd.control.wire_fleet import Handover
+
+
+ROLLOUT_COLUMNS: Columns = {
+    "ROLLOUT": "rollout",
+    "STATE": "state",
+    "PROGRESS": percent_of("percent"),
+    "SINCE THEN": response_text.describe_change,
+    "WAITS FOR": response_text.describe_wait,
+}
+NODE_COLUMNS: Columns = {
+    "NODE": "node",
+    "WAVE": "wave",
+    "PHASE": "phase",
+    "TIME": lambda node: format_duration(node["seconds"], AGE_UNITS),
+    "CHANGED TASKS": lambda node: "no log" if node["changed_tasks"] is None else len(node["changed_tasks"]),
+    "UNLIKE THE CANARIES": response_text.describe_outlier,
+}
 
 
 def register(commands: CommandGroup) -> None:
@@ -48,8 +66,7 @@ def hand_over(call: Invocation) -> None:
     print_line(f"since {format_local(found['since'])}, {format_age(found['since'])} ago")
     print_line()
     if found["rollouts"]:
-        headings = ("ROLLOUT", "STATE", "PROGRESS", "SINCE THEN", "WAITS FOR")
-        print_table(headings, map(_rollout_row, found["rollouts"]))
+        print_list(ROLLOUT_COLUMNS, found["rollouts"])
     else:
         print_line("no rollout is live, and none was closed since then")
     print_line()
@@ -74,30 +91,6 @@ def compare(call: Invocation) -> None:
     nodes = [*found["nodes"], *found["canaries"]]
     if nodes:
         print_line()
-        print_table(
-            ("NODE", "WAVE", "PHASE", "TIME", "CHANGED TASKS", "UNLIKE THE CANARIES"), map(_row, nodes)
-        )
+        print_list(NODE_COLUMNS, nodes)
     if found["omitted"]:
         print_line(f"{found['omitted']} more nodes are not compared")
-
-
-def _rollout_row(rollout: HandoverRollout) -> tuple[str, ...]:
-    return (
-        rollout["rollout"],
-        rollout["state"],
-        format_percent(rollout["percent"]),
-        response_text.describe_change(rollout),
-        response_text.describe_wait(rollout),
-    )
-
-
-def _row(node: ComparedNode) -> tuple[str, ...]:
-    tasks = node["changed_tasks"]
-    return (
-        node["node"],
-        node["wave"],
-        node["phase"],
-        format_duration(node["seconds"], AGE_UNITS),
-        "no log" if tasks is None else str(len(tasks)),
-        response_text.describe_outlier(node),
-    )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, without_none
-from rolloutd.cli.output import format_age, format_local, print_line, print_table, sanitize
+from rolloutd.cli.output import Columns, format_age, format_local, print_line, print_list, sanitize
 from rolloutd.cli.queries import format_down
 from rolloutd.control.client import api_path
 from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import Freeze, Hold, Locks, PoolSlots, SlotHolder, Team
+    from rolloutd.control.wire_fleet import Freeze, Hold, Locks, SlotHolder, Team
 
 
 BUSY_PHASES = ("isolating", "maintaining", "verifying")
@@ -70,9 +70,7 @@ def show_locks(call: Invocation) -> None:
     answer: Locks = call.get(api_path("locks"))
     if call.print_data(answer):
         return
-    print_table(
-        ("POOL", "DOWN", "BUDGET", "MEMBERS", "HOLDERS"), [_pool_row(lock) for lock in answer["pools"]]
-    )
+    print_list(POOL_COLUMNS, answer["pools"])
     for hold in answer["holds"]:
         print_line(sanitize(_format_hold(hold)))
     for freeze in answer["freezes"]:
@@ -121,12 +119,6 @@ def _busy_rollout(call: Invocation, node: str) -> str | None:
     return rollout if phase in BUSY_PHASES else None
 
 
-def _pool_row(lock: PoolSlots) -> tuple[str, ...]:
-    down = format_down(lock["down"], lock.get("unobserved", 0))
-    holders = ", ".join(_format_holders(lock["holders"]))
-    return lock["pool"], down, str(lock["max_unavailable"]), str(lock["members"]), holders
-
-
 def _format_holders(holders: Sequence[SlotHolder]) -> Iterator[str]:
     """Yield the holders one by one, then the unobserved nodes grouped by their last observation."""
     unobserved: dict[str, list[str]] = {}
@@ -137,6 +129,15 @@ def _format_holders(holders: Sequence[SlotHolder]) -> Iterator[str]:
             yield _format_holder(holder)
     for why, names in unobserved.items():
         yield f"{join_limited(names, MAX_UNOBSERVED_SHOWN)} (unobserved: {why})"
+
+
+POOL_COLUMNS: Columns = {
+    "POOL": "pool",
+    "DOWN": format_down,
+    "BUDGET": "max_unavailable",
+    "MEMBERS": "members",
+    "HOLDERS": lambda lock: ", ".join(_format_holders(lock["holders"])),
+}
 
 
 def _format_holder(holder: SlotHolder) -> str:

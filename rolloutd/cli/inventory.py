@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
-from rolloutd.cli.output import AGE_UNITS, format_age, print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import (
+    AGE_UNITS,
+    Columns,
+    age_of,
+    format_age,
+    print_line,
+    print_list,
+    print_message,
+    sanitize,
+)
 from rolloutd.control.client import api_path
 from rolloutd.text import join_limited, pluralize
 
@@ -20,16 +29,11 @@ if TYPE_CHECKING:
         InventoryNodeDetail,
         InventorySourceStatus,
         LeftFile,
-        NodeConflict,
         NodeReport,
     )
 
 
 VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}
-
-NODE_COLUMNS = ("NODE", "KIND", "TEAM", "POOLS", "SEEN", "AGE", "LABELS", "QUARANTINED")
-
-SOURCE_COLUMNS = ("SOURCE", "NODES", "AGE", "STALE AFTER", "STATE")
 
 MAX_NAMES_SHOWN = 10
 """Nodes of a held answer that are named; --json has all."""
@@ -73,9 +77,9 @@ def inventory(call: Invocation) -> int:
         return _show_node(call)
     answer: Inventory = call.get(api_path("inventory"))
     if not call.print_data(answer):
-        print_table(NODE_COLUMNS, map(_node_row, answer["nodes"]))
+        print_list(NODE_COLUMNS, answer["nodes"])
         print_line()
-        print_table(SOURCE_COLUMNS, map(_source_row, answer["sources"]))
+        print_list(SOURCE_COLUMNS, answer["sources"])
     for source in answer["sources"]:
         if source["error"]:
             last = format_age(source["refreshed_at"])
@@ -106,9 +110,9 @@ def _show_conflicts(call: Invocation) -> int:
     sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
     if call.print_data({"nodes": nodes, "sources": sources}):
         return exits.OK
-    rows = [_conflict_row(node["node"], each) for node in nodes for each in node["conflicts"]]
+    rows = [{"node": node["node"], **each} for node in nodes for each in node["conflicts"]]
     if rows:
-        print_table(("NODE", "QUARANTINED", "FOR", "KIND", "CONFLICT"), rows)
+        print_list(CONFLICT_COLUMNS, rows)
     for source in sources:
         print_line(sanitize(f"{source['source']}: {_source_state(source)}"))
     if not rows and not sources:
@@ -127,32 +131,8 @@ def _show_node(call: Invocation) -> int:
         print_line(sanitize(f"  {verdict} for {format_age(each['since'])}: {each['text']}"))
     for key, value in answer["pinned"].items():
         print_line(sanitize(f"  pinned {key}: {value}"))
-    print_table(("SOURCE", "AGE", "NAME", "ADDRESS", "LABELS", "IDS"), map(_report_row, answer["reports"]))
+    print_list(REPORT_COLUMNS, answer["reports"])
     return exits.OK
-
-
-def _node_row(node: InventoryNode) -> tuple[str, ...]:
-    labels = [f"{key}={value}" for key, value in sorted(node["labels"].items())]
-    return (
-        node["node"],
-        node["kind"],
-        node["team"] or "",
-        ",".join(node["pools"]),
-        node["sight"],
-        format_age(node["seen_at"]),
-        ",".join(labels),
-        ",".join(each["kind"] for each in node["conflicts"] if not each["warning"]),
-    )
-
-
-def _source_row(source: InventorySourceStatus) -> tuple[str, ...]:
-    return (
-        source["source"],
-        str(source["nodes"]),
-        format_age(source["refreshed_at"]),
-        format_duration(source["stale_after_s"], AGE_UNITS),
-        _source_state(source),
-    )
 
 
 def _source_state(source: InventorySourceStatus) -> str:
@@ -167,21 +147,50 @@ def _source_state(source: InventorySourceStatus) -> str:
     return "failing" if source["error"] else "fresh"
 
 
-def _conflict_row(node: str, each: NodeConflict) -> tuple[str, ...]:
-    quarantined = "no (warning)" if each["warning"] else "yes"
-    return (node, quarantined, format_age(each["since"]), each["kind"], each["text"])
+def _format_labels(item: InventoryNode | NodeReport) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(item["labels"].items()))
 
 
-def _report_row(report: NodeReport) -> tuple[str, ...]:
-    ids = {key: report[key] for key in ("provider_id", "machine_id", "host_key")}
-    return (
-        report["source"],
-        format_age(report["at"]),
-        report["name"],
-        report["address"],
-        ",".join(f"{key}={value}" for key, value in sorted(report["labels"].items())),
-        ",".join(f"{key}={value}" for key, value in ids.items() if value),
-    )
+NODE_COLUMNS: Columns = {
+    "NODE": "node",
+    "KIND": "kind",
+    "TEAM": "team",
+    "POOLS": "pools",
+    "SEEN": "sight",
+    "AGE": age_of("seen_at"),
+    "LABELS": _format_labels,
+    "QUARANTINED": lambda node: [each["kind"] for each in node["conflicts"] if not each["warning"]],
+}
+SOURCE_COLUMNS: Columns = {
+    "SOURCE": "source",
+    "NODES": "nodes",
+    "AGE": age_of("refreshed_at"),
+    "STALE AFTER": lambda source: format_duration(source["stale_after_s"], AGE_UNITS),
+    "STATE": _source_state,
+}
+CONFLICT_COLUMNS: Columns = {
+    "NODE": "node",
+    "QUARANTINED": lambda each: "no (warning)" if each["warning"] else "yes",
+    "FOR": age_of("since"),
+    "KIND": "kind",
+    "CONFLICT": "text",
+}
+IDS = ("provider_id", "machine_id", "host_key")
+REPORT_COLUMNS: Columns = {
+    "SOURCE": "source",
+    "AGE": age_of("at"),
+    "NAME": "name",
+    "ADDRESS": "address",
+    "LABELS": _format_labels,
+    "IDS": lambda report: [f"{key}={report[key]}" for key in IDS if report[key]],
+}
+LEFT_COLUMNS: Columns = {
+    "NODE": "node",
+    "WHAT": "what",
+    "PATH": "path",
+    "RESULT": "result",
+    "REASON": "reason",
+}
 
 
 def clean(call: Invocation) -> int:
@@ -211,10 +220,7 @@ def _print_left_files(call: Invocation, files: Sequence[LeftFile]) -> int:
     elif not files:
         print_message(f"{call.args.subject}: nothing was left")
     else:
-        print_table(
-            ("NODE", "WHAT", "PATH", "RESULT", "REASON"),
-            ((f["node"], f["what"], f["path"], f["result"], f["reason"] or "") for f in files),
-        )
+        print_list(LEFT_COLUMNS, files)
     is_clean = all(each["what"] != "node" for each in files)
     return exits.OK if is_clean else exits.REFUSED
 

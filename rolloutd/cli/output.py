@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,6 +32,9 @@ AGE_UNITS = 2
 
 BAR_CELLS = 24
 """Width of a bar that leaves room for its numbers in 80 columns."""
+
+SHORT_HASH_CHARS = 12
+"""Characters of a hash that a person compares."""
 
 _COLORS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATE_COLORS = {
@@ -88,6 +91,41 @@ def print_json_line(value: Any) -> None:
 def print_now(text: str) -> None:
     """Print a line of a stream without buffering."""
     print(text, flush=True)  # noqa: T201
+
+
+Columns = Mapping[str, str | Callable[[Any], Any]]
+"""The columns of a list: under each heading the key of an item's value, or a function of the item."""
+
+
+def print_list(columns: Columns, items: Iterable[Any]) -> None:
+    """Print a row for each item; null is an empty cell, a list its items with commas."""
+    print_table(tuple(columns), ([_cell(item, source) for source in columns.values()] for item in items))
+
+
+def _cell(item: Any, source: str | Callable[[Any], Any]) -> str:
+    value = item[source] if isinstance(source, str) else source(item)
+    return "" if value is None else ",".join(value) if isinstance(value, list) else str(value)
+
+
+def with_columns(columns: Columns, wide: Columns) -> Columns:
+    """Return the columns with further ones before the last, which may be long."""
+    *first, last = columns.items()
+    return dict((*first, *wide.items(), last))
+
+
+def age_of(key: str) -> Callable[[Any], str]:
+    """Return a cell with the time since an instant of the item."""
+    return lambda item: format_age(item[key])
+
+
+def percent_of(key: str) -> Callable[[Any], str]:
+    """Return a cell with a percentage of the item."""
+    return lambda item: format_percent(item[key])
+
+
+def short_of(key: str) -> Callable[[Any], str]:
+    """Return a cell with the beginning of a hash of the item."""
+    return lambda item: str(item[key][:SHORT_HASH_CHARS])
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -11,27 +11,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
-from rolloutd.cli.output import print_line, print_message, print_table, sanitize
+from rolloutd.cli.output import Columns, print_line, print_list, print_message, sanitize
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.errors import Diagnostic
 from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_plans import (
-        Preview,
-        PreviewGate,
-        PreviewRequirement,
-        PreviewStage,
-        PreviewTarget,
-        PreviewWave,
-    )
+    from rolloutd.control.wire_plans import Preview, PreviewGate, PreviewStage
 
 
 STDIN = "-"
@@ -216,23 +209,10 @@ def _upload(call: Invocation, directory: Path) -> str:
 
 
 def _print_preview(answer: Preview) -> None:
-    print_table(("NODE", "TEAM", "WAVE", "POOLS", "CANNOT START"), map(_target_row, answer["targets"]))
-    print_line()
-    print_table(("WAVE", "NODES", "AT ONCE", "SOAK", "GATE AFTER"), map(_wave_row, answer["waves"]))
-    print_line()
-    print_table(
-        ("POOL", "TARGETS", "MEMBERS", "BUDGET"),
-        (
-            (p["pool"], str(p["targets"]), str(p["members"]), str(p["max_unavailable"]))
-            for p in answer["pools"]
-        ),
-    )
-    if answer["prepare"]:
-        print_line()
-        print_table(("PREPARE", "KIND", "NODES", "BYTES", "AT THE RATE"), map(_stage_row, answer["prepare"]))
-    print_line()
-    print_table(("GATE", "NEEDS", "WHO MAY ANSWER"), map(_gate_row, answer["gates"]))
-    print_line()
+    for columns, key in PREVIEW_LISTS:
+        if answer[key] or key != "prepare":
+            print_list(columns, answer[key])
+            print_line()
     print_traffic_probes(answer)
     print_line(f"source {sanitize(answer['source']['text'])}")
     print_line(f"digest {answer['digest']}")
@@ -240,56 +220,68 @@ def _print_preview(answer: Preview) -> None:
         print_message(f"warning: {warning}")
 
 
-def _target_row(target: PreviewTarget) -> tuple[str, ...]:
-    reason = target["cannot_start"]
-    return (
-        target["node"],
-        target["team"] or "",
-        target["wave"],
-        ",".join(target["pools"]),
-        reason["text"] if reason else "",
-    )
+def _format_stage_size(stage: PreviewStage) -> str:
+    size = stage["bytes"]
+    return "after the build" if size is None else format_size(size) if size else ""
 
 
-def _wave_row(wave: PreviewWave) -> tuple[str, ...]:
-    limit = wave["max_parallel"]
-    return (
-        wave["wave"],
-        str(len(wave["nodes"])),
-        "" if limit is None else str(limit),
-        format_duration(wave["soak_s"]),
-        wave["gate"] or "",
-    )
-
-
-def _stage_row(stage: PreviewStage) -> tuple[str, ...]:
-    size, seconds = stage["bytes"], stage["seconds"]
-    shown = "after the build" if size is None else format_size(size) if size else ""
-    return (
-        stage["stage"],
-        stage["kind"],
-        str(stage["nodes"]),
-        shown,
-        "" if seconds is None else format_duration(seconds),
-    )
-
-
-def _gate_row(gate: PreviewGate) -> tuple[str, ...]:
+def _format_voters(gate: PreviewGate) -> str:
     voters = gate["answerable_by"]
-    teams = "; ".join(f"{team}: {', '.join(names)}" for team, names in sorted(voters["teams"].items()))
-    owner = f"owner: {', '.join(voters['owner'])}" if voters["owner"] else ""
-    return (
-        gate["gate"],
-        _format_requirement(gate["needs"]),
-        "; ".join(part for part in (owner, teams) if part),
-    )
+    owner = [f"owner: {', '.join(voters['owner'])}"] if voters["owner"] else []
+    teams = [f"{team}: {', '.join(names)}" for team, names in sorted(voters["teams"].items())]
+    return "; ".join(owner + teams)
 
 
-def _format_requirement(needs: PreviewRequirement) -> str:
+def _format_requirement(gate: PreviewGate) -> str:
+    needs = gate["needs"]
     parts = [f"{needs['owner']} of the owner"] if needs["owner"] else []
     parts += [f"{needs['each_team']} of each team"] if needs["each_team"] else []
     parts += ["four eyes"] if needs["four_eyes"] else []
     return ", ".join(parts) or "no votes"
+
+
+TARGET_COLUMNS: Columns = {
+    "NODE": "node",
+    "TEAM": "team",
+    "WAVE": "wave",
+    "POOLS": "pools",
+    "CANNOT START": lambda target: target["cannot_start"] and target["cannot_start"]["text"],
+}
+WAVE_COLUMNS: Columns = {
+    "WAVE": "wave",
+    "NODES": lambda wave: len(wave["nodes"]),
+    "AT ONCE": "max_parallel",
+    "SOAK": lambda wave: format_duration(wave["soak_s"]),
+    "GATE AFTER": "gate",
+}
+POOL_COLUMNS: Columns = {
+    "POOL": "pool",
+    "TARGETS": "targets",
+    "MEMBERS": "members",
+    "BUDGET": "max_unavailable",
+}
+STAGE_COLUMNS: Columns = {
+    "PREPARE": "stage",
+    "KIND": "kind",
+    "NODES": "nodes",
+    "BYTES": _format_stage_size,
+    "AT THE RATE": lambda stage: "" if stage["seconds"] is None else format_duration(stage["seconds"]),
+}
+GATE_COLUMNS: Columns = {"GATE": "gate", "NEEDS": _format_requirement, "WHO MAY ANSWER": _format_voters}
+PREVIEW_LISTS: tuple[tuple[Columns, Literal["targets", "waves", "pools", "prepare", "gates"]], ...] = (
+    (TARGET_COLUMNS, "targets"),
+    (WAVE_COLUMNS, "waves"),
+    (POOL_COLUMNS, "pools"),
+    (STAGE_COLUMNS, "prepare"),
+    (GATE_COLUMNS, "gates"),
+)
+VERDICT_COLUMNS: Columns = {
+    "ID": "id",
+    "CLASS": "class",
+    "NODE": "node",
+    "AT": "at",
+    "EVIDENCE": "{step}: {text}".format_map,
+}
 
 
 def verdicts(call: Invocation) -> int:
@@ -307,11 +299,5 @@ def verdicts(call: Invocation) -> int:
     elif not found:
         print_message("there are no verdicts")
     else:
-        print_table(
-            ("ID", "CLASS", "NODE", "AT", "EVIDENCE"),
-            (
-                (each["id"], each["class"], each["node"], each["at"], f"{each['step']}: {each['text']}")
-                for each in found
-            ),
-        )
+        print_list(VERDICT_COLUMNS, found)
     return exits.OK

@@ -6,33 +6,37 @@ nothing that the daemon could contradict.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import (
+    SHORT_HASH_CHARS,
+    Columns,
+    age_of,
     colorize,
     format_age,
     format_local,
     format_percent,
     format_range,
+    percent_of,
     print_line,
+    print_list,
     print_message,
-    print_table,
     progress_bar,
     sanitize,
+    short_of,
+    with_columns,
 )
 from rolloutd.control.client import api_path
 from rolloutd.text import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
+    from rolloutd.control.wire_fleet import PoolSlots
     from rolloutd.control.wire_plans import Preview
-
-SHORT_DIGEST_CHARS = 12
-"""Digits of a digest that a person compares."""
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""
@@ -69,9 +73,7 @@ def status(call: Invocation) -> None:
     elif len(found) == 1 and not args.wide:
         print_rollout(found[0])
     else:
-        headings = ("ROLLOUT", "PLAN", "STATE", "WAVE", "DONE", "FAILED", "PROGRESS", "REASON")
-        rows = [(_status_row(each), _status_wide(each)) for each in found]
-        print_table_or_wide(call, headings, _STATUS_WIDE, rows)
+        print_list(with_columns(STATUS_COLUMNS, STATUS_WIDE if args.wide else {}), found)
 
 
 def rollouts(call: Invocation) -> None:
@@ -93,18 +95,14 @@ def rollouts(call: Invocation) -> None:
     elif not answer["rollouts"]:
         print_message("there are no rollouts")
     else:
-        headings = ("ROLLOUT", "PLAN", "STATE", "PROGRESS", "BY", "SUBMITTED", "ENDED")
-        rows = [(_rollout_row(each), (each["digest"],)) for each in answer["rollouts"]]
-        print_table_or_wide(call, headings, ("DIGEST",), rows)
+        wide: Columns = {"DIGEST": "digest"} if args.wide else {}
+        print_list(with_columns(ROLLOUT_COLUMNS, wide), answer["rollouts"])
 
 
 def nodes(call: Invocation) -> None:
     found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
     if not call.print_data(found):
-        headings = ("NODE", "TEAM", "WAVE", "PHASE", "OUTCOME", "SINCE", "STEP", "REASON")
-        print_table_or_wide(
-            call, headings, _NODE_WIDE, [(_node_row(node), _node_wide(node)) for node in found]
-        )
+        print_list(with_columns(NODE_COLUMNS, NODE_WIDE if call.args.wide else {}), found)
 
 
 def why(call: Invocation) -> int:
@@ -158,7 +156,7 @@ def format_reason(reason: Reason) -> str:
 def print_rollout(rollout: Rollout) -> None:
     """Print a rollout's state, progress, reason, gates and pools."""
     plan = colorize(sanitize(rollout["plan"]), "bold")
-    print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_DIGEST_CHARS]}")
+    print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_HASH_CHARS]}")
     print_line(f"source {sanitize(rollout['source']['text'])}")
     wave = f"wave {rollout['wave']}" if rollout["wave"] else ""
     print_line(", ".join(filter(None, (colorize(rollout["state"]), wave, format_remaining(rollout)))))
@@ -170,22 +168,11 @@ def print_rollout(rollout: Rollout) -> None:
         print_line(colorize(format_reason(rollout["reason"]), "yellow"))
     print_traffic_probes(rollout)
     print_gates(rollout)
-    _print_in_flight(rollout)
+    if rollout["in_flight"]:
+        print_line()
+        print_list(IN_FLIGHT_COLUMNS, rollout["in_flight"])
     print_line()
-    print_table(
-        ("POOL", "DONE", "FAILED", "IN FLIGHT", "DOWN", "BUDGET"),
-        (
-            (
-                pool["pool"],
-                format_fraction(pool),
-                str(pool["failed"]),
-                str(pool["in_flight"]),
-                format_down(pool["down"], pool.get("unobserved", 0)),
-                str(pool["max_unavailable"]),
-            )
-            for pool in rollout["pools"]
-        ),
-    )
+    print_list(POOL_COLUMNS, rollout["pools"])
 
 
 def format_prepared(prepared: Prepared) -> str:
@@ -227,8 +214,9 @@ def print_traffic_probes(shown: Rollout | Preview) -> None:
         print_line(f"not isolated: {sanitize(', '.join(shown['not_isolated']))}")
 
 
-def format_down(down: int, unobserved: int) -> str:
+def format_down(pool: Pool | PoolSlots) -> str:
     """Return the nodes that are down, and separately those without a fresh observation."""
+    down, unobserved = pool["down"], pool.get("unobserved", 0)
     return str(down) if not unobserved else f"{down - unobserved} + {unobserved} unobserved"
 
 
@@ -289,27 +277,6 @@ def print_evidence(evidence: PilotEvidence, digest: str) -> None:
         print_line(f"      log of {log['step']}: {length}, sha256 {log['sha256']}")
 
 
-def _print_in_flight(rollout: Rollout) -> None:
-    if not rollout["in_flight"]:
-        return
-    print_line()
-    print_table(
-        ("IN FLIGHT", "PHASE", "STEP", "TASK", "PROGRESS", "FOR", "POOLS"),
-        (
-            (
-                node["node"],
-                node["phase"],
-                node["step"] or "",
-                node["task"] or "",
-                format_percent(node["percent"]),
-                format_age(node["since"]),
-                ",".join(node["pools"]),
-            )
-            for node in rollout["in_flight"]
-        ),
-    )
-
-
 def format_fraction(counts: Rollout | Pool | RolloutLine) -> str:
     """Return the changed nodes of those that are to change, as in 7/11: skipped nodes are not."""
     return f"{counts['done']}/{counts['total'] - counts['skipped']}"
@@ -331,80 +298,82 @@ def _format_counts(rollout: Rollout) -> str:
     return ", ".join(parts)
 
 
-def _status_row(rollout: Rollout) -> tuple[str, ...]:
-    reason = rollout["reason"]
-    return (
-        rollout["rollout"],
-        rollout["plan"],
-        rollout["state"],
-        rollout["wave"] or "",
-        format_fraction(rollout),
-        str(rollout["failed"]),
-        format_percent(rollout["percent"]),
-        reason["text"] if reason else "",
-    )
-
-
-def _rollout_row(rollout: RolloutLine) -> tuple[str, ...]:
+def _format_state(rollout: RolloutLine) -> str:
     exceptions = format_exceptions(rollout["skipped"], rollout["rolled_back"])
-    return (
-        rollout["rollout"],
-        rollout["plan"],
-        f"done, {exceptions}" if rollout["state"] == "done" and exceptions else rollout["state"],
-        f"{format_fraction(rollout)} {format_percent(rollout['percent'])}",
-        rollout["submitted_by"],
-        format_local(rollout["submitted_at"]),
-        format_local(rollout["ended_at"]) if rollout["ended_at"] else "",
-    )
+    return f"done, {exceptions}" if rollout["state"] == "done" and exceptions else rollout["state"]
 
 
-_NODE_WIDE = ("ATTEMPT", "ISOLATED", "IN SLOT", "PREPARATION", "POOLS")
-_STATUS_WIDE = ("OWNER", "BY", "SUBMITTED", "WORK LEFT", "VOTES MISSING", "DIGEST")
-
-
-def print_table_or_wide(
-    call: Invocation,
-    headings: tuple[str, ...],
-    wide_headings: tuple[str, ...],
-    rows: Sequence[tuple[tuple[str, ...], tuple[str, ...]]],
-) -> None:
-    """Print a table; with `-o wide` also the further columns, before the last one, which may be long."""
-    if not call.args.wide:
-        print_table(headings, [row for row, _ in rows])
-        return
-    wide = [(*row[:-1], *more, row[-1]) for row, more in rows]
-    print_table((*headings[:-1], *wide_headings, headings[-1]), wide)
-
-
-def _node_wide(node: Node) -> tuple[str, ...]:
-    slot, prepare = (format_duration(60.0 * node["minutes"][key]) for key in ("slot", "prepare"))
-    return str(node["attempt"]), "yes" if node["isolated"] else "no", slot, prepare, ",".join(node["pools"])
-
-
-def _status_wide(rollout: Rollout) -> tuple[str, ...]:
-    work = rollout["work"]
-    return (
-        rollout["owner"],
-        rollout["submitted_by"],
-        format_local(rollout["submitted_at"]),
-        format_range(work["low_s"], work["high_s"]) if work else "",
-        str(rollout["votes_missing"]),
-        rollout["digest"][:SHORT_DIGEST_CHARS],
-    )
-
-
-def _node_row(node: Node) -> tuple[str, ...]:
-    reason = node["reason"]
+def _format_step(node: Node) -> str:
     step = node["step"] or ""
-    if step and node["percent"] is not None:
-        step = f"{step} {format_percent(node['percent'])}"
-    return (
-        node["node"],
-        node["team"] or "",
-        node["wave"],
-        node["phase"],
-        node["outcome"] or "",
-        format_age(node["since"]),
-        step,
-        reason["text"] if reason else "",
-    )
+    return f"{step} {format_percent(node['percent'])}" if step and node["percent"] is not None else step
+
+
+def _reason_text(item: Rollout | Node) -> str:
+    return item["reason"]["text"] if item["reason"] else ""
+
+
+def _minutes(key: Literal["slot", "prepare"]) -> Callable[[Node], str]:
+    return lambda node: format_duration(60.0 * node["minutes"][key])
+
+
+STATUS_COLUMNS: Columns = {
+    "ROLLOUT": "rollout",
+    "PLAN": "plan",
+    "STATE": "state",
+    "WAVE": "wave",
+    "DONE": format_fraction,
+    "FAILED": "failed",
+    "PROGRESS": percent_of("percent"),
+    "REASON": _reason_text,
+}
+STATUS_WIDE: Columns = {
+    "OWNER": "owner",
+    "BY": "submitted_by",
+    "SUBMITTED": lambda each: format_local(each["submitted_at"]),
+    "WORK LEFT": lambda each: format_range(**each["work"]) if each["work"] else "",
+    "VOTES MISSING": "votes_missing",
+    "DIGEST": short_of("digest"),
+}
+ROLLOUT_COLUMNS: Columns = {
+    "ROLLOUT": "rollout",
+    "PLAN": "plan",
+    "STATE": _format_state,
+    "PROGRESS": lambda each: f"{format_fraction(each)} {format_percent(each['percent'])}",
+    "BY": "submitted_by",
+    "SUBMITTED": lambda each: format_local(each["submitted_at"]),
+    "ENDED": lambda each: format_local(each["ended_at"]) if each["ended_at"] else "",
+}
+NODE_COLUMNS: Columns = {
+    "NODE": "node",
+    "TEAM": "team",
+    "WAVE": "wave",
+    "PHASE": "phase",
+    "OUTCOME": "outcome",
+    "SINCE": age_of("since"),
+    "STEP": _format_step,
+    "REASON": _reason_text,
+}
+NODE_WIDE: Columns = {
+    "ATTEMPT": "attempt",
+    "ISOLATED": lambda node: "yes" if node["isolated"] else "no",
+    "IN SLOT": _minutes("slot"),
+    "PREPARATION": _minutes("prepare"),
+    "POOLS": "pools",
+}
+POOL_COLUMNS: Columns = {
+    "POOL": "pool",
+    "DONE": format_fraction,
+    "FAILED": "failed",
+    "IN FLIGHT": "in_flight",
+    "DOWN": format_down,
+    "BUDGET": "max_unavailable",
+}
+IN_FLIGHT_COLUMNS: Columns = {
+    "IN FLIGHT": "node",
+    "PHASE": "phase",
+    "STEP": "step",
+    "TASK": "task",
+    "PROGRESS": percent_of("percent"),
+    "FOR": age_of("since"),
+    "POOLS": "pools",
+}

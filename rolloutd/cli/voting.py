@@ -22,8 +22,8 @@ from rolloutd.cli.command_group import (
     time_argument,
     without_none,
 )
-from rolloutd.cli.output import colorize, print_line, sanitize
-from rolloutd.cli.queries import SHORT_DIGEST_CHARS, format_gate, print_gates, print_traffic_probes
+from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, sanitize
+from rolloutd.cli.queries import format_gate, print_gates, print_traffic_probes
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
@@ -110,7 +110,7 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     body.setdefault("digest", gate["digest"])
     radius = response_text.describe_blast_radius(found["blast_radius"])
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
-    name, digest = rollout["rollout"], gate["digest"][:SHORT_DIGEST_CHARS]
+    name, digest = rollout["rollout"], gate["digest"][:SHORT_HASH_CHARS]
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
     return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}"
 

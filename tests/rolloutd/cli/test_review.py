@@ -66,12 +66,13 @@ def ask_on_terminal(answer: str, *words: str) -> tuple[int, str]:
     return code, " ".join(shown.split())
 
 
-@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
+@pytest.mark.parametrize(("answer", "sent"), [("n", False), ("\x04", False), ("y", True)])
 def test_cancel_on_a_terminal_asks_first(daemon: CannedDaemon, answer: str, sent: bool) -> None:
     daemon.answer("GET", "rollouts/r", ROLLOUT)
     daemon.answer("POST", "rollouts/r/cancel", ROLLOUT)
     code, shown = ask_on_terminal(answer, "cancel", "r", "--reason", "wrong plan")
     assert "finish 1 node in flight, never start 3 pending nodes; this cannot be undone" in shown
+    assert ("nothing was done" in shown, "Traceback" in shown) == (not sent, False)
     assert (code, [each[0] for each in daemon.requests][-1]) == ((0, "POST") if sent else (1, "GET"))
 
 
