@@ -132,8 +132,9 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
     known = state.index.rollouts.get(rollout_id)
     if known is not None:
         return ResolvedRollout(state.index, known, live=True)
+    index = state.index.fork()
     try:
-        closed = await state.store.load_rollout(rollout_id)
+        rollout = await _load_closed(state, index, rollout_id)
     except NotFound:
         names = {each.id: each.plan.name for each in state.index.rollouts.values()}
         known_names = [name for pair in (names | await _closed_names(state)).items() for name in pair]
@@ -141,9 +142,26 @@ async def _load(state: State, rollout_id: str) -> ResolvedRollout:
         if rollout_id in state.index.nodes:
             action = "it is a node: name its rollout first, then the node"
         raise NotFound(f"{rollout_id}: no such rollout; {action}") from None
+    return ResolvedRollout(index, rollout, live=False)
+
+
+async def ensure_loaded(state: State, rollout_id: str) -> None:
+    """Add a closed rollout to the daemon's own index; raises NotFound for a deleted one.
+
+    The caller holds the lock of commits: what was resolved before it may have been deleted meanwhile.
+    """
+    if rollout_id not in state.index.rollouts:
+        await _load_closed(state, state.index, rollout_id)
+
+
+async def _load_closed(state: State, index: Projection, rollout_id: str) -> Rollout:
+    """Load a closed rollout of the store into an index and return it; raises NotFound."""
+    closed = await state.store.load_rollout(rollout_id)
     targets = await state.store.load_targets(rollout_id)
     prepared = await state.store.load_preparations(rollout_id) if closed.plan.prepare else ()
-    index = state.index.fork()
-    # In a thread: ten thousand targets take longer than the loop may pause.
-    await compute(index.load_rollout, closed, targets, prepared)
-    return ResolvedRollout(index, closed, live=False)
+    if index is state.index:  # no other thread may change what the loop reads
+        index.load_rollout(closed, targets, prepared)
+    else:
+        # In a thread: ten thousand targets take longer than the loop may pause.
+        await compute(index.load_rollout, closed, targets, prepared)
+    return closed

@@ -19,7 +19,7 @@ from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, vo
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
 from rolloutd.control.identity import Identity
-from rolloutd.control.resolve import ResolvedRollout, resolve_for_deletion, resolve_rollout
+from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
@@ -141,8 +141,7 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
     resolved = await resolve_rollout(state, request.path_params["r"])
     targets = [resolved.target(node) for node in body.nodes]
     async with state.exclusive_commit(who.actor) as commit:
-        if not resolved.live and resolved.rollout.id not in state.index.rollouts:
-            state.index.load_rollout(resolved.rollout, resolved.index.targets(resolved.rollout.id))
+        await ensure_loaded(state, resolved.rollout.id)
         rollout = current_rollout(state, resolved)
         later = await state.store.find_later_changes(rollout.id)
         if body.withdraw:

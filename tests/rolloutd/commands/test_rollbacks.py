@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from machines.facts.projection import Projection
+from machines.model.events import RolloutDeleted
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
 from rolloutd.compile import compile_limits
@@ -87,6 +89,28 @@ async def test_ended_rollout_is_rolled_back_after_restart(tmp_path: Path) -> Non
         loaded = await state.store.load_snapshot()
         assert [each.id for each in loaded.rollouts] == [rollout], "a restart knows the order too"
         await inside.transition(rollout, "p1", Trigger.ROLLBACK_ORDERED, rolling_back=True)
+
+
+async def test_rollback_of_rollout_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
+    async def sqlite(compiled: Any) -> Any:
+        return await open_store(tmp_path, compile_plan=compiled)
+
+    async with control_environment(tmp_path, store=sqlite) as inside:
+        rollout = await inside.start()
+        await inside.finish(rollout, "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        state = inside.state
+        actor = state.index.rollout(rollout).submitted_by
+        snapshot = await state.store.load_snapshot()
+        state.index = Projection.build(snapshot, compile_limits(state.settings), state.index._compile)
+        async with state.exclusive_commit(actor) as commit:
+            # It resolves the rollout, then waits for the lock of commits.
+            ordered = asyncio.create_task(order(inside, rollout, all=True))
+            while not state._write_lock._waiters:
+                await asyncio.sleep(0.01)
+            await commit([RolloutDeleted(rollout, actor, state.now())], "delete")
+        assert await assert_refused(ordered) == (404, "not-found")
+        assert rollout not in state.index.rollouts, "a decision must not find what was deleted"
 
 
 async def test_command_on_node_refuses_one_that_later_rollout_changed(tmp_path: Path) -> None:
