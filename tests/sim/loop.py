@@ -37,10 +37,34 @@ class SimProcess:
         self.name = name
         self.alive = True
         self.tasks: list[asyncio.Task[Any]] = []
-        self.dropped_handles: list[asyncio.Handle] = []
+        self.dropped_handles: list[SimHandle] = []
 
 
 CURRENT: ContextVar[SimProcess | None] = ContextVar("process", default=None)
+
+
+class SimHandle:
+    """A callback to be run.  asyncio's own handle asks its loop about debugging each time one is made."""
+
+    __slots__ = ("args", "callback", "context", "due_at", "is_cancelled", "owner")
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context, due_at: float) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.due_at = due_at
+        self.owner = context.get(CURRENT)
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.callback, self.args = None, ()  # what they refer to may end now
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.due_at
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -51,8 +75,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.failures: list[dict[str, Any]] = []
         self._draw = order.random
         self._now = 0.0
-        self._ready: list[tuple[asyncio.Handle, SimProcess | None]] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimProcess | None]] = []
+        self._ready: list[SimHandle] = []
+        self._timers: list[tuple[float, int, SimHandle]] = []
         self._serial = itertools.count()
         self._tasks: list[asyncio.Task[Any]] = []
         self._processes: list[SimProcess] = []
@@ -66,14 +90,20 @@ class SimLoop(asyncio.AbstractEventLoop):
             ready = self._ready
             position = int(self._draw() * len(ready))
             ready[position], ready[-1] = ready[-1], ready[position]
-            handle, owner = ready.pop()
-            if handle.cancelled():
+            handle = ready.pop()
+            if handle.is_cancelled:
                 continue
+            owner = handle.owner
             if owner is not None and not owner.alive:
                 owner.dropped_handles.append(handle)
                 continue
             self.steps += 1
-            handle._run()
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.failures.append({"message": f"in {handle.callback!r}", "exception": error})
             return True
         return False
 
@@ -107,12 +137,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         """
         for process in self._processes:
             process.alive = True
-            self._ready += [(handle, process) for handle in process.dropped_handles]
+            self._ready += process.dropped_handles
             process.dropped_handles.clear()
         tasks = [*self._tasks, *(task for process in self._processes for task in process.tasks)]
         with self.entered():
+            left = tasks.copy()
             for _ in range(CLEANUP_STEPS):
-                left = [task for task in tasks if not task.done()]
+                while left and left[-1].done():
+                    left.pop()
                 if not left:
                     break
                 if not self._ready:
@@ -128,14 +160,14 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _advance_time(self) -> bool:
         """Jump to the earliest timer and make everything due then ready."""
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
-        if not self._timers:
+        timers = self._timers
+        while timers and timers[0][2].is_cancelled:
+            heapq.heappop(timers)
+        if not timers:
             return False
-        self._now = max(self._now, self._timers[0][0])
-        while self._timers and self._timers[0][0] <= self._now:
-            _, _, handle, owner = heapq.heappop(self._timers)
-            self._ready.append((handle, owner))
+        self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            self._ready.append(heapq.heappop(timers)[2])
         return True
 
     # -- the part of AbstractEventLoop that asyncio without I/O needs
@@ -146,24 +178,24 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_soon(  # type: ignore[override]  # asyncio itself is the only caller
         self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        context = copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append((handle, context.get(CURRENT)))
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, copy_context() if context is None else context, self._now)
+        self._ready.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        context = copy_context() if context is None else context
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._serial), handle, context.get(CURRENT)))
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, copy_context() if context is None else context, when)
+        heapq.heappush(self._timers, (when, next(self._serial), handle))
         return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, copy_context() if context is None else context, self._now + delay)
+        heapq.heappush(self._timers, (handle.due_at, next(self._serial), handle))
+        return handle
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -179,9 +211,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.failures.append(context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing: a cancelled timer is passed over when its time comes."""
 
     def get_debug(self) -> bool:
         return False

@@ -224,7 +224,8 @@ class Simulation:
         """Be the service manager: start the daemon whenever there is none."""
         while True:
             for life in self._daemons:
-                self._record_exit(life)
+                if life.exit_error is None:
+                    self._record_exit(life)
             if self.newest_daemon() is None and self.loop.time() >= self.restart_at:
                 if self._daemons and not self.faults_stopped:
                     forge_votes(self.world, self.state_dir)
@@ -233,7 +234,7 @@ class Simulation:
 
     def _record_exit(self, daemon: DaemonProcess) -> None:
         """Take note of how a life ended."""
-        if daemon.alive or daemon.exit_error is not None:
+        if daemon.alive:
             return
         daemon.exit_error = StoreFailed("cut off")
         if daemon.task.done() and not daemon.task.cancelled():
