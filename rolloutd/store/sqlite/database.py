@@ -93,26 +93,35 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def open_read_only(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to any database, for one thread at a time; raises sqlite3.Error."""
-    return _connect_read_only(read_only_uri(path))
+    return _connect_read_only(path)[0]
 
 
 def read_only_uri(path: Path) -> str:
     """Return the URI under which SQLite can read a database; raises sqlite3.Error."""
+    connection, uri = _connect_read_only(path)
+    connection.close()
+    return uri
+
+
+def _connect_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Return a connection that can read, and its URI; SQLite reads the schema only once for it."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
+    connection = _connect_uri(uri)
     try:
-        with closing(_connect_read_only(uri)) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except DATABASE_ERRORS as error:
+        connection.close()
         wal = path.with_name(path.name + "-wal")
         if not isinstance(error, sqlite3.OperationalError) or (wal.exists() and wal.stat().st_size > 0):
             raise
         # In a read-only directory SQLite cannot create WAL's shared memory; without
         # a WAL file, the database file alone is complete.
-        return f"{uri}&immutable=1"
-    return uri
+        uri += "&immutable=1"
+        connection = _connect_uri(uri)
+    return connection, uri
 
 
-def _connect_read_only(uri: str) -> sqlite3.Connection:
+def _connect_uri(uri: str) -> sqlite3.Connection:
     return sqlite3.connect(
         uri, uri=True, timeout=READ_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
