@@ -1,21 +1,26 @@
 """The reference playbooks by real Ansible: they do it, do it once, prove it, and take it back.
 
-Connections are local; the playbooks run over ssh in the demo and in test_reboot.py.
+The runner starts them as in the daemon.  Connections are local; the playbooks run over ssh in the demo and in
+test_reboot.py.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible.environment import CALLBACK_DIR
+from machines.model.rollout import FailureCode
+from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.ansible.tree_cache import TreeCache
+from rolloutd.ports import Failed, Host, InventorySnapshot, Ok, RunRequest, StepResult
+from tests.contracts.fakes.shell import FakeShell
+from tests.contracts.fakes.sources import SOURCE
 from tests.support.node_python import node_python
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
@@ -70,17 +75,21 @@ Description: a driver
 class Node:
     """This machine as a node, and the commands that stand for its kernel and its service manager."""
 
-    def __init__(self, directory: Path, module_cache: Path) -> None:
+    def __init__(self, directory: Path, tree_cache: TreeCache) -> None:
         self.directory = directory
-        self.environment = {
-            **os.environ,
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_PIPELINING": "1",
-            # As in runs of the daemon: Ansible takes longer to build a module than to run it.
-            "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACK_DIR),
-            "ROLLOUTD_MODULE_CACHE": str(module_cache),
-            "ROLLOUTD_RUN": "test",
+        connection = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": node_python(),
+            "ansible_become": False,
         }
+        self.runner = AnsibleRunner(
+            directory / "runs",
+            FakeShell(),
+            lambda source: PLAYBOOKS,
+            lambda: InventorySnapshot({"n0": connection}, generation=1),
+            tree_cache=tree_cache,
+        )
+        self._runs = 0
         self.kernel, self.services = directory / "kernel", directory / "services"
         for folder, name, text in (
             (self.kernel, "sysctl", SYSCTL),
@@ -91,75 +100,78 @@ class Node:
             command.write_text(text.format(kernel=self.kernel, services=self.services))
             command.chmod(0o755)
 
-    def play(self, playbook: str, *options: str, **variables: Any) -> dict[str, int]:
-        """Run a playbook and return the counts of its one node; `failures` holds what failed."""
-        host = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": node_python(),
-            "ansible_become": False,
-        }
-        inventory = self.directory / "inventory.json"
-        inventory.write_text(json.dumps({"all": {"hosts": {"n0": host}}}))
-        done = subprocess.run(
-            [
-                Path(sys.executable).with_name("ansible-playbook"),
-                *("-i", inventory, "-e", json.dumps(variables), *options, PLAYBOOKS / playbook),
-            ],
-            capture_output=True,
-            text=True,
-            cwd=PLAYBOOKS,
-            env=self.environment,
+    async def play(self, playbook: str, *, check_only: bool = False, **variables: Any) -> int:
+        """Run a playbook that succeeds; return how many tasks changed something."""
+        result, changed = await self._run(playbook, check_only=check_only, **variables)
+        assert isinstance(result, Ok), result
+        return changed
+
+    async def fail(self, playbook: str, **variables: Any) -> str:
+        """Run a playbook that fails in a task; return why."""
+        result, _ = await self._run(playbook, **variables)
+        assert isinstance(result, Failed)
+        assert result.code is FailureCode.FAILED
+        return result.text
+
+    async def _run(
+        self, playbook: str, *, check_only: bool = False, **variables: Any
+    ) -> tuple[StepResult, int]:
+        self._runs += 1
+        request = RunRequest(
+            f"r{self._runs}", Host("n0"), SOURCE, playbook, variables=variables, check_only=check_only
         )
-        recap = done.stdout.rpartition("n0 ")[2].split()
-        counts = {name: int(number) for name, _, number in (word.partition("=") for word in recap) if number}
-        assert counts.get("unreachable") == 0, done.stdout + done.stderr
-        self.said = done.stdout
-        return counts
+        handle = await self.runner.start(request)
+        while (result := (await self.runner.wait_for_change(handle)).result) is None:
+            pass
+        events = [event.kind async for event in self.runner.read_events(handle)]
+        return result, events.count("changed")
 
 
 @pytest.fixture
-def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
     """A node of this test's own; all nodes get the same built modules."""
-    return Node(tmp_path, tmp_path_factory.getbasetemp() / "modules")
+    made = Node(tmp_path, TreeCache(tmp_path_factory.getbasetemp() / "ansible"))
+    yield made
+    await made.runner.close()
 
 
-def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
+async def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
     parameter = node.kernel / "net.core.somaxconn"
     parameter.write_text("4096\n")
     file = node.directory / "sysctl.d" / "90-rolloutd.conf"
     where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
 
-    assert node.play("sysctl-verify.yml", somaxconn=65535, **where)["failed"] == 1
-    assert node.play("sysctl.yml", somaxconn=65535, **where)["failed"] == 0
+    reason = await node.fail("sysctl-verify.yml", somaxconn=65535, **where)
+    assert "net.core.somaxconn is 4096, not 65535" in reason
+    await node.play("sysctl.yml", somaxconn=65535, **where)
     assert parameter.read_text() == "65535\n"
     assert "net.core.somaxconn = 65535" in file.read_text().splitlines()
-    assert node.play("sysctl-verify.yml", somaxconn=65535, **where)["failed"] == 0
-    assert node.play("sysctl.yml", somaxconn=65535, **where)["changed"] == 0
+    await node.play("sysctl-verify.yml", somaxconn=65535, **where)
+    assert await node.play("sysctl.yml", somaxconn=65535, **where) == 0
 
-    assert node.play("sysctl.yml", somaxconn=1024, **where)["failed"] == 0
-    assert node.play("sysctl-undo.yml", **where)["failed"] == 0
+    await node.play("sysctl.yml", somaxconn=1024, **where)
+    await node.play("sysctl-undo.yml", **where)
     assert parameter.read_text() == "4096\n"
     assert not file.exists()
-    assert node.play("sysctl-undo.yml", **where)["changed"] == 0
+    assert await node.play("sysctl-undo.yml", **where) == 0
 
 
-def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
+async def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
     (node.kernel / "vm.swappiness").write_text("60\n")
     file = node.directory / "90-rolloutd.conf"
     file.write_text("vm.swappiness = 60\n")
     where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
-    assert node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)["failed"] == 0
-    assert node.play("sysctl-undo.yml", **where)["failed"] == 0
+    await node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)
+    await node.play("sysctl-undo.yml", **where)
     assert file.read_text() == "vm.swappiness = 60\n"
     assert (node.kernel / "vm.swappiness").read_text() == "60\n"
 
 
-def test_sysctl_names_what_is_missing(node: Node) -> None:
-    assert node.play("sysctl.yml")["failed"] == 1
-    assert "name the parameters to set" in node.said
+async def test_sysctl_names_what_is_missing(node: Node) -> None:
+    assert "name the parameters to set" in await node.fail("sysctl.yml")
 
 
-def test_a_service_is_restarted_once_per_token(node: Node) -> None:
+async def test_a_service_is_restarted_once_per_token(node: Node) -> None:
     (node.services / "nginx").touch()
     where = {
         "service": "nginx",
@@ -167,19 +179,19 @@ def test_a_service_is_restarted_once_per_token(node: Node) -> None:
         "systemctl_command": str(node.directory / "systemctl"),
     }
     for token in ("CHG-1", "CHG-1", "CHG-2"):
-        assert node.play("restart-service.yml", restart_token=token, **where)["failed"] == 0
+        await node.play("restart-service.yml", restart_token=token, **where)
     assert (node.services / "log").read_text().splitlines() == ["restart nginx"] * 2
-    assert node.play("restart-service-verify.yml", restart_token="CHG-2", **where)["failed"] == 0
+    await node.play("restart-service-verify.yml", restart_token="CHG-2", **where)
     (node.services / "nginx").unlink()
-    assert node.play("restart-service-verify.yml", restart_token="CHG-2", **where)["failed"] == 1
-    assert node.play("restart-service-undo.yml", **where)["failed"] == 0
+    await node.fail("restart-service-verify.yml", restart_token="CHG-2", **where)
+    await node.play("restart-service-undo.yml", **where)
     assert (node.services / "nginx").exists()
 
 
-def test_packages_verify_says_what_is_not_installed(node: Node) -> None:
+async def test_packages_verify_says_what_is_not_installed(node: Node) -> None:
     where = {"packages_reboot_marker": str(node.directory / "reboot-required")}
-    assert node.play("packages-verify.yml", packages=["no-such-package-of-ours"], **where)["failed"] == 1
-    assert "no-such-package-of-ours is not installed" in node.said
+    reason = await node.fail("packages-verify.yml", packages=["no-such-package-of-ours"], **where)
+    assert "no-such-package-of-ours is not installed" in reason
 
 
 def test_every_playbook_has_its_two_companions_and_parses() -> None:
@@ -195,7 +207,7 @@ def test_every_playbook_has_its_two_companions_and_parses() -> None:
 
 
 @pytest.mark.long
-def test_network_is_configured_verified_and_restored(node: Node) -> None:
+async def test_network_is_configured_verified_and_restored(node: Node) -> None:
     applied, etc = node.directory / "applied", node.directory / "etc"
     etc.mkdir()
     (etc / "old").write_text("network: {version: 2}\n")
@@ -210,18 +222,18 @@ def test_network_is_configured_verified_and_restored(node: Node) -> None:
         "network_command": f"sh -c 'echo x >> {applied}'",
         "network_prior_file": str(node.directory / "prior.json"),
     }
-    assert node.play("network.yml", **where)["failed"] == 0
+    await node.play("network.yml", **where)
     assert {path: Path(path).read_text() for path in files} == files
     assert all(Path(path).stat().st_mode & 0o777 == 0o600 for path in files), "netplan refuses others"
-    assert node.play("network-verify.yml", **where)["failed"] == 0
-    assert node.play("network.yml", **where)["changed"] == 0
+    await node.play("network-verify.yml", **where)
+    assert await node.play("network.yml", **where) == 0
     assert applied.read_text() == "x\n"
-    assert node.play("network-undo.yml", **where)["failed"] == 0
+    await node.play("network-undo.yml", **where)
     assert (etc / "old").read_text() == "network: {version: 2}\n"
     assert (etc / "old").stat().st_mode & 0o777 == 0o640
     assert not (etc / "new").exists()
     assert applied.read_text() == "x\nx\n"
-    assert node.play("network-verify.yml", **where)["failed"] == 1
+    await node.fail("network-verify.yml", **where)
 
 
 class Gpu:
@@ -269,31 +281,30 @@ class Gpu:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg")
-def test_gpu_driver_is_drained_installed_verified_and_put_back(node: Node) -> None:
+async def test_gpu_driver_is_drained_installed_verified_and_put_back(node: Node) -> None:
     gpu = Gpu(node)
     old, new = (gpu.variables | gpu.stage(version) for version in ("550.54.15", "570.86.10"))
     services = node.services / "log"
-    verify, undo = (str(PLAYBOOKS / f"gpu-driver-{name}.yml") for name in ("verify", "undo"))
 
-    assert node.play("gpu-driver.yml", **old)["failed"] == 0, node.said
+    await node.play("gpu-driver.yml", **old)
     assert gpu.loaded == "550.54.15"
     assert (node.services / "dcgm").exists()
 
     gpu.users.write_text("4711, train.py\n")
-    assert node.play("gpu-driver.yml", **new)["failed"] == 1
-    assert "processes still use the GPU: 4711, train.py" in node.said
+    assert "processes still use the GPU: 4711, train.py" in await node.fail("gpu-driver.yml", **new)
     assert gpu.loaded == "550.54.15"
     gpu.users.write_text("")
     services.unlink()
 
-    assert node.play("gpu-driver.yml", **new)["failed"] == 0, node.said
+    await node.play("gpu-driver.yml", **new)
     assert gpu.loaded == "570.86.10"
     assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"]
-    again = node.play("gpu-driver.yml", "--check", verify, **new)
-    assert (again["failed"], again["changed"]) == (0, 0)
+    assert await node.play("gpu-driver.yml", check_only=True, **new) == 0
+    assert await node.play("gpu-driver-verify.yml", **new) == 0
     services.unlink()
 
-    assert node.play("gpu-driver-undo.yml", undo, verify, **new)["failed"] == 1
-    assert "in effect is 550.54.15, not 570.86.10" in node.said
+    await node.play("gpu-driver-undo.yml", **new)
+    assert await node.play("gpu-driver-undo.yml", **new) == 0
+    assert "in effect is 550.54.15, not 570.86.10" in await node.fail("gpu-driver-verify.yml", **new)
     assert gpu.loaded == "550.54.15"
     assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"], "the second undo does nothing"
