@@ -15,8 +15,8 @@ from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation
-from machines.model.rollout import Hold, Rollout, Target, Verdict, Vote
-from machines.model.rows import AuditMismatch, RolloutRow
+from machines.model.rollout import Hold, Rollout, Target, Verdict
+from machines.model.rows import AuditMismatch, find_part
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES
@@ -144,10 +144,6 @@ class FleetFacts(Forkable):
         row: object = None
         if kind is Target:
             row = self._targets.get(key[0], {}).get(key[1])
-        elif kind is RolloutRow and key[0] in self._rollouts:
-            row = RolloutRow.of(self._rollouts[key[0]])
-        elif kind is Vote and key[0] in self._rollouts:
-            row = next((vote for vote in self._rollouts[key[0]].votes if vote.id == key[1]), None)
         elif kind is Preparation:
             row = self.preparation(*key)
         elif kind is Node:
@@ -156,6 +152,8 @@ class FleetFacts(Forkable):
             row = self._holds.get(key)
         elif kind is Freeze:
             row = self._freezes.get(*key)
+        elif key[0] in self._rollouts:
+            row = find_part(self._rollouts[key[0]], kind, *key[1:])
         return cast(R | None, row)
 
     def verdicts_on(self, node: str) -> Iterable[Verdict]:

@@ -46,10 +46,6 @@ class RolloutRow:
     ended_at: float | None = None
     deleted_at: float | None = None
 
-    @classmethod
-    def of(cls, rollout: Rollout) -> RolloutRow:
-        return cls(rollout.id, rollout.amendments, rollout.paused, rollout.cancelled, rollout.ended_at)
-
     @property
     def closed(self) -> bool:
         return self.cancelled is not None or self.ended_at is not None
@@ -97,8 +93,11 @@ class UsedToken:
     spent_at: float
 
 
-RolloutPart = Vote | VoteWithdrawn | GateOpening | Failure | PilotEvidence | ArtifactsBuilt | RolloutRow
-"""Rows that are part of a rollout's value: see with_part()."""
+RolloutAddition = Vote | GateOpening | Failure | PilotEvidence | ArtifactsBuilt
+"""Rows that a rollout gets after its submit, one by one."""
+
+RolloutPart = RolloutAddition | VoteWithdrawn | RolloutRow
+"""Rows that are part of a rollout's value: see with_part() and find_part()."""
 
 StoreRow = (
     StepRecord
@@ -190,6 +189,13 @@ def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
             return replace(rollout, pilot_evidence=row)
         case ArtifactsBuilt():
             return replace(rollout, built={**rollout.built, row.stage: row.manifest})
+
+
+def find_part(rollout: Rollout, kind: type[Any], *key: Any) -> RolloutPart | None:
+    """Return a part of a rollout by its key in it, of the kinds that an event changes."""
+    if kind is RolloutRow:
+        return RolloutRow(rollout.id, rollout.amendments, rollout.paused, rollout.cancelled, rollout.ended_at)
+    return next((vote for vote in rollout.votes if vote.id == key[0]), None) if kind is Vote else None
 
 
 # -- rows that the audit does not account for ----------------------------------------

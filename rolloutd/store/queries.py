@@ -9,17 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import ArtifactsBuilt, StepRecord
 from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, Plan
 from machines.model.preparation import Preparation
-from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Verdict, Vote
-from machines.model.rows import ConfigurationDocument, PreparationSnapshot, RolloutRow
+from machines.model.rollout import Hold, Rollout, Target, Verdict
+from machines.model.rows import (
+    ConfigurationDocument,
+    PreparationSnapshot,
+    RolloutAddition,
+    RolloutRow,
+    with_part,
+)
+from machines.model.step_record import StepRecord
 from machines.model.windows import Freeze
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
@@ -271,31 +277,25 @@ def _load_rollouts(
 
 def _decode_rollout(connection: Connection, row: Sequence[Any], compile_plan: PlanCompiler) -> Rollout:
     id_, content, *digest, by, at, approved, supersedes, source, overrides = row
-    rows = StoredRows(connection)
-    known = rows.get(RolloutRow, id_)
-    assert known is not None, "it is of the same row"
-    return Rollout(
+    rollout = Rollout(
         id=id_,
         plan=_compile_stored_plan(id_, content, compile_plan),
         digest=Digest(*digest),
         submitted_by=decode_actor(by),
         submitted_at=at,
         approved_count=approved,
-        votes=rows.load(Vote, "rollout = ? ORDER BY number", id_),
-        opened=rows.load(GateOpening, "rollout = ? ORDER BY number", id_),
-        failures=rows.load(Failure, "rollout = ? ORDER BY number", id_),
-        paused=known.paused,
-        cancelled=known.cancelled,
-        ended_at=known.ended_at,
-        amendments=known.amendments,
         supersedes=supersedes,
-        pilot_evidence=rows.get(PilotEvidence, id_),
         source=json.loads(source),
         overrides=tuple(json.loads(overrides)),
-        built={
-            each.stage: each.manifest for each in rows.load(ArtifactsBuilt, "rollout = ? ORDER BY rowid", id_)
-        },
     )
+    rows = StoredRows(connection)
+    changed = rows.get(RolloutRow, id_)
+    assert changed is not None, "it is of the same row"
+    rollout = with_part(rollout, changed)
+    for kind in get_args(RolloutAddition):
+        for part in rows.load(kind, "rollout = ? ORDER BY rowid", id_):
+            rollout = with_part(rollout, part)
+    return rollout
 
 
 def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler) -> Plan:
