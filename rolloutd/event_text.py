@@ -15,6 +15,9 @@ from rolloutd.text import describe_source, join_limited, pluralize
 
 Fields = Mapping[str, Any]
 
+ROLLOUT_DECISIONS = ("VoteCast", "VoteWithdrawn", "RolloutPaused", "RolloutResumed", "RolloutCancelled")
+"""What users decide about a whole rollout after its submit."""
+
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
     """Return one line for an entry, without its time and actor."""

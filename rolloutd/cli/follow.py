@@ -44,18 +44,7 @@ RECONNECT_INTERVAL_S = 1.0
 
 Line = dict[str, Any]
 
-PRINTED_EVENTS = frozenset(
-    {
-        "PhaseMoved",
-        "VoteCast",
-        "VoteWithdrawn",
-        "GateOpened",
-        "RolloutPaused",
-        "RolloutResumed",
-        "RolloutCancelled",
-        "TargetsJoined",
-    }
-)
+PRINTED_EVENTS = frozenset({"PhaseMoved", "GateOpened", "TargetsJoined", *event_text.ROLLOUT_DECISIONS})
 """Events that get a line; the steps between them are in the audit."""
 
 

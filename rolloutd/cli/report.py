@@ -55,12 +55,8 @@ FAILED_WHILE = {
 DECISIONS = frozenset(
     {
         "RolloutOpened",
-        "VoteCast",
-        "VoteWithdrawn",
         "GateOpened",
-        "RolloutPaused",
-        "RolloutResumed",
-        "RolloutCancelled",
+        *event_text.ROLLOUT_DECISIONS,
         "RolloutEnded",
         "NodeOrdered",
         "NodeAdvanced",

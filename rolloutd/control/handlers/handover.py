@@ -20,6 +20,7 @@ from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
+from rolloutd.event_text import ROLLOUT_DECISIONS
 from rolloutd.ports import Runner
 from rolloutd.vote_text import describe_missing_votes
 
@@ -27,11 +28,7 @@ routes = RouteTable()
 
 DECISIONS = (
     "RolloutOpened",
-    "VoteCast",
-    "VoteWithdrawn",
-    "RolloutPaused",
-    "RolloutResumed",
-    "RolloutCancelled",
+    *ROLLOUT_DECISIONS,
     "RolloutDeleted",
     "NodeOrdered",
     "NodeAdvanced",
