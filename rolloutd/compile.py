@@ -74,21 +74,21 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
     """Return the plan of a content, with each team's own checks, which apply to its nodes only."""
     spec = content["spec"]
     verify = compile_steps(CHECKS, spec["verify"], "verify")
-    stages = tuple(_compile_stage(stage) for stage in spec["maintain"])
+    rollback, cleanup = spec["rollback"], (spec.get("prepare") or {}).get("cleanup")
     return Plan(
         name=content["metadata"]["name"],
         owner=content["metadata"]["owner"],
         selector=parse_selector(spec["targets"]),
         waves=_compile_waves(spec),
-        stages=stages,
+        stages=tuple(_compile_stage(stage["name"], stage) for stage in spec["maintain"]),
         verify=verify + _compile_team_checks(teams),
         # A plan stored by a version without probes lacks the key.
         traffic=compile_steps(PROBES, spec.get("traffic", ()), "traffic"),
         idle_for_s=float(spec.get("idle_for") or 0.0),
         poll_s=float(spec.get("poll") or DEFAULT_POLL_S),
         isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
-        rollback=_compile_rollback(spec["rollback"]),
-        rollback_verify=_compile_rollback_checks(spec["rollback"], verify),
+        rollback=None if rollback is None else _compile_stage("rollback", rollback),
+        rollback_verify=_compile_rollback_checks(rollback, verify),
         on_failure=OnFailure(spec.get("on_failure", OnFailure.PAUSE)),
         at_most=spec.get("at_most"),
         start_timeout_s=spec["limits"].get("start"),
@@ -110,10 +110,10 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         skip_compliant=bool(spec.get("skip_compliant", False)),
         keep=bool(spec.get("keep", False)),
         drift_every_s=_compile_drift_interval(spec),
-        vote_ttl_s=None if spec["limits"]["votes"] is None else float(spec["limits"]["votes"]),
+        vote_ttl_s=_seconds(spec["limits"]["votes"]),
         prepare=_compile_prepare(spec.get("prepare")),
         prepare_windows=compile_windows((spec.get("prepare") or {}).get("windows", ())),
-        prepare_cleanup=_compile_cleanup(spec.get("prepare")),
+        prepare_cleanup=None if cleanup is None else _compile_stage("prepare-cleanup", cleanup),
     )
 
 
@@ -252,24 +252,13 @@ def _seconds(duration: JSON) -> float | None:
     return None if duration is None else float(duration)
 
 
-def _compile_stage(stage: Mapping[str, JSON]) -> Stage:
+def _compile_stage(name: str, content: Mapping[str, JSON]) -> Stage:
     return Stage(
-        name=stage["name"],
-        playbook=stage["playbook"],
-        variables=dict(stage["vars"]),
-        timeout_s=float(stage["timeout"]),
-        on_unknown=OnUnknownPolicy(stage["on_unknown"]),
-    )
-
-
-def _compile_rollback(rollback: Mapping[str, JSON] | None) -> Stage | None:
-    if rollback is None:
-        return None
-    return Stage(
-        name="rollback",
-        playbook=rollback["playbook"],
-        variables=dict(rollback["vars"]),
-        timeout_s=float(rollback["timeout"]),
+        name=name,
+        playbook=content["playbook"],
+        variables=dict(content["vars"]),
+        timeout_s=float(content["timeout"]),
+        on_unknown=OnUnknownPolicy(content.get("on_unknown", OnUnknownPolicy.VERIFY)),
     )
 
 
@@ -323,13 +312,6 @@ def _compile_prepare_stage(
         force=item["name"] in prepare.get("force", ()),
         force_nodes=tuple(prepare.get("force_nodes", ())),
     )
-
-
-def _compile_cleanup(prepare: Mapping[str, JSON] | None) -> Stage | None:
-    cleanup = None if prepare is None else prepare["cleanup"]
-    if cleanup is None:
-        return None
-    return Stage("prepare-cleanup", cleanup["playbook"], dict(cleanup["vars"]), float(cleanup["timeout"]))
 
 
 def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequirement:

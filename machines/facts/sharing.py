@@ -47,9 +47,7 @@ class Forkable:
         row = table.get(key)
         if row is not None and id(row) in self._owned_ids:
             return row
-        if row is None and empty is None:
-            raise KeyError(key)
-        made: T = empty() if row is None and empty is not None else table[key].copy()
+        made: T = table[key].copy() if row is not None or empty is None else empty()
         table[key] = made
         self._owned_ids.add(id(made))
         return made

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from machines.model.plan import ADMINS, GateName, VoteRequirement
-from machines.model.rollout import ActorKind, Failure, Rollout, Vote
+from machines.model.rollout import ActorKind, Failure, GateOpening, Rollout, Vote
 
 NOT_FOR_JOINERS = (GateName.PILOT, GateName.PROCEED)
 """Gates at which the team of a joiner is not asked: they concern single nodes."""
@@ -76,9 +76,19 @@ def unexpired(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote
     return tuple(vote for vote in votes if ttl is None or now < vote.at + ttl)
 
 
-def has_team_voted(rollout: Rollout, need: VoteRequirement, votes: Iterable[Vote], team: str) -> bool:
-    """Return whether the team gave all the votes that the gate asks of it."""
-    return len(voters_by_team(rollout, votes).get(team, ())) >= need.each_team
+def gate_without_vote(rollout: Rollout, team: str, *, per_team: bool = False) -> GateOpening | None:
+    """Return the first opened gate that asks this team and lacks its votes.
+
+    `per_team`: only a gate that asks each team for its own nodes.
+    """
+    for each in rollout.opened:
+        need = requirement(rollout, each.gate)
+        is_asked = need.per_team if per_team else need.each_team > 0
+        if is_asked and each.gate not in NOT_FOR_JOINERS:
+            votes = valid_votes(rollout, each.gate, each.wave)
+            if len(voters_by_team(rollout, votes).get(team, ())) < need.each_team:
+                return each
+    return None
 
 
 def is_counted(rollout: Rollout, vote: Vote, now: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from machines.model.events import StepRecord
+from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Stage, StepDef
 from machines.model.rollout import FailureCode
 from machines.states import Outcome, Trigger
@@ -27,13 +27,11 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
-class _StepTry:
+class Probe:
+    """Find out whether traffic runs on the node."""
+
     spec: StepDef
     number: int
-
-
-class Probe(_StepTry):
-    """Find out whether traffic runs on the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +70,17 @@ class RunCheck:
     is_baseline: bool = False
 
 
-class ArmGuard(_StepTry):
-    """Let the node restore itself unless the daemon disarms it; a second arm finds the first."""
+@dataclass(frozen=True, slots=True)
+class UseGuard:
+    """Have the node's guard do this: arm itself, be disarmed, or restore the node.
 
+    ARM: the node restores itself unless the daemon disarms it; a second one finds the first.  DISARM confirms
+    the change, unless the node has restored itself.  RESTORE restores it now, or finds that it has.
+    """
 
-class DisarmGuard(_StepTry):
-    """Confirm the change on the node, unless the node has restored itself."""
-
-
-class RestoreGuard(_StepTry):
-    """Let the node restore itself now, or find out that it has."""
+    spec: StepDef
+    number: int
+    action: StepAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,7 @@ Action = (
     | CleanUpStaleRuns
     | RunPlaybook
     | RunCheck
-    | ArmGuard
-    | DisarmGuard
-    | RestoreGuard
+    | UseGuard
     | Wait
     | Transition
     | StopRun
@@ -152,6 +149,13 @@ def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float |
     return Wait(until, record.step) if record.at <= now < until else None
 
 
+_GUARD_STEPS = {
+    StepAction.ARM: "arming the guard",
+    StepAction.DISARM: "disarming the guard",
+    StepAction.RESTORE: "restoring by the guard",
+}
+
+
 def step_name(action: Action) -> str | None:
     """Return the step that people see during this action; None when the action takes no time."""
     match action:
@@ -165,12 +169,8 @@ def step_name(action: Action) -> str | None:
             return f"stopping {action.record.step}"
         case RunPlaybook():
             return action.stage.step
-        case ArmGuard():
-            return "arming the guard"
-        case DisarmGuard():
-            return "disarming the guard"
-        case RestoreGuard():
-            return "restoring by the guard"
+        case UseGuard():
+            return _GUARD_STEPS[action.action]
         case RunCheck() | Wait():
             return action.step
         case Transition() | CompleteOrder() | NoAction():

@@ -38,11 +38,9 @@ class ProbeTraffic(_OfTarget):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(_OfTarget):
     """Run a prepare stage on a node in service; a build has no node."""
 
-    rollout: str
-    node: str
     stage: str
     attempt: int
 
@@ -52,27 +50,21 @@ class Requeue(_OfTarget):
 
 
 @dataclass(frozen=True, slots=True)
-class RollBack:
+class RollBack(_OfTarget):
     """Begin the rollback of this node; `reason` is the failure, None if a person ordered it."""
 
-    rollout: str
-    node: str
     reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AbortIsolation:
-    rollout: str
-    node: str
+class AbortIsolation(_OfTarget):
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class DeferMaintenance:
+class DeferMaintenance(_OfTarget):
     """Keep this isolated node as it is, and do not maintain it before its pools have a slot for it."""
 
-    rollout: str
-    node: str
     reason: Reason
 
 

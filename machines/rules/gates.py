@@ -20,7 +20,7 @@ from machines.facts.votes import (
     NOT_FOR_JOINERS,
     admins_voted,
     covered_failures,
-    has_team_voted,
+    gate_without_vote,
     requirement,
     unexpired,
     valid_votes,
@@ -167,13 +167,9 @@ def missing_team_vote(index: Index, target: Target) -> Reason | None:
     team = target.needs_vote_of
     if team is not None and not _has_voted_since_join(rollout, team, target):
         return _team_vote_reason(index, target, team, GateName.START, target.since, joined=True)
-    for each in rollout.opened:
-        need = requirement(rollout, each.gate)
-        if each.gate in NOT_FOR_JOINERS or not need.per_team or target.team is None:
-            continue
-        if not has_team_voted(rollout, need, valid_votes(rollout, each.gate, each.wave), target.team):
-            return _team_vote_reason(index, target, target.team, each.gate, each.at, joined=False)
-    return None
+    if target.team is None or (opened := gate_without_vote(rollout, target.team, per_team=True)) is None:
+        return None
+    return _team_vote_reason(index, target, target.team, opened.gate, opened.at, joined=False)
 
 
 def _team_vote_reason(

@@ -158,29 +158,26 @@ def _unprepared_blocker(index: Index, rollout: Rollout, target: Target, now: flo
     reason = preparing.unprepared_blocker(index, target)
     if reason is None or reason.code is not ReasonCode.PREPARING or reason.params["running"]:
         return reason
-    return (
-        _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or other_work_blocker(index, target.node, target.rollout)
-        or _prepare_window_blocker(rollout, now)
-        or reason
-    )
+    return _occupied_blocker(index, target) or _prepare_window_blocker(rollout, now) or reason
 
 
 def _prepare_window_blocker(rollout: Rollout, now: float) -> Reason | None:
     group = rollout.plan.prepare_windows
     if windows.any_open(group, now):
         return None
-    opens_at = windows.next_opening(group, now)
-    params: Params = {"windows": "prepare", "team": None, "opens_at": opens_at}
+    params: Params = {"windows": "prepare", "team": None}
+    return _closed_reason(rollout.id, params, windows.next_opening(group, now))
+
+
+def _closed_reason(subject: str, params: Params, opens_at: float | None) -> Reason:
     remedy = Remedy(RemedyKind.WAIT_UNTIL, until=opens_at)
-    return Reason(ReasonCode.OUTSIDE_WINDOW, rollout.id, params, remedy=remedy)
+    return Reason(ReasonCode.OUTSIDE_WINDOW, subject, {**params, "opens_at": opens_at}, remedy=remedy)
 
 
 def _condition_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return what takes or keeps the node itself from the rollout."""
     return (
-        _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or other_work_blocker(index, target.node, target.rollout)
+        _occupied_blocker(index, target)
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
@@ -195,8 +192,7 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
         or _coverage_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
-        or _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-        or other_work_blocker(index, target.node, target.rollout)
+        or _occupied_blocker(index, target)
     )
 
 
@@ -266,13 +262,17 @@ def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float
         until = windows.open_until(group, now)
         if until is None:
             opens_at = windows.next_common_opening([each for _, each in groups], now)
-            remedy = Remedy(RemedyKind.WAIT_UNTIL, until=opens_at)
-            params = {**params, "opens_at": opens_at}
-            return Reason(ReasonCode.OUTSIDE_WINDOW, subject, params, remedy=remedy)
+            return _closed_reason(subject, params, opens_at)
         if now + needed_s > until:
             params = {**params, "needed_s": needed_s, "closes_at": until}
             return Reason(ReasonCode.WINDOW_TOO_SHORT, subject, params, remedy=Remedy(RemedyKind.WAIT_UNTIL))
     return None
+
+
+def _occupied_blocker(index: Index, target: Target) -> Reason | None:
+    """Return who else has the node: a hold, another rollout or a prepare stage."""
+    held = _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
+    return held or other_work_blocker(index, target.node, target.rollout)
 
 
 def other_work_blocker(index: Index, node: str, rollout: str = "") -> Reason | None:
@@ -423,15 +423,9 @@ def reason_certainty(index: Index, target: Target, reason: Reason) -> int:
 def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: Reason, now: float) -> float:
     """Return when time alone may lift this reason (epoch seconds); infinity when it cannot."""
     match reason.code:
-        case ReasonCode.BACKOFF:
-            return target.not_before
         case ReasonCode.CANNOT_ISOLATE:
             return (reason.since or now) + RESULT_RETENTION_S
-        case ReasonCode.FREEZE:
-            return min(
-                (each.until for each in index.freezes if each.until and each.until > now), default=math.inf
-            )
-        case ReasonCode.OUTSIDE_WINDOW:
+        case ReasonCode.BACKOFF | ReasonCode.FREEZE | ReasonCode.OUTSIDE_WINDOW:
             until = None if reason.remedy is None else reason.remedy.until
             return math.inf if until is None else until
         case ReasonCode.INVENTORY_STALE:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from machines.facts import votes
 from machines.facts.index import Index
+from machines.facts.votes import gate_without_vote
 from machines.model.events import Event, PhaseMoved, TargetChanged, TargetsJoined
 from machines.model.node import Node, natural_sort_key
 from machines.model.plan import PILOT_WAVE, EnrolPolicy
@@ -120,15 +120,7 @@ def _asked_team(rollout: Rollout, team: str | None, needs_vote: bool) -> str | N
     """
     if needs_vote:
         return team or rollout.plan.owner
-    if team is None:
-        return None
-    for each in rollout.opened:
-        need = votes.requirement(rollout, each.gate)
-        if each.gate in votes.NOT_FOR_JOINERS or not need.each_team:
-            continue
-        if not votes.has_team_voted(rollout, need, votes.valid_votes(rollout, each.gate, each.wave), team):
-            return team
-    return None
+    return None if team is None or gate_without_vote(rollout, team) is None else team
 
 
 # -- superseded rollouts ----------------------------------------------------------

@@ -40,9 +40,8 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
     if builder.dry_reason is not None or index.disk_shortage is not None:
         return
     if rollout.cancelled is not None:
-        if not _is_to_be_cleaned(index, rollout):
-            return
-        _collect_cleanups(index, rollout, known, now, builder)
+        if _is_to_be_cleaned(index, rollout):
+            _collect_cleanups(index, rollout, known, now, builder)
         return
     blocker = start_blockers.rollout_blocker(index, rollout, now)
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:

@@ -77,15 +77,16 @@ class IsolationPlan:
     def final_probe(self) -> Action | None:
         """Return the probe that must run between the last isolator and the playbook, None when none must."""
         applied = [n for n, record in enumerate(self.records) if record.action is StepAction.APPLY]
-        later = self.records[applied[-1] :] if applied else self.records
-        actions = (self._next_probe(probe, later) for probe in self.probes)
-        return next((action for action in actions if action is not None), None)
+        return self._first_probe(self.records[applied[-1] :] if applied else self.records)
 
     def required_probe(self, spec: StepDef) -> Action | None:
         """Return the probe that must run before this isolator, None when none must."""
         if Capability.CORDON_ONLY in spec.capabilities and self._is_evicting(spec):
             return None
-        actions = (self._next_probe(probe, self.records) for probe in self.probes)
+        return self._first_probe(self.records)
+
+    def _first_probe(self, valid: Sequence[StepRecord]) -> Action | None:
+        actions = (self._next_probe(probe, valid) for probe in self.probes)
         return next((action for action in actions if action is not None), None)
 
     def _next_probe(self, probe: StepDef, valid: Sequence[StepRecord]) -> Action | None:

@@ -24,17 +24,15 @@ from typing import Any
 
 from machines.model.actions import (
     Action,
-    ArmGuard,
     CleanUpStaleRuns,
     CompleteOrder,
-    DisarmGuard,
     Isolate,
     NoAction,
-    RestoreGuard,
     Revert,
     RunCheck,
     RunPlaybook,
     Transition,
+    UseGuard,
     Wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
@@ -228,8 +226,8 @@ class _Reconciler:
         """Return the action of this try of a step."""
         match step.rule.action, step.spec:
             case StepAction.APPLY, StepDef() as spec:
-                action = self._apply_isolator(spec, number)
-                return replace(action, cordon_only=True) if step.purpose is Purpose.CORDON else action
+                isolate = self._apply_isolator(spec, number)
+                return replace(isolate, cordon_only=True) if step.purpose is Purpose.CORDON else isolate
             case StepAction.REVERT, StepDef() as spec:
                 active = self._active_isolations()
                 return Revert(spec, number, active[step.id], is_last=len(active) == 1)
@@ -237,12 +235,8 @@ class _Reconciler:
                 latest = self._latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 return RunPlaybook(stage, number, is_started)
-            case StepAction.ARM, StepDef() as spec:
-                return ArmGuard(spec, number)
-            case StepAction.DISARM, StepDef() as spec:
-                return DisarmGuard(spec, number)
-            case StepAction.RESTORE, StepDef() as spec:
-                return RestoreGuard(spec, number)
+            case (StepAction.ARM | StepAction.DISARM | StepAction.RESTORE) as action, StepDef() as spec:
+                return UseGuard(spec, number, action)
             case StepAction.CHECK, StepDef() as spec:
                 return RunCheck(spec, step.id, number, is_baseline=step.purpose is Purpose.BASELINE)
             case _:

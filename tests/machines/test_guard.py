@@ -8,14 +8,12 @@ import pytest
 
 from machines.model.actions import (
     Action,
-    ArmGuard,
     CleanUpStaleRuns,
-    DisarmGuard,
-    RestoreGuard,
     RunCheck,
     RunPlaybook,
     StopRun,
     Transition,
+    UseGuard,
     Wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
@@ -31,6 +29,7 @@ GUARD = StepDef("guard", "guard")
 REACHABLE = StepDef("confirm.0.reachable", "reachable")
 PLAN = plan_of(guard=Guard(GUARD, 120.0, (REACHABLE,)))
 MAINTAINING = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, attempt=1, since=T0)
+RESTORE = UseGuard(GUARD, 1, StepAction.RESTORE)
 
 
 def step(
@@ -76,13 +75,13 @@ def failure(*records: StepRecord, at: float = 0.0, target: Target = MAINTAINING)
 
 
 def test_guard_is_armed_before_run_and_disarmed_after_checks() -> None:
-    assert after() == ArmGuard(GUARD, 1)
-    assert after(step(StepAction.ARM, StepState.INTENDED)) == ArmGuard(GUARD, 1)
+    assert after() == UseGuard(GUARD, 1, StepAction.ARM)
+    assert after(step(StepAction.ARM, StepState.INTENDED)) == UseGuard(GUARD, 1, StepAction.ARM)
     assert after(ARMED) == RunPlaybook(PLAN.stages[0], 1, is_started=False)
     assert after(ARMED, RAN) == RunCheck(REACHABLE, REACHABLE.name, 1)
-    assert after(ARMED, RAN, CONFIRMED) == DisarmGuard(GUARD, 1)
+    assert after(ARMED, RAN, CONFIRMED) == UseGuard(GUARD, 1, StepAction.DISARM)
     disarming = step(StepAction.DISARM, StepState.INTENDED)
-    assert after(ARMED, RAN, CONFIRMED, disarming) == DisarmGuard(GUARD, 1)
+    assert after(ARMED, RAN, CONFIRMED, disarming) == UseGuard(GUARD, 1, StepAction.DISARM)
     disarmed = step(StepAction.DISARM, StepState.OK)
     assert after(ARMED, RAN, CONFIRMED, disarmed) == Transition(Trigger.MAINTAINED)
 
@@ -95,13 +94,13 @@ def test_node_that_cannot_arm_fails_untouched() -> None:
 def test_lost_answer_of_arm_is_restored_before_failure() -> None:
     lost = [step(StepAction.ARM, StepState.UNKNOWN, n) for n in range(1, UNKNOWN_MAX_TRIES + 1)]
     assert after(lost[0]) == Wait(T0 + UNKNOWN_RETRY_S, "guard")
-    assert after(*lost) == RestoreGuard(GUARD, 1)
+    assert after(*lost) == RESTORE
     nothing_armed = step(StepAction.RESTORE, StepState.OK)
     assert failure(*lost, nothing_armed).code is FailureCode.UNREACHABLE
 
 
 def test_failed_run_is_restored_then_fails() -> None:
-    assert after(ARMED, RUN_FAILED) == RestoreGuard(GUARD, 1)
+    assert after(ARMED, RUN_FAILED) == RESTORE
     failed = failure(ARMED, RUN_FAILED, RESTORED)
     assert (failed.step, failed.code) == ("run.configure", FailureCode.RESTORED_ITSELF)
     assert failed.text == "run failed; restore ok"
@@ -115,15 +114,17 @@ def test_run_is_cleaned_up_before_restore() -> None:
 
     assert after_run() == CleanUpStaleRuns(1)
     assert after_run(step(StepAction.CLEAN_UP, StepState.INTENDED)) == CleanUpStaleRuns(1)
-    assert after_run(step(StepAction.CLEAN_UP, StepState.FAILED)) == RestoreGuard(GUARD, 1)
+    assert after_run(step(StepAction.CLEAN_UP, StepState.FAILED)) == RESTORE
 
 
 def test_failed_confirmation_is_restored() -> None:
-    assert after(ARMED, RAN, step(StepAction.CHECK, StepState.FAILED)) == RestoreGuard(GUARD, 1)
+    assert after(ARMED, RAN, step(StepAction.CHECK, StepState.FAILED)) == UseGuard(
+        GUARD, 1, StepAction.RESTORE
+    )
 
 
 def test_node_that_restored_itself_is_not_confirmed() -> None:
-    assert after(ARMED, RAN, CONFIRMED, GUARD_ENDED) == RestoreGuard(GUARD, 1)
+    assert after(ARMED, RAN, CONFIRMED, GUARD_ENDED) == RESTORE
     failed = failure(ARMED, RAN, CONFIRMED, GUARD_ENDED, RESTORED)
     assert (failed.step, failed.code) == ("guard", FailureCode.RESTORED_ITSELF)
 
@@ -131,13 +132,13 @@ def test_node_that_restored_itself_is_not_confirmed() -> None:
 def test_run_of_restored_node_is_stopped() -> None:
     action = after(ARMED, RUNNING, GUARD_ENDED)
     assert action == StopRun(RUNNING, "disarm failed; its playbook was stopped")
-    assert after(ARMED, GUARD_ENDED) == RestoreGuard(GUARD, 1)
+    assert after(ARMED, GUARD_ENDED) == RESTORE
 
 
 def test_stop_order_restores_first() -> None:
     stopped = replace(MAINTAINING, order=NodeOrder.STOP)
     assert isinstance(after(ARMED, RUNNING, target=stopped), StopRun)
-    assert after(ARMED, RUN_FAILED, target=stopped) == RestoreGuard(GUARD, 1)
+    assert after(ARMED, RUN_FAILED, target=stopped) == RESTORE
     assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.DISTURBED
 
 
@@ -170,12 +171,12 @@ def test_restore_while_daemon_was_down_does_not_blame_change(
 def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
     silent = step(StepAction.RESTORE, StepState.UNKNOWN)
     assert after(ARMED, RUN_FAILED, silent) == Wait(T0 + UNKNOWN_RETRY_S, "guard")
-    assert after(ARMED, RUN_FAILED, silent, at=UNKNOWN_RETRY_S) == RestoreGuard(GUARD, 2)
+    assert after(ARMED, RUN_FAILED, silent, at=UNKNOWN_RETRY_S) == UseGuard(GUARD, 2, StepAction.RESTORE)
     late = 120.0 + ANSWER_S + 1
     restarted = next_action(
         PLAN, MAINTAINING, [ARMED, RUN_FAILED, silent], T0 + late, elapsed_s=1.0, has_unfinished_run=False
     )
-    assert restarted == RestoreGuard(GUARD, 2)
+    assert restarted == UseGuard(GUARD, 2, StepAction.RESTORE)
     overdue = failure(ARMED, RUN_FAILED, silent, at=late)
     assert overdue.code is FailureCode.FAILED
     assert overdue.text == "run failed; restore unknown"
@@ -185,4 +186,4 @@ def test_rollback_is_guarded_too() -> None:
     undo = replace(PLAN, rollback=PLAN.stages[0])
     rolling_back = replace(MAINTAINING, rolling_back=True)
     action = next_action(undo, rolling_back, [], T0, elapsed_s=0.0, has_unfinished_run=False)
-    assert action == ArmGuard(GUARD, 1)
+    assert action == UseGuard(GUARD, 1, StepAction.ARM)

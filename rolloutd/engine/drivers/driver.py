@@ -274,7 +274,7 @@ class Driver:
                 await self._execution.run(action)
             case actions.RunCheck():
                 await self._verify(action)
-            case actions.ArmGuard() | actions.DisarmGuard() | actions.RestoreGuard():
+            case actions.UseGuard():
                 await self._guard.carry_out(action)
             case actions.Wait():
                 await self._pause(max(0.0, action.until - self._state.now()))

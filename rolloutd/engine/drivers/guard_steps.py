@@ -42,7 +42,6 @@ MAX_LISTED_PATHS = 5
 
 _CAUSES = {"timer": "the daemon was silent", "boot": "it rebooted", "daemon": "the change had failed"}
 
-GuardAction = actions.ArmGuard | actions.DisarmGuard | actions.RestoreGuard
 Operation = Callable[[NodeGuard, StepContext], Awaitable[GuardReport]]
 
 
@@ -54,16 +53,16 @@ class GuardSteps:
         self._state = session.state
         self._journal = journal
 
-    async def carry_out(self, action: GuardAction) -> None:
+    async def carry_out(self, use: actions.UseGuard) -> None:
         """Arm, disarm or restore, and record what the node says."""
-        match action:
-            case actions.ArmGuard():
+        match use.action:
+            case StepAction.ARM:
                 order = await self._state.fence_token()
-                await self._record(action, StepAction.ARM, lambda g, ctx: g.arm(ctx, order=order), _armed)
-            case actions.DisarmGuard():
-                await self._record(action, StepAction.DISARM, lambda g, ctx: g.disarm(ctx), _confirmed)
-            case actions.RestoreGuard():
-                await self._record(action, StepAction.RESTORE, lambda g, ctx: g.restore(ctx), _restored)
+                await self._record(use, lambda g, ctx: g.arm(ctx, order=order), _armed)
+            case StepAction.DISARM:
+                await self._record(use, lambda g, ctx: g.disarm(ctx), _confirmed)
+            case _:
+                await self._record(use, lambda g, ctx: g.restore(ctx), _restored)
 
     async def wait_until_heard(self) -> bool:
         """Return whether the node's guard is armed, so that a run may begin; its end is recorded."""
@@ -122,19 +121,19 @@ class GuardSteps:
 
     async def _record(
         self,
-        action: GuardAction,
-        kind: StepAction,
+        use: actions.UseGuard,
         operation: Operation,
         result_of: Callable[[str, GuardReport], StepResult],
     ) -> None:
-        was_begun = any(r.action is kind and r.number == action.number for r in self._attempt_records())
-        record = self._journal.begin(action.spec.name, kind, action.number)
+        spec, kind = use.spec, use.action
+        was_begun = any(r.action is kind and r.number == use.number for r in self._attempt_records())
+        record = self._journal.begin(spec.name, kind, use.number)
         await self._journal.write(record)
-        answer = await self._ask(action.spec, operation, action.spec.timeout_s)
+        answer = await self._ask(spec, operation, spec.timeout_s)
         if isinstance(answer, GuardReport):
             if kind is StepAction.RESTORE and answer.state is GuardState.CONFIRMED:
                 # The answer to an earlier disarm was lost.
-                await self._record_disarm(action.spec, _confirmed(self._session.node, answer))
+                await self._record_disarm(spec, _confirmed(self._session.node, answer))
             result = result_of(self._session.node, answer)
         else:
             # The node restores itself whatever the daemon sees, so no error is the last word on that.  An arm
