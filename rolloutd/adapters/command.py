@@ -29,8 +29,12 @@ async def run_command(
     max_output_bytes: int,
     cwd: Path | None = None,
     max_file_bytes: int | None = None,
+    kill_children: bool = False,
 ) -> CommandResult:
-    """Run a command without stdin; raises OSError if it cannot start, and TimeoutError."""
+    """Run a command without stdin; raises OSError if it cannot start, and TimeoutError.
+
+    `kill_children` also ends what a command that succeeded has left in the background.
+    """
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -40,6 +44,7 @@ async def run_command(
         cwd=cwd,
         env=dict(environment),
     )
+    has_ended = False
     try:
         if max_file_bytes is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -49,11 +54,13 @@ async def run_command(
                 _read(process.stdout, max_output_bytes), _read(process.stderr, max_output_bytes)
             )
             status = await process.wait()
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        raise
+        has_ended = True
+    finally:
+        if kill_children or not has_ended:
+            # A group outlives its leader, so this reaches children whose parent is gone.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     return CommandResult(status, stdout, stderr)
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 
 from rolloutd.ports import (
     AdapterContext,
-    Clock,
     Failed,
     IsolationStatus,
     Ok,
-    Runner,
     RunRequest,
     StepContext,
     StepResult,
@@ -32,46 +29,35 @@ MIN_TIMEOUT_S = 60.0
 """A return to service is tried even after its deadline, and a playbook starts in seconds."""
 
 
-def make(context: AdapterContext) -> PlaybookIsolator:
-    return PlaybookIsolator(_PlaybookRuns(context.runner, context.clock))
+class _PlaybookAdapter:
+    def __init__(self, context: AdapterContext) -> None:
+        self._runner = context.runner
+        self._clock = context.clock
 
-
-def make_check(context: AdapterContext) -> PlaybookCheck:
-    return PlaybookCheck(_PlaybookRuns(context.runner, context.clock))
-
-
-@dataclass(frozen=True, slots=True)
-class _PlaybookRuns:
-    runner: Runner
-    clock: Clock
-
-    async def run(self, ctx: StepContext, playbook: str, run_id: str) -> Ok | Failed | Unknown:
+    async def _run(self, ctx: StepContext, playbook: str, run_id: str) -> Ok | Failed | Unknown:
         """Run a playbook on the node, or wait for the run that an earlier daemon started."""
         if not playbook or ctx.source is None:
             return Failed(f"{ctx.step}: the playbook or the plan's source is missing; submit the plan again")
-        handle = await self.runner.start(
+        handle = await self._runner.start(
             RunRequest(
                 run_id=run_id,
                 host=ctx.host,
                 source=ctx.source,
                 playbook=playbook,
                 variables=ctx.variables,
-                timeout_s=max(MIN_TIMEOUT_S, ctx.deadline - self.clock.now()),
+                timeout_s=ctx.remaining_s(self._clock.now(), least=MIN_TIMEOUT_S),
                 rollout=ctx.rollout,
                 attempt=ctx.attempt,
                 step=ctx.step,
             )
         )
-        result = (await wait_for_end(self.runner, handle)).result
+        result = (await wait_for_end(self._runner, handle)).result
         assert result is not None
         return result
 
 
-class PlaybookIsolator:
+class PlaybookIsolator(_PlaybookAdapter):
     """ports.Isolator with the parameters `file` and `undo`."""
-
-    def __init__(self, runs: _PlaybookRuns) -> None:
-        self._runs = runs
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus:
         return IsolationStatus(
@@ -80,23 +66,20 @@ class PlaybookIsolator:
 
     async def isolate(self, ctx: StepContext) -> StepResult:
         # "do" and "undo" name the runs: a run of rolloutd 0.1 is found again under its name.
-        return await self._runs.run(ctx, str(ctx.params.get("file") or ""), run_name(ctx, "do"))
+        return await self._run(ctx, str(ctx.params.get("file") or ""), run_name(ctx, "do"))
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
-        return await self._runs.run(ctx, str(ctx.params.get("undo") or ""), run_name(ctx, "undo"))
+        return await self._run(ctx, str(ctx.params.get("undo") or ""), run_name(ctx, "undo"))
 
 
-class PlaybookCheck:
+class PlaybookCheck(_PlaybookAdapter):
     """ports.Check with the parameter `file`; the playbook's failed task is the failure.
 
     The run has the step's key as its name, so that the driver can record and stop it.
     """
 
-    def __init__(self, runs: _PlaybookRuns) -> None:
-        self._runs = runs
-
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        return await self._runs.run(ctx, str(ctx.params.get("file") or ""), ctx.idempotency_key)
+        return await self._run(ctx, str(ctx.params.get("file") or ""), ctx.idempotency_key)
 
 
 def run_name(ctx: StepContext, action: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,6 +39,10 @@ class StepContext:
     hold_reason: str = ""
     is_baseline: bool = False
     baseline: JSON = None
+
+    def remaining_s(self, now: float, *, least: float = 1.0, most: float = math.inf) -> float:
+        """Return the time until the deadline; `least` of it, because a step that has begun is tried once."""
+        return min(most, max(least, self.deadline - now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class ReachableBackend:
     def __init__(self, shell: Shell, sshd: Sshd) -> None:
         self.host, self.params, self.clock = host_of(sshd), {"within": "5m"}, FakeClock()
         self._sshd = sshd
-        self.check: Check = ReachableCheck(shell)
+        self.check: Check = ReachableCheck(shell, FakeClock())
 
     async def break_node(self) -> None:
         self._sshd.stop()
@@ -150,7 +150,7 @@ async def test_reachable_does_not_trust_a_pooled_connection() -> None:
     shell = FakeShell()
     await shell.run(Host("n1"), "true", timeout_s=1)
     shell.down.add("n1")
-    result = await ReachableCheck(shell).check(step_context(Host("n1"), {}))
+    result = await ReachableCheck(shell, FakeClock()).check(step_context(Host("n1"), {}))
     assert isinstance(result, Failed)
     assert result.text.startswith("not reachable: n1")
     assert not shell.connections

@@ -20,6 +20,7 @@ from rolloutd.contracts import CheckBackend, CheckContract
 from rolloutd.patterns import MAX_SEARCHED_CHARS
 from rolloutd.ports import Failed, Host, Ok, Unknown
 from tests.contracts.fakes.clock import START, FakeClock
+from tests.contracts.fakes.runner import FakeRunHost, playbook_context
 from tests.contracts.ssh_fixtures import step_context
 
 
@@ -66,7 +67,7 @@ async def serve(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
 
 async def checked(url: str, *, timeout_s: float = 60.0, **params: Any) -> Ok | Failed | Unknown:
     ctx = step_context(Host("n1"), {"url": url, **params})
-    return await HttpCheck(FakeClock()).check(replace(ctx, deadline=START + timeout_s))
+    return await HttpCheck(playbook_context(FakeRunHost({}))).check(replace(ctx, deadline=START + timeout_s))
 
 
 class Backend:
@@ -75,7 +76,7 @@ class Backend:
     def __init__(self, site: Site) -> None:
         self.site, self.host, self.clock = site, Host("n1"), FakeClock()
         self.params = {"url": f"{site.url}/healthz", "body": "^service: up"}
-        self.check = HttpCheck(self.clock)
+        self.check = HttpCheck(playbook_context(FakeRunHost({})))
 
     async def break_node(self) -> None:
         self.site.status = 503

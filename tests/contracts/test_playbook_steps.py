@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.adapters.ansible.registration import PLAYBOOK_ISOLATOR
-from rolloutd.adapters.playbook_steps import PlaybookIsolator, make, make_check, run_name
+from rolloutd.adapters.playbook_steps import PlaybookCheck, PlaybookIsolator, run_name
 from rolloutd.contracts import IsolatorBackend, IsolatorContract, SystemClock
 from rolloutd.ports import (
     AdapterContext,
@@ -29,7 +29,7 @@ from tests.contracts.ssh_fixtures import step_context
 
 
 def playbook_isolator(backend: FakeRunHost) -> PlaybookIsolator:
-    return make(playbook_context(backend))
+    return PlaybookIsolator(playbook_context(backend))
 
 
 PLAYBOOKS = {"file": "isolate.yml", "undo": "deisolate.yml"}
@@ -51,7 +51,7 @@ class FlagIsolator:
         (ansible.tree / "isolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"touch {self._flag}"))
         (ansible.tree / "deisolate.yml").write_text(FLAG_PLAYBOOK.format(command=f"rm -f {self._flag}"))
         context = AdapterContext(ansible.shell, self.clock, ansible.runner(), ansible.inventory, None)
-        self._isolator = make(context)
+        self._isolator = PlaybookIsolator(context)
         self.isolator: Isolator = self
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus:
@@ -117,7 +117,7 @@ def test_run_names_are_safe_and_tell_keys_apart() -> None:
 
 async def test_failed_task_is_the_failure_of_a_playbook_check() -> None:
     backend = FakeRunHost({"verify.yml": Script.OK, "fails.yml": Script.FAIL})
-    check = make_check(playbook_context(backend))
+    check = PlaybookCheck(playbook_context(backend))
     ctx = replace(step_context(Host("n1"), {"file": "fails.yml"}, key="r1.n1.1.verify.0.1"), source=SOURCE)
     assert await check.check(ctx) == Failed('task "install package" failed on n1: no such package')
     passing = replace(ctx, params={"file": "verify.yml"}, idempotency_key="r1.n1.1.verify.1.1")
@@ -128,5 +128,5 @@ async def test_restarted_daemon_finds_the_run_of_a_playbook_check() -> None:
     backend = FakeRunHost({"verify.yml": Script.OK})
     ctx = replace(step_context(Host("n1"), {"file": "verify.yml"}, key="r1.n1.1.verify.0.1"), source=SOURCE)
     for _ in range(2):
-        assert isinstance(await make_check(playbook_context(backend)).check(ctx), Ok)
+        assert isinstance(await PlaybookCheck(playbook_context(backend)).check(ctx), Ok)
     assert backend.started_runs == ["r1.n1.1.verify.0.1"]

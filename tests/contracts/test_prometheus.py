@@ -14,10 +14,9 @@ import pytest
 
 from machines.model.node import NodeHealth
 from rolloutd.adapters.prometheus.observer import PrometheusObserver
-from rolloutd.adapters.prometheus.observer import make as make_observer
 from rolloutd.adapters.prometheus.query import MAX_RESPONSE_BYTES, Queries, QueryFailed, ServerSilent
 from rolloutd.adapters.prometheus.registration import ServerParams
-from rolloutd.adapters.prometheus.traffic_probe import make as make_probe
+from rolloutd.adapters.prometheus.traffic_probe import PrometheusTrafficProbe
 from rolloutd.contracts import (
     ObserverBackend,
     ObserverContract,
@@ -68,7 +67,7 @@ class ProbeBackend:
         self._server, self.clock, self.host = server, SystemClock(), Host(f"web-{next(NUMBERS)}")
         self._series = f'requests{{node="{self.host.name}"}}'
         self.params = {"query": self._series, "max": 2.0}
-        self.probe = make_probe(context_of(server.url))
+        self.probe = PrometheusTrafficProbe(context_of(server.url))
 
     async def start_traffic(self) -> None:
         await self._server.set_metric(self._series, 7.0)
@@ -101,7 +100,7 @@ class TestObserver(ObserverContract):
         await RUNNING[0].set_metric('healthy{job="serving"}', 1.0)
         await RUNNING[0].set_metric('healthy{job="broken"}', 0.0)
         query = 'healthy{job="{{ node.labels.job }}"}'
-        yield Nodes(make_observer(context_of(RUNNING[0].url, query=query, up="== 1")))
+        yield Nodes(PrometheusObserver(context_of(RUNNING[0].url, query=query, up="== 1")))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ class TestObserver(ObserverContract):
     ],
 )
 async def test_comparison_decides_health(up: str, value: float, health: NodeHealth) -> None:
-    observer = make_observer(context_of(RUNNING[0].url, query=f"vector({value})", up=up))
+    observer = PrometheusObserver(context_of(RUNNING[0].url, query=f"vector({value})", up=up))
     (seen,) = await observer.observe([Host("n1")])
     assert seen.sight is health
 
@@ -154,7 +153,7 @@ async def test_server_is_chosen_by_name_or_alone() -> None:
 
 
 async def test_observer_without_its_server_raises() -> None:
-    observer = make_observer(context_of("http://127.0.0.1:9", query="vector(1)", up="== 1"))
+    observer = PrometheusObserver(context_of("http://127.0.0.1:9", query="vector(1)", up="== 1"))
     with pytest.raises(ServerSilent, match="prometheus s0: Cannot connect"):
         await observer.observe([Host("n1"), Host("n2")])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.prometheus.check import make
+from rolloutd.adapters.prometheus.check import PrometheusCheck
 from rolloutd.contracts import CheckBackend, CheckContract, SystemClock, step_context
 from rolloutd.ports import Failed, Host, Ok, Unknown
 from tests.contracts.test_prometheus import NUMBERS, context_of
@@ -37,7 +37,7 @@ class Backend:
         self._server, self.clock, self.host = server, SystemClock(), Host(f"web-{next(NUMBERS)}")
         self._series = f'errors{{node="{self.host.name}"}}'
         self.params: dict[str, Any] = {"query": self._series, "max": 0.01}
-        self.check = make(context_of(server.url))
+        self.check = PrometheusCheck(context_of(server.url))
 
     async def set(self, value: float | None) -> None:
         await self._server.set_metric(self._series, value)

@@ -17,7 +17,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import AdapterContext, Host, InventorySnapshot, StepContext
 from rolloutd.settings import Settings
 from tests.contracts.fakes.clock import FakeClock
-from tests.contracts.fakes.runner import FakeRunHost, FakeRunner
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, playbook_context
 from tests.fuzz.engine import Consumer
 
 SEPARATOR = b"\n==\n"
@@ -91,8 +91,8 @@ async def http_check(directory: Path) -> AsyncIterator[Consumer]:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    clock = FakeClock()
-    check = HttpCheck(clock)
+    context = playbook_context(FakeRunHost({}))
+    check, clock = HttpCheck(context), context.clock
     params = {"url": f"http://127.0.0.1:{port}/", "status": 200, "body": "^up$"}
     # What asyncio logs of a server that does not speak HTTP is not the check's.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -53,11 +53,14 @@ def test_broken_registration_is_logged_and_left_out(
     install(
         command="rolloutd.adapters.ssh.registration:COMMAND_ISOLATOR",
         gone="no_such_package:ISOLATOR",
-        odd="rolloutd.adapters.ssh.command:make",
+        odd="rolloutd.adapters.ssh.command:CommandIsolator",
     )
     assert list(installed_adapters(ISOLATORS)) == ["command"]
     assert "adapter gone (rolloutd.isolators): cannot be loaded" in caplog.text
-    assert "adapter odd (rolloutd.isolators): rolloutd.adapters.ssh.command:make is not a Reg" in caplog.text
+    assert (
+        "adapter odd (rolloutd.isolators): rolloutd.adapters.ssh.command:CommandIsolator is not a Reg"
+        in caplog.text
+    )
 
 
 def test_missing_adapter_names_installed_ones() -> None:

@@ -43,9 +43,9 @@ class AnsibleInventoryParams(Params):
     )
 
 
-PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_steps:make", PlaybookIsolatorParams)
+PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_steps:PlaybookIsolator", PlaybookIsolatorParams)
 PLAYBOOK_CHECK = Registration(
-    "rolloutd.adapters.playbook_steps:make_check",
+    "rolloutd.adapters.playbook_steps:PlaybookCheck",
     PlaybookCheckParams,
     frozenset({Capability.STARTS_RUN}),
 )

@@ -29,10 +29,6 @@ POLLS = 40
 """Counts of one `isolate`, some 20 s: the driver then repeats it at once, and reads commands in between."""
 
 
-def make(context: AdapterContext) -> HaproxyIsolator:
-    return HaproxyIsolator(context)
-
-
 class HaproxyIsolator:
     """ports.Isolator by the admin state of a server."""
 

@@ -74,9 +74,9 @@ class HaproxyProbeParams(_ServerParams):
 
 
 ISOLATOR = Registration(
-    "rolloutd.adapters.haproxy.isolator:make",
+    "rolloutd.adapters.haproxy.isolator:HaproxyIsolator",
     HaproxyIsolatorParams,
     frozenset({Capability.CORDON_ONLY}),
 )
-PROBE = Registration("rolloutd.adapters.haproxy.traffic_probe:make", HaproxyProbeParams)
+PROBE = Registration("rolloutd.adapters.haproxy.traffic_probe:HaproxyTrafficProbe", HaproxyProbeParams)
 SETTINGS = SettingsSection(BalancerParams, "Balancers by name, which plans isolate nodes from and probe.")

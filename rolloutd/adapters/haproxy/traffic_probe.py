@@ -12,10 +12,6 @@ from rolloutd.ports import AdapterContext, Busy, Ok, StepContext, Unknown
 from rolloutd.text import pluralize
 
 
-def make(context: AdapterContext) -> HaproxyTrafficProbe:
-    return HaproxyTrafficProbe(context)
-
-
 class HaproxyTrafficProbe:
     """ports.TrafficProbe by the current and queued sessions of a server."""
 

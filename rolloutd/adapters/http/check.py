@@ -16,7 +16,7 @@ import aiohttp
 
 from rolloutd.adapters.bounded_read import read_start
 from rolloutd.patterns import MAX_SEARCHED_CHARS, InvalidPattern, is_found
-from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Ok, StepContext, Unknown
+from rolloutd.ports import JSON, AdapterContext, Failed, Ok, StepContext, Unknown
 
 MAX_TIMEOUT_S = 600.0
 """Limit of one try, whatever the plan says: a health page answers sooner."""
@@ -28,19 +28,15 @@ HEADERS = {"User-Agent": "rolloutd", "Accept-Encoding": "identity"}
 """Without compression, so that the limit of the body is also the limit of memory."""
 
 
-def make(context: AdapterContext) -> HttpCheck:
-    return HttpCheck(context.clock)
-
-
 class HttpCheck:
     """ports.Check with the parameters `url`, `status`, `body`, `tls`."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, context: AdapterContext) -> None:
+        self._clock = context.clock
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
         request = f"{ctx.host.name}: GET {ctx.params['url']}"
-        timeout_s = min(MAX_TIMEOUT_S, max(1.0, ctx.deadline - self._clock.now()))
+        timeout_s = ctx.remaining_s(self._clock.now(), most=MAX_TIMEOUT_S)
         try:
             async with asyncio.timeout(timeout_s):
                 status, body = await _get(str(ctx.params["url"]), ctx.params.get("tls") or {})

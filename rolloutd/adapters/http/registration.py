@@ -42,4 +42,4 @@ class HttpCheckParams(CheckParams):
     timeout: PositiveDuration = duration_field("10s", "Limit of one try.")
 
 
-CHECK = Registration("rolloutd.adapters.http.check:make", HttpCheckParams)
+CHECK = Registration("rolloutd.adapters.http.check:HttpCheck", HttpCheckParams)

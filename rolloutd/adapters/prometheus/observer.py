@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.prometheus.query import Queries, QueryFailed, ServerSilent
 from rolloutd.plugin.templates import RenderFailed, render
-from rolloutd.ports import JSON, AdapterContext, Host
+from rolloutd.ports import AdapterContext, Host
 
 MAX_CONCURRENT_QUERIES = 8
 """Queries at once: the server also serves dashboards and alerts."""
@@ -25,10 +25,6 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-
-
-def make(context: AdapterContext) -> PrometheusObserver:
-    return PrometheusObserver(context)
 
 
 class PrometheusObserver:
@@ -60,14 +56,10 @@ class PrometheusObserver:
             raise silent[0]
         return [task.result() for task in tasks]
 
-    def _render_query(self, host: Host) -> JSON:
-        return render(
-            self._params["query"], node=host.name, address=host.address, labels=host.labels, variables={}
-        )
-
     async def _observe_host(self, host: Host) -> tuple[NodeHealth, str]:
         try:
-            query = str(self._render_query(host))
+            text, labels = self._params["query"], host.labels
+            query = str(render(text, node=host.name, address=host.address, labels=labels, variables={}))
             found = await self._queries.query(query, self._params.get("server"), timeout_s=QUERY_TIMEOUT_S)
         except ServerSilent:
             raise

@@ -105,7 +105,9 @@ class PrometheusObserverParams(QueryParams):
     )
 
 
-PROBE = Registration("rolloutd.adapters.prometheus.traffic_probe:make", PrometheusProbeParams)
-OBSERVER = Registration("rolloutd.adapters.prometheus.observer:make", PrometheusObserverParams)
+PROBE = Registration(
+    "rolloutd.adapters.prometheus.traffic_probe:PrometheusTrafficProbe", PrometheusProbeParams
+)
+OBSERVER = Registration("rolloutd.adapters.prometheus.observer:PrometheusObserver", PrometheusObserverParams)
 SETTINGS = SettingsSection(ServerParams, "Prometheus servers by name, which plans and observers query.")
-CHECK = Registration("rolloutd.adapters.prometheus.check:make", PrometheusCheckParams)
+CHECK = Registration("rolloutd.adapters.prometheus.check:PrometheusCheck", PrometheusCheckParams)

@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 
 from rolloutd.adapters.prometheus.query import Queries, QueryFailed
-from rolloutd.ports import AdapterContext, Busy, Clock, Ok, StepContext, Unknown
-
-
-def make(context: AdapterContext) -> PrometheusTrafficProbe:
-    return PrometheusTrafficProbe(Queries(context), context.clock)
+from rolloutd.ports import AdapterContext, Busy, Ok, StepContext, Unknown
 
 
 class PrometheusTrafficProbe:
     """ports.TrafficProbe with the parameters `query`, `max`, `server`."""
 
-    def __init__(self, queries: Queries, clock: Clock) -> None:
-        self._queries = queries
-        self._clock = clock
+    def __init__(self, context: AdapterContext) -> None:
+        self._queries = Queries(context)
+        self._clock = context.clock
 
     async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
         node, query = ctx.host.name, str(ctx.params["query"])
-        timeout_s = max(1.0, ctx.deadline - self._clock.now())
+        timeout_s = ctx.remaining_s(self._clock.now())
         try:
             found = await self._queries.query(query, ctx.params.get("server"), timeout_s=timeout_s)
         except QueryFailed as error:

@@ -15,10 +15,6 @@ MAX_LINES = 500
 """Lines that are read: some 50 KB, which the shell's limit of output allows."""
 
 
-def make(context: AdapterContext) -> SshAnchor:
-    return SshAnchor(context)
-
-
 class SshAnchor:
     """ports.Anchor over the daemon's ssh connections."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.patterns import InvalidPattern, is_found
-from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Ok, Shell, ShellResult, StepContext, Unknown
+from rolloutd.ports import JSON, Failed, Ok, ShellResult, StepContext, Unknown
 
 MAX_TIMEOUT_S = 3600.0
 """Limit of one try, whatever the plan says; a check does not take an hour."""
@@ -22,22 +23,14 @@ COMMAND_NOT_RUN = frozenset({126, 127})
 """A shell's exit statuses for a command that cannot be executed or found (POSIX, 2.8.2)."""
 
 
-def make(context: AdapterContext) -> SshCheck:
-    return SshCheck(context.shell, context.clock)
-
-
-class SshCheck:
+class SshCheck(ShellAdapter):
     """ports.Check with the parameters `run` and one of `equals`, `matches`, `exit`."""
-
-    def __init__(self, shell: Shell, clock: Clock) -> None:
-        self._shell = shell
-        self._clock = clock
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
         command = str(ctx.params.get("run") or "")
         if not command:
             return Failed("the check ssh has no command: give `run`")
-        timeout_s = min(MAX_TIMEOUT_S, max(1.0, ctx.deadline - self._clock.now()))
+        timeout_s = ctx.remaining_s(self._clock.now(), most=MAX_TIMEOUT_S)
         try:
             result = await self._shell.run(ctx.host, command, timeout_s=timeout_s)
         except HostKeyChanged as error:

@@ -8,19 +8,8 @@ no result: nothing is done, and isolation is not lost.
 from __future__ import annotations
 
 from rolloutd.adapters.ssh.check import COMMAND_NOT_RUN, stderr_suffix
-from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import (
-    AdapterContext,
-    Busy,
-    Clock,
-    Failed,
-    IsolationStatus,
-    Ok,
-    Shell,
-    StepContext,
-    StepResult,
-    Unknown,
-)
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
+from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, ShellResult, StepContext, StepResult
 
 INSPECT_TIMEOUT_S = 60.0
 
@@ -31,16 +20,8 @@ MIN_TIMEOUT_S = 5.0
 """A return to service is tried even after its deadline."""
 
 
-def make(context: AdapterContext) -> CommandIsolator:
-    return CommandIsolator(context.shell, context.clock)
-
-
-class CommandIsolator:
+class CommandIsolator(ShellAdapter):
     """ports.Isolator with the parameters `do`, `undo` and `look`."""
-
-    def __init__(self, shell: Shell, clock: Clock) -> None:
-        self._shell = shell
-        self._clock = clock
 
     async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
         """Run `look`; Busy if it had no result; raises NodeUnreachable and TimeoutError."""
@@ -67,25 +48,22 @@ class CommandIsolator:
         )
 
     async def isolate(self, ctx: StepContext) -> StepResult:
-        return await self._run(ctx, "do")
+        return await self._act(ctx, "do")
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
         """Run `undo`; its stdin is what `look` printed before `do`."""
         if ctx.prior is not None and ctx.prior["isolated"]:
             return Ok(f"{ctx.host.name} was already isolated, and stays isolated")
-        return await self._run(ctx, "undo", stdin="" if ctx.prior is None else ctx.prior["output"])
+        return await self._act(ctx, "undo", stdin="" if ctx.prior is None else ctx.prior["output"])
 
-    async def _run(self, ctx: StepContext, param: str, stdin: str = "") -> StepResult:
+    async def _act(self, ctx: StepContext, param: str, stdin: str = "") -> StepResult:
         command = str(ctx.params.get(param) or "")
         if not command:
             return Failed(f"the isolator command has no `{param}`")
-        timeout_s = max(MIN_TIMEOUT_S, ctx.deadline - self._clock.now())
-        try:
-            result = await self._shell.run(ctx.host, command, timeout_s=timeout_s, stdin=stdin)
-        except HostKeyChanged as error:
-            return Failed(str(error))
-        except (NodeUnreachable, TimeoutError) as error:
-            return Unknown(str(error))
+        timeout_s = ctx.remaining_s(self._clock.now(), least=MIN_TIMEOUT_S)
+        result = await self._run(ctx, command, timeout_s=timeout_s, stdin=stdin)
+        if not isinstance(result, ShellResult):
+            return result
         output = "\n".join(part for part in (result.stdout, result.stderr) if part)
         if result.exit_status == 0:
             return Ok(f"`{command}` ended with 0", output=output)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
 
+from rolloutd.adapters.command import run_command
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import AdapterContext, Busy, Clock, Ok, Shell, StepContext, Unknown
+from rolloutd.ports import Busy, Ok, StepContext, Unknown
 
 MAX_OUTPUT_BYTES = 4096
 """Output kept of a command on this machine; only its first line is shown."""
@@ -17,20 +16,12 @@ MAX_SHOWN_CHARS = 200
 """Limit of the line that is shown."""
 
 
-def make(context: AdapterContext) -> CommandProbe:
-    return CommandProbe(context.shell, context.clock)
-
-
-class CommandProbe:
+class CommandProbe(ShellAdapter):
     """ports.TrafficProbe with the parameters `run` and `on`."""
-
-    def __init__(self, shell: Shell, clock: Clock) -> None:
-        self._shell = shell
-        self._clock = clock
 
     async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
         node, command = ctx.host.name, str(ctx.params["run"])
-        timeout_s = max(1.0, ctx.deadline - self._clock.now())
+        timeout_s = ctx.remaining_s(self._clock.now())
         try:
             if ctx.params.get("on") == "daemon":
                 status, output = await _run_here(command, timeout_s)
@@ -51,32 +42,17 @@ class CommandProbe:
 
 
 async def _run_here(command: str, timeout_s: float) -> tuple[int, str]:
-    """Run a command on this machine; return its exit status and the start of its output.
-
-    Raises TimeoutError; then all of its process group is killed.
-    """
+    """Run a command on this machine; return its exit status and the start of its output."""
     environment = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    output = b""
     try:
-        async with asyncio.timeout(timeout_s):
-            while part := await process.stdout.read(MAX_OUTPUT_BYTES):
-                output += part[: MAX_OUTPUT_BYTES - len(output)]
-            status = await process.wait()
+        ended = await run_command(
+            # Without stderr, which a process in the background would hold open until the timeout.
+            ["/bin/sh", "-c", f"exec 2>/dev/null\n{command}"],
+            environment=environment,
+            timeout_s=timeout_s,
+            max_output_bytes=MAX_OUTPUT_BYTES,
+            kill_children=True,
+        )
     except TimeoutError:
         raise TimeoutError(f"`{command[:MAX_SHOWN_CHARS]}` did not end within {timeout_s:g}s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    return status, output.decode(errors="replace")
+    return ended.status, ended.stdout.decode(errors="replace")

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from machines.model.timefmt import format_duration
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import NodeUnreachable, RolloutdError
-from rolloutd.ports import JSON, AdapterContext, Busy, Clock, Ok, Shell, StepContext, Unknown
+from rolloutd.ports import JSON, Busy, Ok, StepContext, Unknown
 from rolloutd.text import pluralize
 
 MAX_PORT = 65_535
@@ -27,7 +28,6 @@ MIN_SHOWN_AGE_S = 60.0
 """Age from which the longest connection is named: shorter ones are ordinary requests."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class InvalidPorts(RolloutdError):
@@ -47,26 +47,20 @@ class Connection:
     peer_port: int
 
 
-def make(context: AdapterContext) -> ConnectionsProbe:
-    return ConnectionsProbe(context.shell, context.clock)
-
-
-@dataclass(slots=True)
-class ConnectionsProbe:
+@dataclass
+class ConnectionsProbe(ShellAdapter):
     """ports.TrafficProbe with the parameters `established`, `ignore`, `max`.
 
     `ss` has no age of a connection, so `_first_seen` remembers since when each busy node's were listed.
     """
 
-    _shell: Shell
-    _clock: Clock
     _first_seen: dict[str, dict[Connection, float]] = field(default_factory=dict)
 
     async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
         node = ctx.host.name
         try:
             ports = read_ports(ctx.params["established"])
-            timeout_s = max(1.0, ctx.deadline - self._clock.now())
+            timeout_s = ctx.remaining_s(self._clock.now())
             result = await self._shell.run(ctx.host, list_command(ports), timeout_s=timeout_s)
             found, is_complete = read_connections(result.stdout)
         except UnreadableOutput as error:
@@ -74,7 +68,7 @@ class ConnectionsProbe:
         except (NodeUnreachable, TimeoutError, InvalidPorts) as error:
             return Unknown(f"{node}: traffic is unknown: {error}")
         ignored = [ipaddress.ip_network(text) for text in ctx.params.get("ignore") or ()]
-        counted = [each for each in found if not _is_in(each.peer, ignored)]
+        counted = [each for each in found if not any(each.peer in network for network in ignored)]
         return self._judge(node, ports, counted, int(ctx.params.get("max", 0)), is_complete=is_complete)
 
     def _judge(
@@ -161,7 +155,3 @@ def _read_address(text: str) -> IPAddress:
 def _last_line(stderr: str) -> str:
     lines = stderr.strip().splitlines()
     return f" ({lines[-1][:MAX_SHOWN_CHARS]})" if lines else ""
-
-
-def _is_in(address: IPAddress, networks: Iterable[IPNetwork]) -> bool:
-    return any(address in network for network in networks)

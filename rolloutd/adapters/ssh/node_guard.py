@@ -15,8 +15,6 @@ from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Clock, GuardReport, GuardState, Shell, StepContext
 
-MIN_TIMEOUT_S = 1.0
-
 UNSURE = 75
 """Exit status of the script when its guard may be armed, although it could not do its work."""
 
@@ -89,7 +87,7 @@ class SshNodeGuard:
         body = guard_script()
         values = {"body": body, "paths": "", "commands": "", **texts}
         script = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
-        timeout_s = max(MIN_TIMEOUT_S, ctx.deadline - self._clock.now())
+        timeout_s = ctx.remaining_s(self._clock.now())
         await self._shell.disconnect(ctx.host.name)
         answer = await run_as_root(
             self._shell,

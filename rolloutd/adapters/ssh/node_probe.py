@@ -9,8 +9,8 @@ import shlex
 from collections.abc import Mapping
 
 from rolloutd.adapters.ssh.check import stderr_suffix
-from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Ok, Shell, StepContext, Unknown
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
+from rolloutd.ports import JSON, Failed, Ok, ShellResult, StepContext, Unknown
 
 NO_TOOL = 75
 """Exit status of a probe for which the node has no program (EX_TEMPFAIL)."""
@@ -27,29 +27,18 @@ _ICMP = f"command -v ping >/dev/null || exit {NO_TOOL}; ping -c 1 -W {{limit}} {
 _DNS = f"command -v getent >/dev/null || exit {NO_TOOL}; timeout {{limit}} getent ahosts {{host}} >/dev/null"
 
 
-def make(context: AdapterContext) -> NodeProbe:
-    return NodeProbe(context.shell, context.clock)
-
-
-class NodeProbe:
+class NodeProbe(ShellAdapter):
     """ports.Check with one of the parameters `tcp`, `icmp` and `dns`."""
 
-    def __init__(self, shell: Shell, clock: Clock) -> None:
-        self._shell = shell
-        self._clock = clock
-
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        limit_s = max(1, int(ctx.deadline - self._clock.now()))
+        limit_s = int(ctx.remaining_s(self._clock.now()))
         what, command = _command(ctx.params, limit_s)
         node = ctx.host.name
         if not command:
             return Failed(f"the check node: {what!r} is not HOST:PORT; correct the plan")
-        try:
-            answer = await self._shell.run(ctx.host, command, timeout_s=limit_s + LOGIN_MARGIN_S)
-        except HostKeyChanged as error:
-            return Failed(str(error))
-        except (NodeUnreachable, TimeoutError) as error:
-            return Unknown(str(error))
+        answer = await self._run(ctx, command, timeout_s=limit_s + LOGIN_MARGIN_S)
+        if not isinstance(answer, ShellResult):
+            return answer
         if answer.exit_status == 0:
             return Ok(f"{node} reaches {what}")
         if answer.exit_status == NO_TOOL:

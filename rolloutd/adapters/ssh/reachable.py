@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.ssh.login_errors import is_connection_refused
 from rolloutd.adapters.ssh.route import Route, read_route
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.ports import (
     AdapterContext,
@@ -52,15 +53,8 @@ def make_observer(context: AdapterContext) -> Observer:
     )
 
 
-def make_check(context: AdapterContext) -> ReachableCheck:
-    return ReachableCheck(context.shell)
-
-
-class ReachableCheck:
+class ReachableCheck(ShellAdapter):
     """ports.Check by one new ssh login and `true`."""
-
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
         await self._shell.disconnect(ctx.host.name)  # a pooled connection would prove nothing

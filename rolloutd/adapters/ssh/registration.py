@@ -181,20 +181,22 @@ class AnchorParams(Params):
     file: Text = Field(description="File there; its directory must exist.")
 
 
-ANCHOR = Registration("rolloutd.adapters.ssh.anchor:make", AnchorParams)
-COMMAND_ISOLATOR = Registration("rolloutd.adapters.ssh.command:make", CommandIsolatorParams)
+ANCHOR = Registration("rolloutd.adapters.ssh.anchor:SshAnchor", AnchorParams)
+COMMAND_ISOLATOR = Registration("rolloutd.adapters.ssh.command:CommandIsolator.make", CommandIsolatorParams)
 REACHABLE_CHECK = Registration(
-    "rolloutd.adapters.ssh.reachable:make_check",
+    "rolloutd.adapters.ssh.reachable:ReachableCheck.make",
     ReachableCheckParams,
     frozenset({Capability.JUDGES_LIVENESS}),
 )
-SSH_CHECK = Registration("rolloutd.adapters.ssh.check:make", SshCheckParams)
-NODE_CHECK = Registration("rolloutd.adapters.ssh.node_probe:make", NodeCheckParams)
-SELF_UPDATES_CHECK = Registration("rolloutd.adapters.ssh.self_updates:make", SelfUpdatesCheckParams)
+SSH_CHECK = Registration("rolloutd.adapters.ssh.check:SshCheck.make", SshCheckParams)
+NODE_CHECK = Registration("rolloutd.adapters.ssh.node_probe:NodeProbe.make", NodeCheckParams)
+SELF_UPDATES_CHECK = Registration(
+    "rolloutd.adapters.ssh.self_updates:SelfUpdatesCheck.make", SelfUpdatesCheckParams
+)
 CONNECTIONS_PROBE = Registration(
-    "rolloutd.adapters.ssh.connections_probe:make",
+    "rolloutd.adapters.ssh.connections_probe:ConnectionsProbe.make",
     ConnectionsProbeParams,
     cannot_see="connections of pods and containers with a network namespace of their own",
 )
-COMMAND_PROBE = Registration("rolloutd.adapters.ssh.command_probe:make", CommandProbeParams)
+COMMAND_PROBE = Registration("rolloutd.adapters.ssh.command_probe:CommandProbe.make", CommandProbeParams)
 REACHABLE_OBSERVER = Registration("rolloutd.adapters.ssh.reachable:make_observer", ReachableObserverParams)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import AdapterContext, Clock, Failed, Ok, Shell, StepContext, Unknown
+from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
+from rolloutd.ports import Failed, Ok, ShellResult, StepContext, Unknown
 
 MAX_TIMEOUT_S = 300.0
 """Limit of one try, whatever the plan says; the commands read a few files."""
@@ -40,26 +40,15 @@ _DNF_APPLIES = re.compile(r"^\s*apply_updates\s*=\s*(?:yes|true|1|on)\s*$", re.M
 _APPLIES_ALWAYS = "dnf-automatic-install.timer"
 
 
-def make(context: AdapterContext) -> SelfUpdatesCheck:
-    return SelfUpdatesCheck(context.shell, context.clock)
-
-
-class SelfUpdatesCheck:
+class SelfUpdatesCheck(ShellAdapter):
     """ports.Check with the parameter `allow`."""
-
-    def __init__(self, shell: Shell, clock: Clock) -> None:
-        self._shell = shell
-        self._clock = clock
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
         node = ctx.host.name
-        timeout_s = min(MAX_TIMEOUT_S, max(1.0, ctx.deadline - self._clock.now()))
-        try:
-            result = await self._shell.run(ctx.host, COMMAND, timeout_s=timeout_s)
-        except HostKeyChanged as error:
-            return Failed(str(error))
-        except (NodeUnreachable, TimeoutError) as error:
-            return Unknown(str(error))
+        timeout_s = ctx.remaining_s(self._clock.now(), most=MAX_TIMEOUT_S)
+        result = await self._run(ctx, COMMAND, timeout_s=timeout_s)
+        if not isinstance(result, ShellResult):
+            return result
         if result.exit_status != 0:
             problem = f"its services cannot be listed (exit status {result.exit_status})"
             return Unknown(f"{node}: {problem}; run `systemctl status` there")

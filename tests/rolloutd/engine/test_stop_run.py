@@ -11,7 +11,7 @@ import pytest
 from machines.model.events import NodeOrdered, StepRecorded
 from machines.model.rollout import Actor, ActorKind, NodeOrder
 from machines.states import Phase, Trigger
-from rolloutd.adapters.playbook_steps import make_check
+from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.drivers.driver import Driver
 from tests.contracts.fakes.runner import Script, playbook_context
 from tests.rolloutd.control_environment import PLAN, control_environment
@@ -58,7 +58,7 @@ async def test_stop_order_ends_run_of_playbook_check(tmp_path: Path) -> None:
         inside.run_host.scripts = {"site.yml": Script.OK, "undo.yml": Script.LONG}
         await inside.isolate(rollout, "p1")
         await inside.transition(rollout, "p1", Trigger.MAINTAINED)
-        checks = {"playbook": make_check(playbook_context(inside.run_host))}
+        checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
         adapters = replace(adapters_of(inside, tmp_path), checks=checks)
         driver = Driver(inside.state, adapters, rollout, "p1", daemon_started_at=inside.clock.now())
         driving = asyncio.create_task(driver.run())

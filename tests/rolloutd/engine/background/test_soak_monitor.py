@@ -21,7 +21,7 @@ from machines.model.events import (
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
-from rolloutd.adapters.playbook_steps import make_check
+from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
 from rolloutd.engine.background.soak_monitor import CONFIRM_RETRY_S, SoakMonitor
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -145,7 +145,7 @@ async def test_playbook_check_of_soaking_canary_is_found_again(tmp_path: Path) -
         inside.run_host.scripts = {"undo.yml": Script.LONG}
         spec = inside.state.index.rollout(rollout).plan.verify[0]
 
-        checks = {"playbook": make_check(playbook_context(inside.run_host))}
+        checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
         adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         session = NodeSession(inside.state, adapters, rollout, "p1")
         first = asyncio.create_task(run_check(session, spec))
@@ -176,7 +176,7 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         inside.run_host.scripts = {"undo.yml": Script.OK}
         spec = inside.state.index.rollout(rollout).plan.verify[0]
 
-        checks = {"playbook": make_check(playbook_context(inside.run_host))}
+        checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
         adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         preparing = await inside.start(text=plan_with("one").replace("name: sysctl", "name: other"))
         now = inside.clock.now()
