@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from rolloutd.errors import NodeUnreachable, RolloutdError
-
-JSON = Any
+from rolloutd.ports import JSON
 
 MAX_MESSAGE_LENGTH = 300
 """Limit of a quoted message: the API server includes whole objects in some messages."""
@@ -22,6 +20,10 @@ MAX_RETRY_AFTER_S = 30.0
 """Longest wait that a server may ask for: a proxy may ask for hours, in which no node is seen."""
 
 DOCTOR_HINT = "rolloutctl doctor names the rights that are missing"
+
+
+MALFORMED = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading JSON of an unexpected shape raises; `Infinity` is a number to json, hence ArithmeticError."""
 
 
 class ClusterUnreachable(NodeUnreachable):
@@ -63,7 +65,7 @@ def malformed_answers() -> Iterator[None]:
     """Turn the errors of reading an object of an unexpected shape into ApiError; also a decorator."""
     try:
         yield
-    except (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         what = f"an object has an unexpected shape ({type(error).__name__}: {error})"
         raise ApiError(502, "Malformed", what) from error
 

@@ -11,14 +11,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
-from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.pods import Pod
-
-JSON = Any
+from rolloutd.ports import JSON
 
 POLICY_GROUP = "policy/v1"
 
@@ -118,9 +116,9 @@ class _Requests:
         self.counted |= disrupted if self.unanswered else frozenset()
 
 
-@dataclass(slots=True)
-class BudgetWatch:
-    """All budgets of one cluster; a WatchHandler."""
+@dataclass
+class BudgetWatch(WatchHandler):
+    """All budgets of one cluster."""
 
     cluster: Cluster
     is_synced: bool = False
@@ -187,8 +185,6 @@ class BudgetWatch:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    # -- list_watch.WatchHandler
-
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
         self._budgets.clear()
         for requests in self._requests.values():
@@ -208,9 +204,6 @@ class BudgetWatch:
     def on_connected(self) -> None:
         # A watch that continues from a known version is not preceded by a list.
         self.is_synced = True
-
-    def on_watch_ended(self) -> None:
-        """Do nothing: the next watch starts from the same version."""
 
     def on_disconnected(self, reason: str) -> None:
         """Keep the budgets: the next watch continues from their version."""

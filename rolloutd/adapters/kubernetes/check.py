@@ -6,21 +6,18 @@ The parameters are in registration.py.  The caller repeats the check until its d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Cluster, api_path, join_names
+from rolloutd.adapters.kubernetes.cluster import Cluster, join_names
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import read_node
-from rolloutd.adapters.kubernetes.isolator import PriorState, daemonset_key, parse_prior
+from rolloutd.adapters.kubernetes.isolator import PriorState, daemonset_readiness, parse_prior
 from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.nodes import readiness
-from rolloutd.adapters.kubernetes.pods import Pod, parse_pod
-from rolloutd.ports import Failed, Ok, StepContext, Unknown
+from rolloutd.adapters.kubernetes.pods import Pod
+from rolloutd.ports import JSON, Failed, Ok, StepContext, Unknown
 from rolloutd.text import pluralize
-
-JSON = Any
 
 
 class KubernetesCheck:
@@ -57,7 +54,9 @@ class KubernetesCheck:
             passed.append(summary)
         selector = ctx.params.get("pods_ready")
         if selector:
-            pods = await _list_selected_pods(cluster, name, str(selector))
+            found = await list_pods_on(cluster, name, selector=str(selector))
+            # A terminating pod is Ready until its end, so it proves nothing.
+            pods = [pod for pod in found if not pod.is_finished and not pod.terminating_since]
             problem = _check_selected_pods(pods, str(selector))
             if problem:
                 return Failed(f"{name}: {problem}")
@@ -72,10 +71,7 @@ def _reboot_suffix(node: Mapping[str, JSON], prior: PriorState) -> str:
 
 def _check_daemonset_pods(pods: Sequence[Pod], prior: PriorState) -> tuple[str, str]:
     """Return the problem of the DaemonSets' pods, empty if there is none, and a summary."""
-    now: dict[str, bool] = {}
-    for pod in pods:
-        if pod.is_daemonset_pod and not pod.terminating_since:
-            now[daemonset_key(pod)] = now.get(daemonset_key(pod), True) and pod.is_ready
+    now = daemonset_readiness(pods)
     expected = {} if prior.daemonset_pods is None else prior.daemonset_pods
     problems = [f"the pod of DaemonSet {key} is not back" for key in sorted(expected) if key not in now]
     for key in sorted(now):
@@ -86,17 +82,6 @@ def _check_daemonset_pods(pods: Sequence[Pod], prior: PriorState) -> tuple[str, 
         return join_names(problems), ""
     known = "" if prior.daemonset_pods is not None else ", judged by those that are there"
     return "", f"{pluralize(len(now), 'Ready pod')} of DaemonSets{known}"
-
-
-async def _list_selected_pods(cluster: Cluster, node: str, selector: str) -> list[Pod]:
-    query = {"fieldSelector": f"spec.nodeName={node}", "labelSelector": selector}
-    page = await cluster.list(api_path("pods"), query)
-    pods = [
-        parse_pod(pod)
-        for pod in page.items
-        if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
-    ]
-    return [pod for pod in pods if not pod.terminating_since]
 
 
 def _check_selected_pods(pods: Sequence[Pod], selector: str) -> str:

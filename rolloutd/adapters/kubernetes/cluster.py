@@ -22,6 +22,7 @@ import yaml
 
 from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.kubernetes.api_errors import (
+    MALFORMED,
     ApiError,
     ClusterUnreachable,
     check_object,
@@ -29,11 +30,12 @@ from rolloutd.adapters.kubernetes.api_errors import (
     parse_error,
     require_text,
 )
+from rolloutd.ports import JSON
+from rolloutd.text import join_limited
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient
 
-JSON = Any
 T = TypeVar("T")
 
 MAX_CONCURRENT_REQUESTS = 16
@@ -160,32 +162,26 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: JSON = None,
         content_type: str = "application/json",
+        tries: int = MAX_FLOW_CONTROL_ATTEMPTS,
     ) -> JSON:
         """Send a request and return its JSON; only flow control and renewed credentials retry."""
         backoff = Backoff(1.0, 5.0)
-        for attempt in range(1, MAX_FLOW_CONTROL_ATTEMPTS + 1):
+        for attempt in range(1, tries + 1):
             try:
-                return await self.request_once(
-                    method, path, query=query, body=body, content_type=content_type
-                )
+                return await self._request(method, path, query, body, content_type)
             except ApiError as error:
+                if attempt == tries:
+                    raise
                 if error.status == 401 and self._api is None and attempt == 1:
                     continue  # the credentials were renewed meanwhile, as a short-lived token is
-                if not error.is_flow_control or attempt == MAX_FLOW_CONTROL_ATTEMPTS:
+                if not error.is_flow_control:
                     raise
                 await asyncio.sleep(max(error.retry_after_s or 0.0, backoff.next_s()))
         raise AssertionError("unreachable")
 
-    async def request_once(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: JSON = None,
-        content_type: str = "application/json",
+    async def _request(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: JSON, content_type: str
     ) -> JSON:
-        """Send a request once and return its JSON."""
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         async with (
             self._request_slots,
@@ -267,7 +263,10 @@ class Cluster:
     async def _client(self) -> ApiClient:
         async with self._api_lock:
             if self._api is None:
-                self._api = await self._create_client()
+                # Imported here: only a daemon with a cluster loads the library, for a second.
+                from kubernetes_asyncio.client import ApiClient
+
+                self._api = ApiClient(await self._load_configuration())
             return self._api
 
     async def _refresh_credentials(self, api: ApiClient) -> None:
@@ -289,11 +288,6 @@ class Cluster:
         keys = ("host", "api_key", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "proxy")
         return any(getattr(fresh, key) != getattr(known, key) for key in keys)
 
-    async def _create_client(self) -> ApiClient:
-        from kubernetes_asyncio.client import ApiClient
-
-        return ApiClient(await self._load_configuration())
-
     async def _load_configuration(self) -> Any:
         """Read the kubeconfig; raises ClusterUnreachable."""
         from kubernetes_asyncio.client import Configuration
@@ -312,18 +306,8 @@ class Cluster:
                     client_configuration=configuration,
                     persist_config=False,
                 )
-        except (
-            ConfigException,
-            OSError,
-            TimeoutError,
-            yaml.YAMLError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            AssertionError,
-        ) as error:
-            # The loader fails on a malformed file in many ways; each means that there are no credentials.
+        # The loader fails on a malformed file in many ways; each means that there are no credentials.
+        except (ConfigException, OSError, yaml.YAMLError, *MALFORMED, AssertionError) as error:
             raise ClusterUnreachable(
                 f"cluster {self.name}: the kubeconfig {self.kubeconfig} gives no access: {_error_text(error)}"
             ) from error
@@ -369,13 +353,14 @@ def _error_text(error: BaseException) -> str:
     return "no answer in time" if isinstance(error, TimeoutError) else text
 
 
-def join_names(objects: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
-    """Join the first names for a sentence and count the others."""
-    more = (
-        f"{'' if separator == ', ' else ';'} and {len(objects) - limit} more" if len(objects) > limit else ""
-    )
-    return separator.join(objects[:limit]) + more
+MAX_JOINED = 3
+"""Names or sentences in one text; the others are counted."""
+
+
+def join_names(names: Sequence[str]) -> str:
+    return join_limited(names, MAX_JOINED)
 
 
 def join_sentences(texts: Sequence[str]) -> str:
-    return join_names(texts, separator="; ")
+    more = [f"and {len(texts) - MAX_JOINED} more"] if len(texts) > MAX_JOINED else []
+    return "; ".join([*texts[:MAX_JOINED], *more])

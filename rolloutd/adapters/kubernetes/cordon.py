@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from rolloutd.adapters.kubernetes.api_errors import ApiError, malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path
@@ -26,9 +25,8 @@ from rolloutd.adapters.kubernetes.nodes import (
     parse_cordon_state,
     parse_node,
 )
-from rolloutd.ports import Busy, Ok
+from rolloutd.ports import JSON, Busy, Ok
 
-JSON = Any
 Patch = tuple[dict[str, JSON], str]
 """A patch, and the sentence that describes it once it is written."""
 

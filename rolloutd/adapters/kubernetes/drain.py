@@ -16,13 +16,7 @@ from functools import partial
 from rolloutd.adapters.kubernetes.api_errors import ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Backoff, join_names, join_sentences
-from rolloutd.adapters.kubernetes.eviction import (
-    EvictionAccepted,
-    EvictionBlocked,
-    PodGone,
-    blocked_by_budgets,
-    evict,
-)
+from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, blocked_by_budgets, evict
 from rolloutd.adapters.kubernetes.node_pods import NodePods, list_pods_on
 from rolloutd.adapters.kubernetes.pods import (
     DrainPlan,
@@ -207,6 +201,7 @@ class _DrainPass:
                 if pod.uid in self._requested or is_waiting or self._budgets.blockers(pod):
                     continue
                 finish = self._budgets.count_request(pod)
+                # By a callback, because a task that is cancelled before it begins runs no `finally`.
                 self._requested[pod.uid] = task = tasks.create_task(self._evict(pod))
                 task.add_done_callback(partial(_finish_request, finish))
 
@@ -232,7 +227,7 @@ class _DrainPass:
                 result = await evict(self._cluster, pod, grace_s=self._policy.grace_s)
             except ClusterUnreachable as error:
                 result = EvictionBlocked(str(error))
-        if isinstance(result, PodGone):
+        if result is Evicted.GONE:
             self._pods.remove(pod)
         elif isinstance(result, EvictionBlocked):
             loop = asyncio.get_running_loop()
@@ -242,7 +237,7 @@ class _DrainPass:
             refusal.retry_at = loop.time() + wait_s
             del self._requested[pod.uid]
             loop.call_later(wait_s, self._pods.changed.set)
-        is_accepted = isinstance(result, EvictionAccepted)
+        is_accepted = result is Evicted.ACCEPTED
         self._evicted += is_accepted
         return is_accepted
 

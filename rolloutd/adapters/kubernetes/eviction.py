@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum, auto
 
 from rolloutd.adapters.kubernetes.api_errors import DOCTOR_HINT, ApiError
 from rolloutd.adapters.kubernetes.budgets import POLICY_GROUP, Budget
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.pods import Pod
-
-JSON = Any
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionAccepted:
-    """The server accepted the eviction; the pod is terminating, not gone."""
+from rolloutd.ports import JSON
 
 
-@dataclass(frozen=True, slots=True)
-class PodGone:
+class Evicted(Enum):
+    """An eviction that need not be repeated."""
+
+    ACCEPTED = auto()
+    """The server accepted it; the pod is terminating, not gone."""
+    GONE = auto()
     """The pod no longer exists; one of the same name is another pod."""
 
 
@@ -32,10 +30,7 @@ class EvictionBlocked:
     retry_after_s: float = 0.0
 
 
-EvictionResult = EvictionAccepted | PodGone | EvictionBlocked
-
-
-async def evict(cluster: Cluster, pod: Pod, *, grace_s: int | None = None) -> EvictionResult:
+async def evict(cluster: Cluster, pod: Pod, *, grace_s: int | None = None) -> Evicted | EvictionBlocked:
     """Request the eviction of the pod with this uid once; raises ClusterUnreachable.
 
     `grace_s` replaces the pod's own grace period.
@@ -51,10 +46,10 @@ async def evict(cluster: Cluster, pod: Pod, *, grace_s: int | None = None) -> Ev
     }
     path = api_path("pods", pod.name, namespace=pod.namespace, subresource="eviction")
     try:
-        await cluster.request_once("POST", path, body=body)
+        await cluster.request("POST", path, body=body, tries=1)
     except ApiError as error:
         return _classify_error(pod, error)
-    return EvictionAccepted()
+    return Evicted.ACCEPTED
 
 
 def blocked_by_budgets(pod: Pod, budgets: list[Budget]) -> EvictionBlocked:
@@ -74,10 +69,10 @@ def blocked_by_budgets(pod: Pod, budgets: list[Budget]) -> EvictionBlocked:
     return EvictionBlocked(text)
 
 
-def _classify_error(pod: Pod, error: ApiError) -> EvictionResult:
+def _classify_error(pod: Pod, error: ApiError) -> Evicted | EvictionBlocked:
     wait_s = error.retry_after_s or 0.0
     if error.status == 404 or (error.status == 409 and "uid" in error.message.lower()):
-        return PodGone()
+        return Evicted.GONE
     if "DisruptionBudget" in error.causes:
         message = error.causes["DisruptionBudget"] or error.message
         return EvictionBlocked(f"{pod.id} is held by a budget: {message}", retry_after_s=wait_s)

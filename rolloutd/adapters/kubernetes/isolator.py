@@ -7,9 +7,8 @@ An API server that does not answer is retried: its silence decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from machines.model.selector import parse_selector
 from machines.model.timefmt import format_duration
@@ -32,6 +31,7 @@ from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod, plan_drain
 from rolloutd.adapters.kubernetes.progress import clear_condition, set_condition, show_report
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import (
+    JSON,
     Busy,
     Clock,
     Failed,
@@ -43,8 +43,6 @@ from rolloutd.ports import (
     StepResult,
     Unknown,
 )
-
-JSON = Any
 
 DRAIN_PASS_S = 25.0
 """Limit of one `isolate`: most drains end in one pass, and the driver reads commands between two."""
@@ -218,9 +216,14 @@ def parse_prior(prior: JSON) -> PriorState:
     )
 
 
-def daemonset_key(pod: Pod) -> str:
-    """Return a key of a DaemonSet's pod that its replacement shares."""
-    return f"{pod.namespace}/{pod.owner.partition(' ')[2]}"
+def daemonset_readiness(pods: Iterable[Pod]) -> dict[str, bool]:
+    """Return by DaemonSet whether its pods are Ready; a pod's replacement has another name, but its owner."""
+    ready: dict[str, bool] = {}
+    for pod in pods:
+        if pod.is_daemonset_pod and not pod.terminating_since:
+            key = f"{pod.namespace}/{pod.owner.partition(' ')[2]}"
+            ready[key] = ready.get(key, True) and pod.is_ready
+    return ready
 
 
 def eviction_policy(params: Mapping[str, JSON], cordoned_at: float = 0.0) -> EvictionPolicy:
@@ -242,14 +245,10 @@ def _record_prior(node: Mapping[str, JSON], cordon: CordonState, pods: list[Pod]
     was_cordoned = bool(spec.get("unschedulable"))
     if cordon.cordon_owner is CordonOwner.OURS and cordon.record is not None:
         was_cordoned = cordon.record.was_cordoned
-    daemonset_pods: dict[str, bool] = {}
-    for pod in pods:
-        if pod.is_daemonset_pod and not pod.terminating_since:
-            daemonset_pods[daemonset_key(pod)] = daemonset_pods.get(daemonset_key(pod), True) and pod.is_ready
     return {
         "unschedulable": was_cordoned,
         "boot_id": (status.get("nodeInfo") or {}).get("bootID", ""),
-        "daemon_pods": daemonset_pods,
+        "daemon_pods": daemonset_readiness(pods),
     }
 
 

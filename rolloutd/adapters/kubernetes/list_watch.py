@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
 
 from rolloutd.adapters.kubernetes.api_errors import (
     ApiError,
@@ -19,8 +19,7 @@ from rolloutd.adapters.kubernetes.api_errors import (
     require_text,
 )
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster
-
-JSON = Any
+from rolloutd.ports import JSON
 
 WATCH_TIMEOUT_S = 240
 """The server ends each watch after about this time, so that watches move to new servers."""
@@ -39,21 +38,25 @@ MAX_BACKOFF_S = 20.0
 """Longest pause between two tries, hence the delay until a recovered cluster is noticed."""
 
 
-class WatchHandler(Protocol):
+class WatchHandler(ABC):
     """Receives what a list-and-watch loop reads."""
 
+    @abstractmethod
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
         """Replace all objects by this list."""
 
+    @abstractmethod
     def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
         """Apply one object that was ADDED, MODIFIED or DELETED."""
 
+    @abstractmethod
     def on_connected(self) -> None:
         """Trust the objects: the watch is open."""
 
-    def on_watch_ended(self) -> None:
+    def on_watch_ended(self) -> None:  # noqa: B027  # most keep the objects: the next watch continues there
         """Stop refreshing the objects: the next watch reports what happens from now on."""
 
+    @abstractmethod
     def on_disconnected(self, reason: str) -> None:
         """Stop trusting the objects: the server cannot be reached."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
-from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.pods import Pod, parse_pod
-
-JSON = Any
+from rolloutd.ports import JSON
 
 PODS_PATH = api_path("pods")
 
@@ -22,8 +20,8 @@ async def list_pods_on(cluster: Cluster, node: str, *, selector: str = "", names
     return [parse_pod(pod) for pod in page.items]
 
 
-class NodePods:
-    """The pods bound to one node, by uid; a WatchHandler.
+class NodePods(WatchHandler):
+    """The pods bound to one node, by uid.
 
     `changed` is set at each change; its one reader clears it.
     """
@@ -45,8 +43,6 @@ class NodePods:
         self.by_uid.pop(pod.uid, None)
         self.changed.set()
 
-    # -- list_watch.WatchHandler
-
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
         self.by_uid = {pod["metadata"]["uid"]: parse_pod(pod) for pod in objects}
         self.is_synced = True
@@ -62,9 +58,6 @@ class NodePods:
 
     def on_connected(self) -> None:
         self.disconnect_reason = ""
-
-    def on_watch_ended(self) -> None:
-        """Keep the pods until the next watch: at worst a deleted pod is awaited a moment longer."""
 
     def on_disconnected(self, reason: str) -> None:
         self.disconnect_reason = reason

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.cluster_registry import source_name
-from rolloutd.adapters.kubernetes.list_watch import run_list_watch
+from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
-from rolloutd.ports import Clock
-
-JSON = Any
+from rolloutd.ports import JSON, Clock
 
 REPORT_INTERVAL_S = 15.0
 """Interval of reports of all nodes: four within the minute for which an observation is valid."""
@@ -29,7 +26,7 @@ DEBOUNCE_S = 0.3
 NODES_PATH = api_path("nodes")
 
 
-class NodeWatch:
+class NodeWatch(WatchHandler):
     """ports.Watch of one cluster; the fleet's name of a node is `prefix` and the cluster's name."""
 
     def __init__(
@@ -77,8 +74,6 @@ class NodeWatch:
         finally:
             self._is_open = False
             self.disconnect_reason = f"cluster {self.cluster.name} is not watched any more"
-
-    # -- list_watch.WatchHandler
 
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
         before, self.nodes = self.nodes, {}

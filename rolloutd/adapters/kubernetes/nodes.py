@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from machines.model.node import NodeHealth, Observation
-from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
+from rolloutd.adapters.kubernetes.api_errors import MALFORMED, malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER
-
-JSON = Any
+from rolloutd.ports import JSON
 
 LEGACY_DOMAIN = "rolloutd"
 """Prefix of 0.1: still read; our next write of the node replaces it."""
@@ -126,45 +124,34 @@ class NodeView:
 
     def to_observation(self, node: str, at: float) -> Observation:
         """Return the node's observation under the fleet's name."""
-        return replace(
-            self._health_observation(node, at),
+        health, why, by_other = self._health()
+        return Observation(
+            node,
+            health,
+            at,
+            why,
+            cordoned_by_other=by_other,
             left_isolated_by=self.left_isolated_by,
             is_leaving=self.is_being_removed,
         )
 
-    def _health_observation(self, node: str, at: float) -> Observation:
+    def _health(self) -> tuple[NodeHealth, str, bool]:
+        """Return the health, its cause, and whether another client keeps the node out of service."""
         cordon = self.cordon_state
+        is_foreign = cordon.cordon_owner is CordonOwner.OTHER
         if not self.is_ready:
-            return Observation(
-                node,
-                NodeHealth.DOWN,
-                at,
-                self.ready_message,
-                cordoned_by_other=cordon.cordon_owner is CordonOwner.OTHER,
-            )
+            return NodeHealth.DOWN, self.ready_message, is_foreign
         if cordon.hold_reason is not None:
-            return Observation(node, NodeHealth.UP, at, cordon.hold_reason, cordoned_by_other=True)
-        match cordon.cordon_owner:
-            case CordonOwner.OTHER:
-                return Observation(node, NodeHealth.UP, at, cordon.text, cordoned_by_other=True)
-            case CordonOwner.OURS:
-                return Observation(node, NodeHealth.DOWN, at, cordon.text)
-            case CordonOwner.NONE | CordonOwner.UNCORDONED_BY_OTHER:
-                return self._in_service_observation(node, at)
-
-    def _in_service_observation(self, node: str, at: float) -> Observation:
+            return NodeHealth.UP, cordon.hold_reason, True
+        if is_foreign:
+            return NodeHealth.UP, cordon.text, True
+        if cordon.cordon_owner is CordonOwner.OURS:
+            return NodeHealth.DOWN, cordon.text, False
+        taints = ", ".join(self.taints)
         if self.is_being_removed:
-            return Observation(
-                node,
-                NodeHealth.UP,
-                at,
-                f"it is being removed: {', '.join(self.taints)}",
-                cordoned_by_other=True,
-            )
-        taints = f"; taints {', '.join(self.taints)}" if self.taints else ""
-        return Observation(
-            node, NodeHealth.UP, at, f"Ready; kubelet {self.kubelet_version}; boot {self.boot_id[:8]}{taints}"
-        )
+            return NodeHealth.UP, f"it is being removed: {taints}", True
+        why = f"Ready; kubelet {self.kubelet_version}; boot {self.boot_id[:8]}"
+        return NodeHealth.UP, why + (f"; taints {taints}" if taints else ""), False
 
 
 def find_annotation(node: Mapping[str, JSON], name: str, domain: str = DEFAULT_DOMAIN) -> str | None:
@@ -268,8 +255,7 @@ def parse_isolation_record(text: JSON) -> IsolationRecord | None:
             str(fields["since"]),
             bool(fields.get("unschedulable", False)),
         )
-    # Anyone who may annotate a node writes this text: `Infinity` is a number to json, and brackets nest.
-    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
+    except MALFORMED:  # anyone who may annotate a node writes this text
         return None
 
 

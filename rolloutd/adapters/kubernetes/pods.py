@@ -6,13 +6,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from machines.model.selector import Selector
 from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import join_names
-
-JSON = Any
+from rolloutd.ports import JSON
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """On the API server's copy of a static pod, which an eviction does not end."""
@@ -60,11 +58,6 @@ class Pod:
     @property
     def id(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-    @property
-    def stays_on_drain(self) -> bool:
-        """Whether the pod is no work that a drain moves: of a DaemonSet, static, or finished."""
-        return self.belongs_to_node or self.is_finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +147,7 @@ def _stays(pod: Pod, policy: EvictionPolicy, now: float) -> bool:
         return True
     if policy.skip_terminating_after_s is None or not pod.terminating_since:
         return False
-    return now - _parse_time(pod.terminating_since) > policy.skip_terminating_after_s
-
-
-def _parse_time(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return now - datetime.fromisoformat(pod.terminating_since).timestamp() > policy.skip_terminating_after_s
 
 
 def terminating_text(pods: Iterable[Pod]) -> str:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.cordon import Patch, patch_node, read_node
 from rolloutd.adapters.kubernetes.nodes import CordonOwner, IsolationRecord, parse_cordon_state
-from rolloutd.ports import Ok, ProgressKind, ProgressReport
-
-JSON = Any
+from rolloutd.ports import JSON, Ok, ProgressKind, ProgressReport
 
 log = logging.getLogger("rolloutd.adapters.kubernetes.progress")
 

@@ -47,7 +47,8 @@ async def _list_running_pods(
         for namespace in namespaces
         for pod in await list_pods_on(cluster, node, selector=selector, namespace=namespace)
     ]
-    return sorted((pod for pod in found if not pod.stays_on_drain), key=lambda pod: pod.id)
+    running = (pod for pod in found if not pod.belongs_to_node and not pod.is_finished)
+    return sorted(running, key=lambda pod: pod.id)
 
 
 def _pod_text(pod: Pod) -> str:

@@ -11,7 +11,7 @@ from machines.model.selector import parse_selector
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, wait_until_unblocked
-from rolloutd.adapters.kubernetes.eviction import EvictionBlocked, PodGone, evict
+from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, evict
 from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.pods import MIRROR_ANNOTATION, EvictionPolicy, Pod
 from rolloutd.ports import Busy, Ok
@@ -332,7 +332,7 @@ async def test_only_the_very_pod_is_evicted(sandbox: ClusterSandbox, cluster: Cl
     await sandbox.pod("bare", node)
     pod = await only_pod(cluster, node)
     other = Pod(pod.namespace, pod.name, "00000000-0000-0000-0000-000000000000")
-    assert isinstance(await evict(cluster, other), PodGone)
+    assert await evict(cluster, other) is Evicted.GONE
     assert await sandbox.pods_on(node) == {"bare"}
 
 
